@@ -39,9 +39,9 @@ def environment(url: str) -> dict[str, str]:
     }
 
 
-@cache  # a test makes many, and each takes a tenth of a second
+@cache  # a test creates many, in a tenth of a second each
 def client(service: str, url: str) -> Any:
-    """Return a boto3 client of a service behind this URL, the same one each time."""
+    """Return a boto3 client of a service behind this URL, cached."""
     return boto3.client(
         service, endpoint_url=url, region_name=REGION, aws_access_key_id="test", aws_secret_access_key="test"
     )

@@ -13,12 +13,12 @@ from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from tests.aws import BUCKET, client, environment, moto_server
 from tests.flaky_s3 import flaky_proxy
 
-# The tests run on CPUs, several ranks at a time, also where there is a GPU.
+# The tests run on CPUs, several ranks at a time, also on a machine with a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Folders whose tests take minutes, and the marker that keeps them out of `make test`.
 SLOW = {"containers": "container", "faults": "fault"}
-# Of the requests to S3, and how many pass after one of these: fewer clients than that ask for the same at a time.
+# Fractions of the requests to S3, and the number that pass after a failure, which exceeds the concurrent clients.
 DROPPED, LOST, SPARED = 0.05, 0.05, 5
 
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Lanes(LoadScopeScheduling):
-    """Runs what starts Ray one after another in one of pytest's processes, and all other tests in whichever is free.
+    """Runs the tests with Ray one after another in one of pytest's processes, and the others in any free process.
 
     (`--dist loadgroup` would do this with a marker, but xdist 3.8 loses the marker under pytest 9.)
     """
@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name a test case after its value where pytest would number it, if the value fits on a line."""
+    """Name a test case after its value if pytest would number it and the value fits on a line."""
     if isinstance(val, dict):
         items = [f"{key}={value}" for key, value in val.items()]
     elif isinstance(val, list | tuple):
@@ -64,9 +64,9 @@ def aws_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def aws_variables(aws_server: str) -> Iterator[dict[str, str]]:
-    """The environment that leads AWS clients to the AWS of the tests.
+    """Environment variables that lead AWS clients to the AWS of the tests.
 
-    Its S3 drops requests, and the answers to requests that it has done. A client that repeats them gets through.
+    Its S3 drops requests, and responses to executed requests. A client that repeats its requests succeeds.
     """
     with flaky_proxy(aws_server, DROPPED, LOST, spared=SPARED) as proxy:
         yield environment(proxy.url)
@@ -81,7 +81,7 @@ def s3_client(aws_server: str) -> Any:
 
 @pytest.fixture(scope="session")
 def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str, str]:
-    """The same as `aws_variables`, and the name of a parameter that says what a worker costs: a dollar a second."""
+    """`aws_variables`, and the name of a parameter with the price of a worker: a dollar a second."""
     workers = {
         "group": "no-group-of-the-tests",
         "types": ["g5.xlarge"],

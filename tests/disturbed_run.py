@@ -1,6 +1,6 @@
 """One run of a script with a Checkpointer on a local cluster, for tests and drills that disturb it.
 
-The run may take several commands: each test or drill starts the command again where a user would.
+The run may take several commands: each test or drill repeats the command when a user would.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Script(NamedTuple):
     """A script with a Checkpointer that exports model.safetensors.
 
     Attributes:
-        path: Where it is in the repository.
+        path: Its path in the repository.
         steps_per_epoch: Its steps on two workers.
         flags: Its flags, but for --epochs.
     """
@@ -58,7 +58,7 @@ class DisturbedRun:
         flags: Flags of the run in addition to RUN_FLAGS.
         script: The script.
         epochs: Its epochs.
-        every_seconds: The time between two checkpoints, but for those at the end of an epoch; None for no others.
+        every_seconds: The time between two checkpoints within an epoch; None for checkpoints only at its end.
         command: The latest command.
     """
 
@@ -74,7 +74,7 @@ class DisturbedRun:
         """Start the command, for the first time or again.
 
         Args:
-            more: Flags of this command alone.
+            more: Flags only of this command.
             step_seconds: The duration of a training step.
             fail_at: The step of each process that raises ValueError.
         """
@@ -88,7 +88,7 @@ class DisturbedRun:
         return self
 
     def set_steps(self, seconds: float, fail_at: int | None = None) -> None:
-        """Set how the script's processes that start from now on make their steps."""
+        """Set how processes of the script that start later make their steps."""
         settings = {"seconds": seconds, "fail_at": fail_at, "every_seconds": self.every_seconds}
         (self.runs_folder / f"{self.name}.json").write_text(json.dumps(settings))
 
@@ -104,12 +104,12 @@ class DisturbedRun:
 
     @property
     def storage_path(self) -> str:
-        """Where the training keeps its runs."""
+        """The storage path of the runs."""
         return str(self.runs_folder)
 
     @property
     def folder(self) -> Path:
-        """The run's own folder."""
+        """The run's folder."""
         return self.runs_folder / self.name
 
     @property
@@ -142,7 +142,7 @@ class DisturbedRun:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """The script's own processes."""
+        """The script's processes."""
         return self.cluster.script_processes(Path(self.script.path).name)
 
     def wait_for_steps(self, count: int, saved: int = 0) -> None:
@@ -157,7 +157,7 @@ class DisturbedRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the latest command has ended."""
+        """Return whether the latest command has ended."""
         return self.command is None or self.command.poll() is not None
 
     def finish(self, seconds: float = END_SECONDS) -> int:
@@ -175,7 +175,7 @@ class DisturbedRun:
         return (self.folder / name).read_bytes()
 
     def has_weights_of(self, other: DisturbedRun) -> bool:
-        """Whether the final weights are the other run's, bit by bit."""
+        """Return whether the final weights equal the other run's, bit by bit."""
         return self.read("model.safetensors") == other.read("model.safetensors")
 
 
@@ -191,7 +191,7 @@ class S3Run(DisturbedRun):
 
     @property
     def storage_path(self) -> str:
-        """Where the training keeps its runs."""
+        """The storage path of the runs."""
         return f"s3://{BUCKET}/runs"
 
     def read(self, name: str) -> bytes:

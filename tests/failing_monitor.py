@@ -19,7 +19,7 @@ class CloudWatch(ThreadingHTTPServer):
 
     Attributes:
         answered: The number of requests that were passed on.
-        refused: The number of the others.
+        refused: The number of refused requests.
     """
 
     daemon_threads = True
@@ -32,7 +32,7 @@ class CloudWatch(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Its URL."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @contextmanager
@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         server.answered += 1
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: the tests say what went wrong."""
+        """Print nothing: the tests report errors."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 that fails a fraction of the requests or loses their answers, or fails all for a while."""
+"""A proxy in front of an S3 that fails some requests or loses their responses, or fails all for a while."""
 
 import http.client
 import random
@@ -19,22 +19,22 @@ HOP_BY_HOP = ("content-length", "transfer-encoding", "connection", "date", "serv
 
 
 class FlakyProxy(ThreadingHTTPServer):
-    """Forwards requests to a server, except those to S3 that fail, in two ways.
+    """Forwards requests to a server, and lets some requests to S3 fail in two ways.
 
-    A request is dropped before it is forwarded: it gets a 503, or its connection is closed. Or the server gets it, and
-    its answer is dropped: the connection is closed when the server has done what it was asked to do.
+    A request is dropped before it is forwarded: it gets a 503, or its connection is closed. Or the server executes it,
+    and its response is dropped: the connection is closed afterwards.
 
     Args:
         target: The server's URL.
         failure_rate: The fraction of the requests that are dropped, 0..1.
         lost_rate: The fraction of the requests whose answer is dropped, 0..1.
-        spared: How many requests of a method and path pass after one that has failed. With as many, a client that
-            repeats its requests fails by no chance.
+        spared: The number of requests of a method and path that pass after a failed one. With enough of them a client
+            that repeats its requests never fails.
 
     Attributes:
         failed: The number of requests that have been dropped.
         lost: The number of answers that have been dropped.
-        lost_requests: Method and path of the latest of these.
+        lost_requests: Method and path of the latest lost requests.
         answered: The number of requests that have passed.
     """
 
@@ -59,17 +59,17 @@ class FlakyProxy(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the error that a request has caused here, unless the client has gone: drills kill clients."""
+        """Print the error of a request here, unless the client has disconnected: drills kill clients."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def decide(self, fate: Fate, pattern: str, count: int = 1) -> None:
-        """Decide what becomes of the next requests whose method and path match a pattern, such as `PUT .*lock`."""
+        """Set the outcome of the next requests whose method and path match a pattern, such as `PUT .*lock`."""
         with self._lock:
             self._decided.append((fate, pattern, count))
 
     def draw(self, request: str) -> Fate:
-        """Draw what becomes of a request, given its method and path."""
+        """Draw the outcome of a request, given its method and path."""
         with self._lock:
             fate = self._draw(request)
             if fate == "fail":
@@ -162,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def _is_of_s3(self) -> bool:
-        """Whether it is not signed for another service."""
+        """Return whether it is signed for S3 or unsigned."""
         return "/s3/" in self.headers.get("Authorization", "/s3/")
 
     def _fail(self, proxy: FlakyProxy) -> None:

@@ -23,19 +23,19 @@ REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 START_SECONDS = 300.0
 STARTS = 3
-# What `ray start` says when the node runs.
+# The output of `ray start` when the node runs.
 STARTED = "Ray runtime started"
 LOG_CHARACTERS = 3000
-# Open MPI tells nodes apart by their host names. Where they share a machine, some processes may take those of another
-# node for their own node's: two ranks then choose different algorithms for one collective, and wait for ever.
+# Open MPI distinguishes nodes by their host names. On a shared machine some processes may take another node's processes
+# for local ones: two ranks then choose different algorithms for one collective, and wait forever.
 OPEN_MPI = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_coll": "^han,sm"}
-# What torch and Ray need on a machine that is busy with other work, or has a full disk.
+# Settings of torch and Ray for a machine that is busy with other work, or has a full disk.
 BUSY_MACHINE = {
-    # Threads that wait for each other take a hundred times as long there.
+    # Threads that wait for each other are a hundred times slower there.
     "OMP_NUM_THREADS": "1",
-    # Ray's own 15 would leave its workers a thirtieth of a core.
+    # Ray's default of 15 would leave its workers a thirtieth of a core.
     "RAY_worker_niceness": "0",
-    # Ray says on stderr when a disk is 95 % full, between the lines that tests compare.
+    # Ray warns on stderr when a disk is 95 % full, between the lines that tests compare.
     "RAY_local_fs_capacity_threshold": "1",
 }
 # The label that the image gives to CPU workers.
@@ -108,7 +108,7 @@ class LocalCluster:
         self._folder.cleanup()
 
     def add_worker(self, cpus: int = 1) -> subprocess.Popen[bytes]:
-        """Start another worker node; two that started at once would choose the same name for a socket."""
+        """Start another worker node; two that start at once would choose the same name for a socket."""
         worker = self._start_node(f"--address={HOST}:{self.port}", f"--num-cpus={cpus}")
         self.workers.append(worker)
         return worker
@@ -149,13 +149,13 @@ class LocalCluster:
         return [process for node in running for process in self.worker_processes(node, "RayTrainWorker")]
 
     def script_processes(self, name: str) -> list[psutil.Process]:
-        """Return the processes of a script on all nodes, without those that supervise it."""
+        """Return the processes of a script on all nodes, without their supervisors."""
         running = [node for node in self.workers if node.poll() is None]
         found = [process for node in running for process in self.worker_processes(node, name)]
         return [each for each in found if "supervisor.py" not in command_line(each)]
 
     def _start_node(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a node with an address and a temporary folder of its own, as on a machine of its own."""
+        """Start a node with a separate address and temporary folder, as on a separate machine."""
         number, [agent] = next(self._numbers), free_ports(1)
         address = f"127.0.{number // 250}.{number % 250 + 1}"  # HOST is the first one's
         command = [
@@ -173,7 +173,7 @@ class LocalCluster:
 def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start `ray start --block` and wait until its node runs; start it again if Ray gives up, as ECS does.
 
-    Ray gives up after 30 seconds, which is too little for a machine that does much else.
+    Ray gives up after 30 seconds, which is too short for a busy machine.
 
     Args:
         command: The command.
@@ -181,7 +181,7 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
         log: A file for its output.
 
     Raises:
-        RuntimeError: It ended several times, with its output.
+        RuntimeError: It ended several times; the message has its output.
     """
     for _ in range(STARTS):
         with log.open("wb") as file:
@@ -201,7 +201,7 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
         if node.poll() is None:
             return node
         with suppress(ProcessLookupError):
-            os.killpg(node.pid, signal.SIGKILL)  # what it has left behind
+            os.killpg(node.pid, signal.SIGKILL)  # its remaining processes
     raise RuntimeError(f"a Ray node ended {STARTS} times while it started: {log.read_text()[-LOG_CHARACTERS:]}")
 
 
@@ -217,7 +217,7 @@ def kill_tree(pid: int) -> None:
 
 
 def have_ended(processes: Sequence[psutil.Process]) -> bool:
-    """Return whether none of them runs. Zombies have ended, however long their parent or init takes to reap them."""
+    """Return whether all of them have ended. Zombies have ended, even before their parent or init reaps them."""
     return not any(_runs(process) for process in processes)
 
 

@@ -1,4 +1,4 @@
-"""Nodes of a run whose folders are polled by hand: each has a disk of its own, and the clock of the test."""
+"""Nodes of a run whose folders are polled by hand: each has a separate disk, and the clock of the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 
 class Clock:
-    """Stands in for `time`, and stands still until a test advances it."""
+    """A clock in place of `time` that only a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -40,7 +40,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return what is in a folder: the text of each file, and `-> TARGET` of each link."""
+    """Return the contents of a folder: the text of each file, and `-> TARGET` of each link."""
     found: dict[str, str] = {}
     for above, folders, names in os.walk(folder):
         for name in [*folders, *names]:
@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def in_manifest(storage: RunStorage) -> dict[str, str]:
-    """Return what the last snapshot restores, as `contents` has it."""
+    """Return the files that the last snapshot restores, in the form of `contents`."""
     files = read_snapshot(storage).files
     return {n: f"-> {k.link}" if k.link is not None else storage.read(k.key).decode() for n, k in files.items()}
 
@@ -117,7 +117,7 @@ class Nodes:
         self._clock.now += seconds
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Let time pass, and poll each node; all are told what each of them says."""
+        """Let time pass, and poll each node; all receive the status of each node."""
         self.wait(seconds)
         for node, each in enumerate(self.rounds):
             each.poll(self.statuses, self.writers)
@@ -141,11 +141,11 @@ class Fault(OSError):
 
 
 class FaultyStorage(RunStorage):
-    """A run's folder whose calls fail when the test says so.
+    """A run's folder whose calls fail on request of the test.
 
     Attributes:
-        calls: The calls so far that change something.
-        fails: Given the number of such a call, returns when it fails: before it is done, or after, or not at all.
+        calls: The number of changing calls so far.
+        fails: Given the number of such a call, returns the time of its failure: before or after execution, or never.
     """
 
     calls: int
@@ -169,7 +169,7 @@ class FaultyStorage(RunStorage):
 
 
 class _Faulty:
-    """A file system that asks before each call if it fails."""
+    """A file system that asks before each call whether to fail."""
 
     def __init__(self, wrapped: fs.FileSystem, storage: FaultyStorage) -> None:
         self.wrapped, self._storage = wrapped, storage
@@ -192,7 +192,7 @@ class _Faulty:
 
 
 class _LostStream:
-    """A stream that is stored when it is closed, and then says that it is not."""
+    """A stream that is stored when it is closed, and then raises an error."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Server = TypeVar("Server", bound=BaseServer)
 
-# How often a server checks whether to stop. Python's half a second would be the longest part of many tests.
+# Seconds between a server's checks for its end. Python's 0.5 would be the longest part of many tests.
 POLL_SECONDS = 0.02
 
 

@@ -1,4 +1,4 @@
-"""What infra/, docker/ and training/ agree on without importing each other."""
+"""Values that infra/, docker/ and training/ share without importing each other."""
 
 import copy
 import dataclasses
@@ -54,7 +54,7 @@ HEAD = containers.head(
     COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
 WORKER = containers.worker(COMMON, head_host="head.internal")
-# What the containers on a laptop and those of tests/containers have: no GPU, and room for three of them.
+# The size of containers on a laptop and in tests/containers: without a GPU, and small enough for three.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -67,7 +67,7 @@ def variables(container: containers.Container) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("container", [HEAD, WORKER], ids=["head", "worker"])
-def test_what_a_container_runs_is_in_the_image(container: containers.Container) -> None:
+def test_container_executables_are_in_the_image(container: containers.Container) -> None:
     for executable in (container["command"][0], container["healthCheck"]["command"][1]):
         assert executable in PROJECT["scripts"], f"the task would not start: {executable} is not installed"
         module, _, function = PROJECT["scripts"][executable].partition(":")
@@ -75,14 +75,14 @@ def test_what_a_container_runs_is_in_the_image(container: containers.Container) 
 
 
 @pytest.mark.parametrize("container", [HEAD, WORKER], ids=["head", "worker"])
-def test_what_is_handed_to_ray_start_is_a_flag_of_this_ray(container: containers.Container, ray_flags: str) -> None:
+def test_flags_of_ray_start_exist_in_this_ray(container: containers.Container, ray_flags: str) -> None:
     given = [argument.partition("=")[0] for argument in container["command"][1:]]
     for flag in {*given, *ports.HEAD, *ports.NODE}:
         assert f"{flag} " in ray_flags, f"ray start would refuse {flag}"
 
 
 @pytest.mark.parametrize("container", [HEAD, WORKER], ids=["head", "worker"])
-def test_the_user_and_the_volumes_are_those_of_the_image(container: containers.Container) -> None:
+def test_user_and_volumes_match_the_image(container: containers.Container) -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     assert f"--uid {container['user'].partition(':')[0]} " in dockerfile, "the volumes would have another owner"
     declared = re.search(r"^VOLUME (.*)$", dockerfile, flags=re.MULTILINE)
@@ -96,16 +96,16 @@ def test_the_user_and_the_volumes_are_those_of_the_image(container: containers.C
 
 
 def own_mounts(container: containers.Container) -> list[dict[str, Any]]:
-    """The volumes that it writes to; what else it has is the instance's."""
+    """Its writable volumes; the others belong to the instance."""
     return [mount for mount in container["mountPoints"] if not mount.get("readOnly")]
 
 
 def kept(mount: dict[str, str]) -> bool:
-    """Whether the volume outlives its task."""
+    """Return whether the volume outlives its task."""
     return mount["sourceVolume"] == containers.STATE_VOLUME
 
 
-def test_the_images_version_is_the_packages() -> None:
+def test_image_version_is_the_package_version() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     assert f"ARG VERSION={ray_on_ecs.__version__}\n" in dockerfile
 
@@ -116,20 +116,20 @@ def ray_flags() -> str:
     return subprocess.run([ray, "start", "--help"], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_training_defaults_of_the_head_are_settings_of_the_job() -> None:
+def test_head_variables_set_job_defaults() -> None:
     given = {name: value for name, value in variables(HEAD).items() if name.startswith(ENVIRONMENT_PREFIX)}
     read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "worker_timeout")}
     assert given.keys() == read, "a variable that the job doesn't read does nothing"
     job = parse(["train.py"], given)
-    assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}", "the job writes where its role may"
-    assert job.cloudwatch_namespace == "ray-on-ecs/dev", "the job publishes where its role may"
-    assert job.worker_timeout == WORKER_TIMEOUT, "instances that are started for a job take minutes"
+    assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}"
+    assert job.cloudwatch_namespace == "ray-on-ecs/dev"
+    assert job.worker_timeout == WORKER_TIMEOUT, "new instances for a job take minutes"
 
 
-def test_preprocessing_asks_for_cpu_workers_by_the_label_that_they_have() -> None:
+def test_preprocessing_requests_cpu_workers_by_their_label() -> None:
     cpu_worker = variables(containers.cpu_worker(COMMON, head_host="head.internal"))
     example = (ROOT / "training" / "preprocess.py").read_text()
-    assert f'"ray.io/node-group", "{cpu_worker[NODE_GROUP_VARIABLE]}"' in example, "its data would wait for ever"
+    assert f'"ray.io/node-group", "{cpu_worker[NODE_GROUP_VARIABLE]}"' in example, "its data would wait forever"
 
 
 def test_every_port_is_documented() -> None:
@@ -138,21 +138,21 @@ def test_every_port_is_documented() -> None:
     assert {int(port) for row in rows for port in row[:2] if port} == {*ports.HEAD.values(), *ports.NODE.values()}
 
 
-def test_the_train_command_asks_for_a_worker_on_each_gpu() -> None:
+def test_train_command_requests_one_worker_per_gpu() -> None:
     found = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
     assert found is not None
     config = parse(found[1].split(), {})
     assert (config.num_workers, config.command) == (8, ("image_classifier.py",))
 
 
-def test_the_packaged_jobs_are_in_the_image_s_working_directory() -> None:
+def test_packaged_jobs_are_in_the_working_directory() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     assert "WORKDIR /home/ray/training\n" in dockerfile
     [copied] = re.findall(r"^COPY --chown=ray (.*) /home/ray/training/$", dockerfile.replace("\\\n", ""), re.MULTILINE)
     assert copied.split() == sorted(f"training/{name}.py" for name in RECIPES)
 
 
-# The stack's alone: names, the one container, the log driver, what an instance says, and GPUs.
+# Only on the stack: names, the one container, the log driver, instance metadata, and GPUs.
 NOT_COMPOSE = {"INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
 COMPOSED = {
     "command", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem",
@@ -161,9 +161,9 @@ COMPOSED = {
 
 
 def as_compose(container: containers.Container) -> dict[str, Any]:
-    """A container definition in the words of Compose."""
+    """A container definition in Compose's format."""
     linux, health = container["linuxParameters"], container["healthCheck"]
-    assert set(container) <= COMPOSED | NOT_COMPOSE, "compose.yaml must say it, too"
+    assert set(container) <= COMPOSED | NOT_COMPOSE, "compose.yaml must have it, too"
     assert set(linux) == {"initProcessEnabled", "sharedMemorySize", "capabilities"}
     assert set(linux["capabilities"]) == {"drop"}
     seconds = {"interval": health["interval"], "timeout": health["timeout"], "start_period": health["startPeriod"]}
@@ -205,22 +205,22 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
     ],
     ids=["head", "worker"],
 )
-def test_compose_starts_what_the_stack_starts(service: str, container: containers.Container) -> None:
+def test_compose_containers_match_the_stack(service: str, container: containers.Container) -> None:
     local = copy.deepcopy(COMPOSE[service])
     secret = {each["name"] for each in container["secrets"]}
     for name in {*ONLY_LOCAL, *secret}:
         del local["environment"][name]
     del local["healthcheck"]["start_interval"]  # ECS has none; it shortens the wait on a laptop
     expected = as_compose(container)
-    assert {name: local[name] for name in expected} == expected, "the laptop would show something else than AWS runs"
+    assert {name: local[name] for name in expected} == expected, "the laptop would run other containers than AWS"
 
 
-def test_compose_keeps_the_heads_state_as_the_stack_does() -> None:
+def test_compose_keeps_the_head_state() -> None:
     volumes = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["volumes"]
     assert list(volumes) == [containers.STATE_VOLUME]
 
 
-def test_the_laptop_finds_what_compose_publishes() -> None:
+def test_laptop_finds_the_ports_of_compose() -> None:
     dashboard, s3 = (address.rpartition(":")[2] for address in (DASHBOARD_URL, laptop.COMPOSE_S3))
     assert f"127.0.0.1:{dashboard}:8265" in COMPOSE["head"]["ports"]
     assert f"127.0.0.1:{s3}:5000" in COMPOSE["s3"]["ports"]
@@ -230,37 +230,35 @@ def test_the_laptop_finds_what_compose_publishes() -> None:
     assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
 
 
-def test_compose_trains_as_the_train_command_does() -> None:
+def test_compose_trains_like_the_train_command() -> None:
     submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
-    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} "), "another command than the stack's"
+    assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} ")
     assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
 
 
-def test_the_head_finds_in_a_job_what_it_needs_to_submit_the_run_again() -> None:
+def test_head_resubmits_with_the_metadata_of_a_job() -> None:
     config = parse(["--run-name", "mine", "train.py"], {})
     assert tuple(client.run_identity(config, config)) == jobs.RUN, (
-        "a lost job and its successor would be of different runs"
+        "a lost job and its successor would belong to different runs"
     )
 
 
-def test_a_lost_run_is_submitted_under_the_id_that_the_job_command_would_take() -> None:
+def test_head_and_client_choose_the_same_job_id() -> None:
     taken = {"mine": None, "mine.2": None, "other": None}
-    assert jobs.next_id("mine", set(taken)) == client.free_id(taken, "mine"), (
-        "of two that are submitted Ray refuses one"
-    )
+    assert jobs.next_id("mine", set(taken)) == client.free_id(taken, "mine")
 
 
-def test_a_lost_run_is_submitted_before_its_follower_gives_up() -> None:
+def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
     assert jobs.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
 
 
-def test_the_lock_holds_the_versions_of_the_project() -> None:
+def test_image_lock_has_the_versions_of_the_project() -> None:
     lock = (ROOT / "docker" / "requirements.lock").read_text()
     pins = {re.sub(r"\[.*\]", "", each) for each in JOB_PACKAGES if "==" in each}
-    assert len(pins) == 3, "ray, torch and torchvision are exact"
+    assert len(pins) == 3
     assert all(f"\n{pin} " in f"\n{lock}" for pin in pins), "make lock has not been run"
-    assert locked(ROOT / "docker" / "requirements.lock"), "what ends up in the image is locked by hash"
+    assert locked(ROOT / "docker" / "requirements.lock")
 
 
 def locked(file: Path) -> dict[str, str]:
@@ -270,13 +268,13 @@ def locked(file: Path) -> dict[str, str]:
     return dict(each.split()[0].split("==") for each in requirements)
 
 
-def test_the_programs_lock_holds_what_it_requires() -> None:
+def test_program_lock_satisfies_its_requirements() -> None:
     lock, required = locked(ROOT / "requirements.txt"), (ROOT / "requirements.in").read_text().splitlines()
     for each in map(Requirement, required):
         assert each.specifier.contains(lock[each.name]), f"{each}: make lock has not been run"
 
 
-def test_the_locks_agree() -> None:
+def test_locks_agree() -> None:
     image, program = (locked(ROOT / each) for each in ("docker/requirements.lock", "requirements.txt"))
     for name in image.keys() & program.keys():
         assert image[name] == program[name], f"{name}: one environment has both; run make lock"
@@ -288,7 +286,7 @@ def test_token_authentication_is_on_everywhere() -> None:
     assert variables(HEAD)["RAY_AUTH_MODE"] == variables(WORKER)["RAY_AUTH_MODE"] == "token"
 
 
-def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None:
+def test_cluster_info_of_the_stack_is_readable() -> None:
     head, worker = node_spec("m5.xlarge", 1), node_spec("g5.xlarge", gpus=1)
     scale = Scale(initial_count=2, min_count=0, max_count=2, default_job_count=2, idle_minutes=60)
     args = ClusterInfoArgs(
@@ -309,21 +307,21 @@ def test_runs_and_laptops_read_what_the_stack_writes_about_the_workers() -> None
     assert found["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
     for key in found:
         lacking = json.dumps({name: value for name, value in found.items() if name != key})
-        assert cluster_info.parse_cluster_info(lacking) is None, "of another version"
+        assert cluster_info.parse_cluster_info(lacking) is None
 
 
-def test_a_stop_leaves_the_time_to_end_and_to_store() -> None:
+def test_stop_leaves_time_to_end_and_store() -> None:
     of_ray = float(head.JOB_LIMIT_SECONDS)
     assert GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS < of_ray < jobs.STOP_SECONDS
     assert jobs.STOP_SECONDS + containers.HEAD_DRAIN_SECONDS < containers.HEAD_STOP_SECONDS
 
 
-# Actions of calls whose names differ, and calls that take none.
+# Actions of calls whose names differ, and calls without an action.
 ACTIONS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket", "service-quotas": "servicequotas"}
 FREE = {"sts:GetCallerIdentity"}
 
 
-def test_a_trainers_policy_allows_what_the_command_line_calls_and_no_document_of_aws() -> None:
+def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
     statements = json.loads((ROOT / "docs" / "policies" / "trainer.json").read_text())["Statement"]
     allowed = {
         action
@@ -338,6 +336,6 @@ def test_a_trainers_policy_allows_what_the_command_line_calls_and_no_document_of
     assert len(called) > 10, "the calls are written in another way"
     assert called - FREE <= allowed
     stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
-    assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]], "not read"
+    assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]]
     documents = [each for each in statements if ":document/" in str(each["Resource"])]
     assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

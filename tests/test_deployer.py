@@ -14,13 +14,13 @@ from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud
 from tests.test_program import EVERYTHING, KEY, NETWORK, READY_IMAGE, deploy, takes_tags
 
 ROOT = Path(__file__).parents[1]
-# A managed policy takes so few characters, without spaces, that there are two.
+# A managed policy takes few characters, without spaces, so that there are two.
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_CHARACTERS = 6144
 PLACEHOLDERS = {"REGION": "ap-southeast-2", "ACCOUNT": ACCOUNT, "KEY_ID": 36 * "0", "SECRET_NAME": 64 * "s"}
 FILES = ("deployer", "deployer-instances")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
-# Actions that tag and untag: the AWS provider puts its default tags on whatever takes tags.
+# Actions that tag and untag: the AWS provider puts its default tags on all taggable resources.
 TAGGING = {
     "AddTagsToResource": "RemoveTagsFromResource",
     "CreateOrUpdateTags": "DeleteTags",
@@ -31,8 +31,8 @@ TAGGING = {
 }
 TAGGED = "ListTagsForResource TagResource UntagResource"
 EC2_TAGGED = "CreateTags DeleteTags"
-# What the AWS provider calls to create, read, update and delete each type, by service, as recorded on an emulated AWS,
-# and what AWS's services ask of the caller besides.
+# The AWS provider's calls to create, read, update and delete each type, by service, as recorded on an emulated AWS, and
+# additional actions that AWS's services require of the caller.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 ACTIONS: dict[str, dict[str, str]] = {
     "aws:appautoscaling/policy:Policy": {
@@ -225,7 +225,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     "random:index/randomId:RandomId": {},
     "random:index/randomPassword:RandomPassword": {},
 }
-# What a preview asks.
+# Calls of a preview.
 QUESTIONS: dict[str, dict[str, str]] = {
     "aws:ec2/getAmi:getAmi": {"ec2": "DescribeImages"},
     "aws:ec2/getEips:getEips": {"ec2": "DescribeAddresses"},
@@ -244,7 +244,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     "aws:iam/getPolicy:getPolicy": {"iam": "GetPolicy GetPolicyVersion"},
     "aws:iam/getRole:getRole": {"iam": "GetRole"},
     "aws:iam/getRoles:getRoles": {"iam": "ListRoles"},
-    "aws:index/getCallerIdentity:getCallerIdentity": {},  # asks for no right
+    "aws:index/getCallerIdentity:getCallerIdentity": {},  # requires no permission
     "aws:index/getDefaultTags:getDefaultTags": {},
     "aws:index/getPartition:getPartition": {},
     "aws:index/getRegion:getRegion": {},
@@ -259,7 +259,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     # infra/config/prices.py, with boto3
     "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
 }
-# Stacks that differ in what they make and ask.
+# Stacks with different resources and calls.
 AMI = {
     "architecture": "x86_64",
     "rootDeviceName": "/dev/xvda",
@@ -313,27 +313,27 @@ def clouds() -> list[Cloud]:
         return [deploy(monkeypatch, config, **of_cloud) for config, of_cloud in STACKS]
 
 
-def test_the_table_has_what_the_program_makes_and_asks(clouds: list[Cloud]) -> None:
+def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     made = {each.type for cloud in clouds for each in cloud.resources.values()}
     assert {each for each in made if not each.startswith("ray-on-ecs:")} == ACTIONS.keys()
     asked = {token for cloud in clouds for token, _ in cloud.calls}
-    # A group and the runs are looked at once a stack is up.
+    # Only a deployed stack reads a group and the runs.
     once_up = {"aws:ec2/getSecurityGroup:getSecurityGroup", "aws:s3/getObjects:getObjects"}
     assert asked | {"prices"} | once_up == QUESTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])
-def test_what_takes_tags_may_be_tagged(kind: str) -> None:
+def test_taggable_resources_may_be_tagged(kind: str) -> None:
     names = {name for each in ACTIONS[kind].values() for name in each.split()}
     assert any({tag, untag} <= names for tag, untag in TAGGING.items()), "`aws:defaultTags` would fail"
 
 
-def test_a_deployers_policies_allow_what_the_program_needs() -> None:
+def test_deployer_policies_allow_exactly_the_required_actions() -> None:
     assert {action for action, _ in allowed()} == actions(ACTIONS) | actions(QUESTIONS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_each_fits_a_managed_policy(policy: dict[str, Any]) -> None:
+def test_each_policy_fits_a_managed_policy(policy: dict[str, Any]) -> None:
     text = json.dumps(policy, separators=(",", ":"))
     for word, value in PLACEHOLDERS.items():
         text = text.replace(word, value)
@@ -341,13 +341,13 @@ def test_each_fits_a_managed_policy(policy: dict[str, Any]) -> None:
 
 
 def test_keys_and_secrets_are_named() -> None:
-    """A deployer who could decrypt with each key, or read of each secret, would reach other teams' data."""
+    """A deployer with access to each key or secret would reach other teams' data."""
     for action, statement in allowed():
         if action.startswith(("kms:", "secretsmanager:")):
             assert re.search("KEY_ID$|SECRET_NAME-\\*$", statement["Resource"]), f"{action} reaches everything"
 
 
-# Services of which everything in the stack has a name, and what changes something there without it.
+# Services whose resources in the stack all have names, and actions that change a resource without its name.
 NAMED = {"autoscaling", "budgets", "cloudwatch", "ecr", "ecs", "iam", "logs", "s3", "sns", "ssm"}
 UNNAMED = {
     "ecs:CreateCapacityProvider": "lists of IAM's actions differ on its resource, and one without a group runs nothing",
@@ -358,7 +358,7 @@ UNNAMED = {
 }
 
 
-def test_what_has_a_name_is_the_clusters() -> None:
+def test_named_resources_have_the_prefix_of_the_cluster() -> None:
     for action, statement in allowed():
         service, verb = action.split(":")
         if service in NAMED and not verb.startswith(("Describe", "Get", "List")) and action not in UNNAMED:
@@ -366,7 +366,7 @@ def test_what_has_a_name_is_the_clusters() -> None:
                 assert f"{CLUSTER}-*" in resource, f"{action} reaches {resource}"
 
 
-def test_the_names_that_the_program_gives_are_those_of_the_policies(clouds: list[Cloud]) -> None:
+def test_names_of_the_program_match_the_policies(clouds: list[Cloud]) -> None:
     """The others are derived from logical names, which begin in the same way."""
     given = [
         (made.type, made.inputs[key])
@@ -381,7 +381,7 @@ def test_the_names_that_the_program_gives_are_those_of_the_policies(clouds: list
         assert name.startswith(f"{beginning}{CLUSTER}-"), f"a deployer may not make this {kind}"
 
 
-def test_everything_is_in_one_account_and_region() -> None:
+def test_policies_are_limited_to_one_account_and_region() -> None:
     for statement in STATEMENTS:
         for resource in as_list(statement["Resource"]):
             if resource != "*":
@@ -391,7 +391,7 @@ def test_everything_is_in_one_account_and_region() -> None:
                 assert account in ("ACCOUNT", "")
 
 
-def test_what_hands_on_rights_is_held_by_a_condition() -> None:
+def test_actions_that_grant_rights_have_conditions() -> None:
     conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
     assert conditions["iam:PassRole"] == {
         "StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "ecs-tasks.amazonaws.com"]}

@@ -26,7 +26,7 @@ DOCUMENTS = (
 )
 CLI = (ROOT / "docs" / "cli.md").read_text()
 FAULT_TOLERANCE = (ROOT / "docs" / "fault-tolerance.md").read_text()
-# The pages whose flags are a run's, a recipe's or another command's of ray-on-ecs.
+# Pages with flags of a run, a recipe or another command of ray-on-ecs.
 PAGES_OF_RUNS = (
     "checkpoints", "fault-tolerance", "model-sizes", "ray-programs", "recipes", "run-folder", "scripts",
     "troubleshooting",
@@ -58,12 +58,12 @@ def first_column(table: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)`", table, flags=re.MULTILINE)
 
 
-def test_the_outputs_table_is_what_the_program_exports() -> None:
+def test_outputs_table_matches_the_exports() -> None:
     exported = re.findall(r'pulumi\.export\("(\w+)"', PROGRAM)
     assert first_column(section("docs/configuration.md", "Outputs")) == exported
 
 
-def test_every_output_that_a_command_reads_is_exported() -> None:
+def test_outputs_in_commands_are_exported() -> None:
     documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
     names = set(re.findall(r"pulumi stack output ([a-z]\w+)", documents))
     assert {"train_command", "shell_command", "bucket"} <= names
@@ -71,17 +71,17 @@ def test_every_output_that_a_command_reads_is_exported() -> None:
         assert f'pulumi.export("{name}"' in PROGRAM, name
 
 
-def test_every_make_command_is_a_target() -> None:
+def test_make_commands_are_targets() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
     used = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", documents, flags=re.MULTILINE))
     used = {name for pair in used for name in pair if name}
     used |= set(re.findall(r"run: make ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text()))
-    assert {"train", "test"} <= used, "the two commands that set everything up are shown"
+    assert {"train", "test"} <= used
     assert used <= set(targets), f"no such target: {used - set(targets)}"
 
 
-def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mentioned_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
     known = helps(capsys)
     text = README + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES_OF_RUNS)
     for flag in mentioned(text) - OF_OTHER_TOOLS - of_the_laptop():
@@ -90,7 +90,7 @@ def test_every_flag_that_is_mentioned_is_one_of_the_command(capsys: pytest.Captu
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_shown_commands_have_known_flags(document: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Flags of the lines that start with ray-on-ecs, up to the script, whose flags are its."""
+    """Flags of the lines that start with ray-on-ecs, up to the script."""
     with pytest.raises(SystemExit):
         parse(["--help"], {})
     known = of_the_laptop() | mentioned(capsys.readouterr().out)
@@ -110,11 +110,11 @@ def helps(capsys: pytest.CaptureFixture[str]) -> str:
     )
 
 
-def test_every_flag_of_the_laptop_is_one_of_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_the_cli_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     known = helps(capsys)
     for flag in mentioned(CLI) - of_the_laptop() - OF_OTHER_TOOLS - {"--head", "--help"}:
         assert re.search(rf"{flag}\b", known), flag
-    assert set(first_words(CLI)) | {"completion"} == set(COMMANDS), "each verb is in the table"
+    assert set(first_words(CLI)) | {"completion"} == set(COMMANDS)
 
 
 def mentioned(text: str) -> set[str]:
@@ -132,7 +132,7 @@ def first_words(table: str) -> list[str]:
     return [each.split()[0] for each in re.findall(r"^\| `([^`]+)` \| [a-z]+s ", table, flags=re.MULTILINE)]
 
 
-def test_the_defaults_of_fault_tolerance_are_those_of_the_settings() -> None:
+def test_documented_fault_tolerance_defaults_match_the_settings() -> None:
     rows = re.findall(r"^\| ((?:`--[a-z-]+`(?:, )?)+) \| (\S.*?) \|", FAULT_TOLERANCE, flags=re.MULTILINE)
     shown = {}
     for flags, defaults in rows:
@@ -142,10 +142,10 @@ def test_the_defaults_of_fault_tolerance_are_those_of_the_settings() -> None:
     for name, value in shown.items():
         assert str(settings[name]).removesuffix(".0") == value, f"{name} is not {value}"
     explained = {spec.name for spec in fields(RunConfig) if spec.metadata.get("section") == "Fault tolerance"}
-    assert set() < explained <= set(shown), "a choice is not explained"
+    assert set() < explained <= set(shown)
 
 
-def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
+def test_tree_lists_exactly_the_existing_files() -> None:
     tree = re.search(r"```\n(__main__\.py.*?)```", section("CONTRIBUTING.md", "The tree"), flags=re.DOTALL)
     assert tree is not None
     top, folder, named = "", "", set()
@@ -153,7 +153,7 @@ def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
         name, *words = line.split()
         if not line.startswith(" "):
             top = folder = name if name.endswith("/") else ""
-        elif line.startswith("   "):  # the line before goes on
+        elif line.startswith("   "):  # continues the line before
             named |= {f"{folder}{word.strip(',')}.py" for word in (name, *words)}
             continue
         else:
@@ -173,7 +173,7 @@ def test_every_file_of_the_tree_exists_and_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document: str) -> None:
+def test_links_have_targets(document: str) -> None:
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
@@ -188,22 +188,22 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("document", ["docs/design/aws.md", "docs/design/fault-tolerance.md"])
-def test_every_test_that_is_named_is_there(document: str) -> None:
+def test_named_tests_exist(document: str) -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
     written = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.MULTILINE)
     }
-    assert len(named) >= 10, "one for each defect or fault"
+    assert len(named) >= 10
     assert named <= written, f"no such test: {named - written}"
 
 
-def test_every_suppressed_check_has_a_reason() -> None:
+def test_suppressed_checks_have_reasons() -> None:
     text = (ROOT / ".checkov.yaml").read_text()
     suppressed = yaml.safe_load(text)["skip-check"]
     reasons = dict(re.findall(r"((?:^  # .*\n)+)  - (CKV\w+)", text, flags=re.MULTILINE))
     explained = {check: reason for reason, check in reasons.items()}
-    assert explained.keys() == set(suppressed), "a check is off and nobody says why"
+    assert explained.keys() == set(suppressed)
     for check, reason in explained.items():
-        assert len(reason.split()) >= 12, f"{check}: 'not needed' is no reason"
+        assert len(reason.split()) >= 12, f"{check}: 'not needed' is not a reason"

@@ -1,4 +1,4 @@
-"""The proxy in front of the tests' S3 fails what it should, and nothing else."""
+"""The proxy in front of the tests' S3 fails only the intended requests."""
 
 import http.client
 import urllib.error
@@ -18,7 +18,7 @@ def get(url: str) -> int:
     return urllib.request.urlopen(url, timeout=30).status
 
 
-def test_requests_pass_outside_an_outage_and_fail_within_one(aws_server: str) -> None:
+def test_requests_fail_only_during_an_outage(aws_server: str) -> None:
     with flaky_proxy(aws_server, 0.0) as proxy:
         assert get(f"{proxy.url}/moto-api/") == 200
         with proxy.outage():
@@ -36,7 +36,7 @@ def once(service: str, url: str) -> Any:
     return boto3.client(service, endpoint_url=url, region_name=REGION, config=config, **keys)
 
 
-def test_a_request_whose_answer_is_lost_is_done(aws_server: str, s3_client: Any) -> None:
+def test_request_with_a_lost_response_is_executed(aws_server: str, s3_client: Any) -> None:
     with flaky_proxy(aws_server, 0.0) as proxy:
         client = once("s3", proxy.url)
         proxy.decide("lose", "PUT .*/done")
@@ -48,7 +48,7 @@ def test_a_request_whose_answer_is_lost_is_done(aws_server: str, s3_client: Any)
         assert list(proxy.lost_requests) == [f"PUT /{BUCKET}/flaky/done"]
 
 
-def test_a_request_that_failed_passes_next(aws_server: str, s3_client: Any) -> None:
+def test_failed_request_passes_on_retry(aws_server: str, s3_client: Any) -> None:
     with flaky_proxy(aws_server, 0.5, 0.5, spared=1) as proxy:
         client = once("s3", proxy.url)
         outcomes = []

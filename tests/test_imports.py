@@ -1,4 +1,4 @@
-"""Tests, benchmarks and drills import in one direction: benchmarks and drills use the tests' machinery."""
+"""Tests, benchmarks and drills import in one direction: benchmarks and drills use the tests' helpers."""
 
 import ast
 import subprocess
@@ -26,14 +26,14 @@ def test_benchmarks_and_drills_do_not_import_each_other(package: str, forbidden:
         assert forbidden not in imported_packages(file), f"{file.relative_to(ROOT)} imports {forbidden}"
 
 
-def test_only_their_own_tests_import_benchmarks_and_drills() -> None:
+def test_other_tests_import_no_benchmarks_or_drills() -> None:
     for file in (ROOT / "tests").rglob("*.py"):
         folder = file.relative_to(ROOT / "tests").parts[0]
         forbidden = {"bench", "drills"} - {folder}
         assert not forbidden & imported_packages(file), f"{file.relative_to(ROOT)}: share the code in tests/ instead"
 
 
-def test_a_script_that_imports_the_package_imports_the_standard_library_alone() -> None:
+def test_package_imports_only_the_standard_library() -> None:
     program = "import sys; before = set(sys.modules); import ray_on_ecs; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     packages = {name.partition(".")[0] for name in done.stdout.split()}

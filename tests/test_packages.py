@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("ray_on_ecs", "training")
 
 
-def test_the_wheel_has_every_module(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # what docker/Dockerfile copies; building in place would leave files there
+def test_wheel_has_every_module(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # the files that docker/Dockerfile copies; a build in place would leave files there
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package)
     for name in ("LICENSE", "pyproject.toml"):
@@ -24,4 +24,4 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
         for path in (ROOT / package).rglob("*.*")
         if path.suffix in (".py", ".j2")
     }
-    assert packed == written, "the image is built from the wheel: what is missing here is missing there"
+    assert packed == written, "the image would lack these modules"

@@ -102,7 +102,7 @@ def stack() -> Cloud:
 
 @pytest.fixture(scope="module")
 def everything() -> Cloud:
-    """A stack with every part that a configuration can add."""
+    """A stack with all optional parts."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         return deploy(monkeypatch, EVERYTHING)
 
@@ -125,12 +125,12 @@ def takes_tags(resource_type: str) -> bool:
     return hasattr(getattr(getattr(library, module.split("/")[0]), name), "tags")
 
 
-def test_everything_is_exported(stack: Cloud) -> None:
+def test_all_outputs_are_exported(stack: Cloud) -> None:
     assert stack.exports.keys() == EXPORTS
     assert all(stack.exports.values())
 
 
-def test_the_exports_are_those_of_the_resources(stack: Cloud) -> None:
+def test_exports_come_from_the_resources(stack: Cloud) -> None:
     known = {
         "bucket": "training-bucket",
         "head_instance_id": "i-0123456789abcdef0",
@@ -164,7 +164,7 @@ def test_connection_output_identifies_the_cluster(stack: Cloud, tmp_path: Path) 
         assert asdict(result) == {**stack.exports["connection"], "name": name}
 
 
-def test_the_commands_reach_this_stack(stack: Cloud) -> None:
+def test_exported_commands_target_this_stack(stack: Cloud) -> None:
     for name in ("train_command", "shell_command", "dashboard_command"):
         assert "--region us-west-2 --target i-0123456789abcdef0 " in stack.exports[name], name
         assert "--document-name AWS-" not in stack.exports[name]
@@ -184,7 +184,7 @@ def test_every_resource_has_a_component_as_parent(stack: Cloud) -> None:
         assert made.parent in expected, f"wrong parent of {name}"
 
 
-def test_every_child_is_named_after_its_component(everything: Cloud) -> None:
+def test_children_are_named_after_their_component(everything: Cloud) -> None:
     for name, made in everything.resources.items():
         if not made.type.startswith("ray-on-ecs:"):  # a component
             assert name.startswith(f"{made.parent}-"), name
@@ -196,7 +196,7 @@ RANDOM_END = "-1a2b3c4"
 
 
 @pytest.mark.parametrize("name", ["dev", "Team_A.Exp", "a" * 100])
-def test_every_name_fits_its_service(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_names_fit_their_services(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     cloud = deploy(monkeypatch, EVERYTHING, stack=name)
     for made in cloud.resources.values():
         if made.type == "ray-on-ecs:index:RayCluster":
@@ -208,8 +208,10 @@ def test_every_name_fits_its_service(monkeypatch: pytest.MonkeyPatch, name: str)
 
 
 @pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}], ids=["stack", "project"])
-def test_a_rename_replaces_nothing(monkeypatch: pytest.MonkeyPatch, everything: Cloud, change: dict[str, Any]) -> None:
-    """The engine replaces what has another logical name, type or parent; names in AWS change by replacement, too."""
+def test_rename_replaces_no_resource(
+    monkeypatch: pytest.MonkeyPatch, everything: Cloud, change: dict[str, Any]
+) -> None:
+    """The engine replaces a resource after a change of its logical name, type, parent or name in AWS."""
     up: dict[str, Any] = {
         "security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
     }
@@ -240,7 +242,7 @@ def test_stack_of_another_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     ],
     ids=["account", "region", "role path"],
 )
-def test_another_identity_is_refused_before_anything_exists(
+def test_other_identity_is_refused_before_resources_exist(
     monkeypatch: pytest.MonkeyPatch, cloud: dict[str, Any], line: str
 ) -> None:
     made = Cloud(**cloud)
@@ -255,7 +257,7 @@ def test_another_identity_is_refused_before_anything_exists(
 UNTAGGED = {"workers-scaling-target", "cpu-workers-scaling-target", "monitoring-budget"}
 
 
-def test_everything_that_takes_tags_has_them(everything: Cloud) -> None:
+def test_taggable_resources_have_tags(everything: Cloud) -> None:
     wanted = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev", "team": "vision", "cost-center": "42"}
     checked = 0
     for name, made in everything.resources.items():
@@ -341,12 +343,12 @@ EDGES = {
 
 
 @pytest.mark.parametrize(("later", "earlier"), EDGES)
-def test_what_is_created_later_is_destroyed_earlier(everything: Cloud, later: str, earlier: str) -> None:
+def test_destruction_reverses_the_creation_order(everything: Cloud, later: str, earlier: str) -> None:
     assert earlier in everything.needs(later), EDGES[later, earlier]
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_has_the_time_to_stop_its_tasks(stack: Cloud, service: str) -> None:
+def test_services_have_time_to_stop_their_tasks(stack: Cloud, service: str) -> None:
     (definition,) = json.loads(stack.resources[TASK_OF[service]].inputs["containerDefinitions"])
     timeout = stack.resources[service].delete_timeout
     assert int(timeout.removesuffix("m")) * 60 > 5 * definition["stopTimeout"]
@@ -390,7 +392,7 @@ PARTS = {
 }
 
 
-def test_no_role_has_a_wildcard_without_a_written_reason(everything: Cloud) -> None:
+def test_wildcards_of_roles_have_written_reasons(everything: Cloud) -> None:
     inline = everything.of_type("aws:iam/rolePolicy:RolePolicy")
     assert len(inline) == 12
     for policy in inline:
@@ -426,7 +428,7 @@ def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) 
             }
 
 
-def test_no_role_has_a_policy_of_aws(everything: Cloud) -> None:
+def test_roles_have_no_policies_managed_by_aws(everything: Cloud) -> None:
     assert not everything.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
 
 
@@ -443,7 +445,7 @@ def test_task_policies_attach_only_to_task_roles(monkeypatch: pytest.MonkeyPatch
     assert any(item.startswith("worker-task-role-read-features-") for item in needed)
 
 
-def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instance_policies_exist_before_the_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     arns = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
     cloud = deploy(monkeypatch, {"instancePolicyArns": arns, "natGateway": "false"})
     attached = cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
@@ -456,7 +458,7 @@ def test_policies_of_instances_are_there_before_them(monkeypatch: pytest.MonkeyP
     assert "network-kms" in cloud.resources
 
 
-def test_the_agents_of_instances_reach_one_cluster(everything: Cloud) -> None:
+def test_ecs_agents_reach_only_their_cluster(everything: Cloud) -> None:
     for kind in ("head", "workers", "cpu-workers"):
         made = everything.resources[f"{kind}-instance-ecs"]
         of_cluster, of_instance, discover = statements(made.inputs["policy"])
@@ -489,13 +491,13 @@ def templates(cloud: Cloud) -> list[Registered]:
     return result
 
 
-def test_a_task_cannot_reach_the_instances_credentials(everything: Cloud) -> None:
+def test_tasks_cannot_reach_instance_credentials(everything: Cloud) -> None:
     for template in templates(everything):
         assert template.inputs["metadataOptions"]["httpPutResponseHopLimit"] == 1
         assert "ECS_AWSVPC_BLOCK_IMDS=true" in base64.b64decode(template.inputs["userData"]).decode()
 
 
-def test_nothing_has_a_public_address(everything: Cloud) -> None:
+def test_no_resource_has_a_public_address(everything: Cloud) -> None:
     for template in templates(everything):
         (interface,) = template.inputs["networkInterfaces"]
         assert interface["associatePublicIpAddress"] == "false"
@@ -503,7 +505,7 @@ def test_nothing_has_a_public_address(everything: Cloud) -> None:
         assert everything.resources[service].inputs["networkConfiguration"]["assignPublicIp"] is False
 
 
-def test_evaluating_the_program_twice_gives_the_same(monkeypatch: pytest.MonkeyPatch, everything: Cloud) -> None:
+def test_program_is_deterministic(monkeypatch: pytest.MonkeyPatch, everything: Cloud) -> None:
     config = everything.config
     again = deploy(monkeypatch, config)
     assert again.resources == everything.resources
@@ -528,7 +530,7 @@ def test_tasks_and_instances_have_separate_security_groups(stack: Cloud) -> None
         ]
 
 
-def test_another_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_token_restarts_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"rotateToken": "2026-11", "redeployWorkers": "again"})
     triggers = {name: cloud.resources[name].inputs["triggers"] for name in SERVICES}
     assert triggers == {
@@ -545,7 +547,7 @@ def trains_by(cloud: Cloud) -> str:
     return content["properties"]["linux"]["commands"]
 
 
-def test_training_finds_its_gpus_and_its_bucket(stack: Cloud) -> None:
+def test_train_command_has_gpus_and_bucket(stack: Cloud) -> None:
     head = environment(stack, HEAD_TASK)
     assert "ray-on-ecs run --num-workers 2 image_classifier.py" in trains_by(stack)
     assert head["RAY_ON_ECS_STORAGE_PATH"] == "s3://training-bucket/runs"
@@ -565,7 +567,7 @@ def test_larger_instance_type_changes_all_derived_sizes(monkeypatch: pytest.Monk
     assert container(cloud, HEAD_TASK) == container(stack, HEAD_TASK)
 
 
-def test_a_stack_can_be_kept_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_without_gpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"workerCount": "0"})
     assert cloud.resources["workers-group"].inputs["maxSize"] == 0
     assert not cloud.of_type("aws:appautoscaling/target:Target")
@@ -606,7 +608,7 @@ def test_worker_changes_do_not_restart_the_head(monkeypatch: pytest.MonkeyPatch,
         )
 
 
-def test_an_existing_network_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_network_holds_all_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, NETWORK)
     assert not cloud.of_type("awsx:ec2:Vpc")
     assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-0a1b"
@@ -630,7 +632,7 @@ def test_existing_image_skips_the_build(monkeypatch: pytest.MonkeyPatch) -> None
     assert cloud.exports["image_uri"] == READY_IMAGE
 
 
-def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_retained_bucket_survives_destroy(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"retainBucket": "true"})
     kept = {name for name, made in cloud.resources.items() if made.retain_on_delete}
     assert "storage-bucket" in kept
@@ -638,7 +640,7 @@ def test_a_retained_bucket_stays_and_everything_else_goes(monkeypatch: pytest.Mo
     assert all(name.startswith("storage-") for name in kept - policies)
 
 
-def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arns_have_the_partition_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"dataBuckets": "my-data"}, partition="aws-us-gov")
     written: list[str] = []
     for policy in cloud.of_type("aws:iam/rolePolicy:RolePolicy"):
@@ -650,7 +652,7 @@ def test_another_partition_is_named_in_every_arn(monkeypatch: pytest.MonkeyPatch
     assert all(arn.startswith("arn:aws-us-gov:") for arn in written), written
 
 
-def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zone_change_keeps_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     up = [security_group(zone="us-west-2a", zones="us-west-2a us-west-2b us-west-2c")]
     here, there = (
         deploy(monkeypatch, {"availabilityZones": f"us-west-2{letter}"}, security_groups=up) for letter in "ab"
@@ -659,7 +661,7 @@ def test_a_move_replaces_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch)
     assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}
 
 
-def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_zone_holds_all_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = deploy(monkeypatch, {"availabilityZones": "us-west-2b"})
     for group in GROUPS:
         assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-private-us-west-2b"]
@@ -678,7 +680,7 @@ def test_a_zone_that_is_asked_for_holds_everything(monkeypatch: pytest.MonkeyPat
         {**ELASTIC, **IDLE, "alertEmail": "team@example.com"},
     ],
 )
-def test_a_preview_evaluates_with_nothing_known_yet(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> None:
+def test_preview_evaluates_with_unknown_values(monkeypatch: pytest.MonkeyPatch, config: dict[str, str]) -> None:
     monkeypatch.setattr(docker, "check", lambda *, is_up: None)  # independent of this machine's Docker
     preview = deploy(monkeypatch, config, preview=True)
     update = deploy(monkeypatch, config)
@@ -760,7 +762,7 @@ def test_cpu_workers_are_workers_without_gpus(everything: Cloud) -> None:
     assert "ray-on-ecs-cpu-workers-capacity-provider" in association
 
 
-def test_workers_may_go_where_the_head_is_not(everything: Cloud) -> None:
+def test_workers_may_use_other_zones(everything: Cloud) -> None:
     def subnets(name: str) -> list[str]:
         return everything.resources[name].inputs["networkConfiguration"]["subnets"]
 
@@ -796,7 +798,7 @@ def test_command_line_finds_alarms_by_prefix(everything: Cloud) -> None:
     ],
     ids=["the stack's bucket", "a new stack", "a retained bucket", "an existing bucket"],
 )
-def test_runs_are_counted_where_a_destroy_deletes_them(
+def test_runs_are_counted_if_destroy_deletes_them(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], is_up: bool, is_counted: bool
 ) -> None:
     up = [security_group()] if is_up else []

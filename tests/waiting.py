@@ -19,11 +19,11 @@ def until(
     """Poll a condition until its value is true, and return that value.
 
     Args:
-        condition: What is polled.
+        condition: The condition.
         seconds: The limit.
-        why: Returns what the error adds, such as the end of a log.
-        between: Seconds between two polls. By default 0.2, or more after a poll that takes long, such as one that
-            starts processes: it must not keep a core from what it waits for.
+        why: Returns an addition to the error, such as the end of a log.
+        between: Seconds between two polls. By default 0.2, or more after a slow poll, such as one that starts
+            processes, which would take a core from the awaited process.
 
     Raises:
         TimeoutError: The limit has passed.

@@ -1,4 +1,4 @@
-"""Commands as users type them, each in a process of its own; most start Ray, or join a head of the tests."""
+"""Commands as users type them, each in a separate process; most start Ray, or join a head of the tests."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ CLASSIFIER = (
     *("--data", "digits", "--samples", "256"),
 )
 
-# Models of a user's own, small enough to train in seconds.
+# A user's models, small enough to train in seconds.
 OWN_MODELS = """
 import time
 from pathlib import Path
@@ -44,7 +44,7 @@ def held(channels, classes):
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """What a shell starts in its background ignores SIGINT, and what nohup starts SIGHUP; so would our commands."""
+    """Restore SIGINT and SIGHUP, which background jobs of a shell and nohup ignore, and so would our commands."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -53,7 +53,7 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a command: a Ray cluster of its own, a short path to its sockets, and a user's models."""
+    """The environment of a command: a separate Ray cluster, a short path to its sockets, and a user's models."""
     home = tmp_path_factory.mktemp("home")
     (home / "own.py").write_text(OWN_MODELS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
@@ -64,7 +64,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def hold(environment: dict[str, str]) -> Iterator[Path]:
-    """While this file is there a run of `own:held` makes eight steps and then stands still."""
+    """A file: while it exists, a run of `own:held` makes eight steps and then waits."""
     file = Path(environment["PYTHONPATH"].partition(os.pathsep)[0]) / "hold"
     file.touch()
     yield file
@@ -75,6 +75,6 @@ def hold(environment: dict[str, str]) -> Iterator[Path]:
 def head(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Head]:
-    """One Ray head for all tests that leave it as it was."""
+    """One Ray head for all tests that do not change it."""
     with started({**environment, **aws_variables}, tmp_path_factory.mktemp("jobs")) as head:
         yield head

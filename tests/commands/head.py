@@ -1,4 +1,4 @@
-"""A Ray head of the tests' own with two CPUs, as a cluster has it: with a token, a dashboard and jobs."""
+"""A Ray head of the tests with two CPUs and, as in a cluster, a token, a dashboard and jobs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from tests.local_cluster import start_ray
 from tests.waiting import free_ports, until
 
-# As in the image: the cluster is that of RAY_API_SERVER_ADDRESS.
+# As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
 PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
 COMMAND = ("ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000")
-# Only there to end a hang.
+# Ends a hang.
 SECONDS = 480
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head that runs.
+    """A running head.
 
     Attributes:
-        address: Where a driver joins it, `host:port`.
-        dashboard: The URL of its dashboard, where jobs are submitted.
-        storage: The storage path that its environment gives to jobs, as the stack's does.
+        address: Its address for drivers, `host:port`.
+        dashboard: The URL of its dashboard, which takes jobs.
+        storage: The storage path in the environment of its jobs, as on a stack.
         process: Its process, the first of a session.
     """
 
@@ -91,7 +91,7 @@ def started(
 def commands(
     module: str, environment: Mapping[str, str], folder: Path
 ) -> Generator[Callable[..., subprocess.Popen[str]]]:
-    """What starts `python -m MODULE`, or some code, with arguments and more variables, and ends it at last."""
+    """A function that starts `python -m MODULE`, or some code, and ends the process at last."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, code: str | None = None, **variables: str) -> subprocess.Popen[str]:
@@ -112,13 +112,13 @@ def commands(
         yield start
     finally:
         for process in begun:
-            if process.poll() is None:  # a test has failed, or has seen enough
+            if process.poll() is None:  # a test has failed, or needs no more output
                 process.terminate()
             process.communicate(timeout=SECONDS)
 
 
 def read_until(process: subprocess.Popen[str], wanted: str) -> str:
-    """What a command prints up to and with the first line that has `wanted`; the rest is left for `communicate`."""
+    """The output of a command to the first line with `wanted`; the rest is left for `communicate`."""
     assert process.stdout
     seen = ""
     while wanted not in seen:
@@ -131,7 +131,7 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
 
 
 def _read_line(descriptor: int) -> str:
-    """Read a line and nothing else: `communicate` would not see what Python's own buffer holds."""
+    """Read only a line: `communicate` would not see data in Python's buffer."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
         line += byte
@@ -139,7 +139,7 @@ def _read_line(descriptor: int) -> str:
 
 
 def _answers(url: str) -> bool:
-    """Whether the dashboard is up; it says so to everybody."""
+    """Return whether the dashboard is up, which needs no token."""
     try:
         return urllib.request.urlopen(url, timeout=5).status == 200
     except OSError:

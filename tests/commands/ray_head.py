@@ -1,4 +1,4 @@
-"""A `ray-head` of the tests' own with two CPUs, which watches its jobs and its dashboard as the container's does."""
+"""A `ray-head` of the tests with two CPUs, which watches its jobs and its dashboard as in the container."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ AGENT_PORT = "--dashboard-agent-listen-port"
 
 @dataclass(frozen=True)
 class RayHead:
-    """A `ray-head` that runs, with its jobs."""
+    """A running `ray-head` with its jobs."""
 
     process: subprocess.Popen[bytes]
     dashboard: str
@@ -70,7 +70,7 @@ class RayHead:
         return {job.submission_id: job.status.value for job in listed if job.submission_id}
 
     def has_jobs(self, *wanted: str) -> bool:
-        """Return whether it answers, which a busy dashboard does not always, and has these jobs."""
+        """Return whether it answers and has these jobs; a busy dashboard does not always answer."""
         try:
             return self.jobs.keys() >= set(wanted)
         except (OSError, RuntimeError):
@@ -78,7 +78,7 @@ class RayHead:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether its health check says so."""
+        """Return whether its health check passes."""
         command = [sys.executable, "-c", RAY_HEALTH, str(self.gcs_port)]
         return subprocess.run(command, env=self.environment, timeout=SECONDS, check=False).returncode == 0
 
@@ -96,19 +96,19 @@ class RayHead:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """The processes of the container, that of `ray-head` first."""
+        """The processes of the container, `ray-head` first."""
         first = psutil.Process(self.process.pid)
         return [first, *first.children(recursive=True)]
 
 
 @contextmanager
 def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = ()) -> Generator[RayHead]:
-    """Run `ray-head` with its state and its jobs' results below a folder, everything else in one of its own.
+    """Run `ray-head` with its state and its jobs' results below a folder, everything else in a separate one.
 
     Args:
         environment: The environment of the commands.
-        folder: Where state and results are; it must have the folders `state` and `runs`.
-        ray: Ray's command in the place of the head's own.
+        folder: The folder of state and results, with the subfolders `state` and `runs`.
+        ray: A command instead of the head's Ray.
     """
     dashboard, *rest = free_ports(1 + len(ports.HEAD))
     head_ports = dict(zip(ports.HEAD, [rest[0], dashboard, rest[1]], strict=True))

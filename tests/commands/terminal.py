@@ -27,7 +27,7 @@ class Terminal:
                     return
 
     def close(self) -> None:
-        """Close it: the kernel sends SIGHUP, and what is written there fails."""
+        """Close it: the kernel sends SIGHUP, and writes to it fail."""
         if self._is_open:
             self._is_open = False
             self._reader.join()

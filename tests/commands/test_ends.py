@@ -1,4 +1,4 @@
-"""The end of a run by each cause, on one head: what its script sees, the exit status, and the state that is left."""
+"""The end of a run by each cause, on one head: effect on its script, exit status, and final state."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
-# Waits until it is told to end, and then writes so; or ends as its argument says, on rank 1, once both ranks run.
+# Waits for SIGTERM and then records it; or, on rank 1, ends as its argument says once both ranks run.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -86,7 +86,7 @@ class Run:
     def end(self) -> tuple[int, str]:
         """Wait for the command's end; return its exit status and its output."""
         out, err = self.command.communicate(timeout=SECONDS)
-        assert not scripts("ends.py"), "nothing is left"
+        assert not scripts("ends.py")
         return self.command.returncode, out + err
 
 
@@ -145,9 +145,7 @@ SAVED = {"saved-0-0", "saved-1-0"}
     [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 129)],
     ids=lambda each: str(each),
 )
-def test_a_driver_that_is_told_to_end_gives_the_script_its_time(
-    start: Start, number: signal.Signals, status: int
-) -> None:
+def test_terminated_driver_gives_scripts_their_grace_period(start: Start, number: signal.Signals, status: int) -> None:
     run = start("waits")
     run.command.send_signal(number)
     ended, said = run.end()
@@ -158,7 +156,7 @@ def test_a_driver_that_is_told_to_end_gives_the_script_its_time(
     assert run.state == "interrupted"
 
 
-def test_a_terminal_that_is_closed_ends_the_driver_as_sighup_does(start: Start) -> None:
+def test_closed_terminal_ends_the_driver(start: Start) -> None:
     run = start("waits", in_terminal=True)
     assert run.terminal
     run.terminal.close()
@@ -168,7 +166,7 @@ def test_a_terminal_that_is_closed_ends_the_driver_as_sighup_does(start: Start) 
     assert not scripts("ends.py")
 
 
-def test_a_worker_that_is_killed_leaves_its_script_the_time_and_the_run_goes_on(start: Start) -> None:
+def test_script_of_a_killed_worker_has_grace_period(start: Start) -> None:
     run = start("waits")
     _worker(run.pid(1)).kill()
     status, said = run.end()
@@ -180,7 +178,7 @@ def test_a_worker_that_is_killed_leaves_its_script_the_time_and_the_run_goes_on(
 
 
 @pytest.mark.fault
-def test_a_head_that_is_killed_leaves_the_scripts_their_time(
+def test_scripts_of_a_killed_head_have_grace_period(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, start: Start
 ) -> None:
     with started({**environment, **aws_variables}, tmp_path_factory.mktemp("own")) as own:
@@ -191,20 +189,20 @@ def test_a_head_that_is_killed_leaves_the_scripts_their_time(
         run.command.kill()
         run.command.communicate(timeout=SECONDS)
     assert run.marks >= SAVED
-    assert run.state == "training", "the next head finds that the lock's owner is dead"
+    assert run.state == "training"
 
 
-def test_a_driver_that_is_killed_takes_its_scripts_along_gently(start: Start) -> None:
+def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
     run = start("waits")
     processes = [psutil.Process(run.pid(rank)) for rank in range(2)]
     run.command.kill()
     until(lambda: have_ended(processes))
     assert run.marks >= SAVED
     run.command.communicate(timeout=SECONDS)
-    assert run.state == "training", "the lock says that its owner is dead"
+    assert run.state == "training"
 
 
-def test_a_job_that_is_stopped_gives_the_script_its_time(start: Start, head: Head) -> None:
+def test_stopped_job_gives_scripts_their_grace_period(start: Start, head: Head) -> None:
     run = start("waits", module="ray_on_ecs")
     client = JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
     client.stop_job(run.name)
@@ -215,7 +213,7 @@ def test_a_job_that_is_stopped_gives_the_script_its_time(start: Start, head: Hea
     assert run.state == "interrupted"
 
 
-def test_a_rank_that_raises_ends_the_others_gently_and_the_run_the_second_time(start: Start) -> None:
+def test_repeated_exception_of_a_rank_ends_the_run(start: Start) -> None:
     run = start("raises", begins=False)
     status, said = run.end()
     assert status == 1, said
@@ -230,7 +228,7 @@ def test_a_rank_that_raises_ends_the_others_gently_and_the_run_the_second_time(s
     assert error["log"][-1] == "RuntimeError: of rank 1"
 
 
-def test_a_rank_that_left_early_is_named(start: Start) -> None:
+def test_rank_with_an_early_exit_is_named(start: Start) -> None:
     run = start("leaves", "--max-restarts", "0", begins=False)
     status, said = run.end()
     assert status == 1, said
@@ -239,7 +237,7 @@ def test_a_rank_that_left_early_is_named(start: Start) -> None:
     assert run.state == "failed"
 
 
-def test_a_rank_that_is_killed_is_started_again_by_the_living_workers(start: Start) -> None:
+def test_killed_rank_is_restarted_by_the_living_workers(start: Start) -> None:
     run = start("waits")
     workers = {psutil.Process(run.pid(rank)).environ()["MASTER_PORT"] for rank in range(2)}
     os.kill(run.pid(1), signal.SIGKILL)

@@ -25,7 +25,7 @@ from tests.waiting import free_ports, until
 
 SHORT = ("--run-name", "short", "--num-workers", "2", *CLASSIFIER, "--model", "own:build", "--epochs", "2")
 LONG = ("--run-name", "long", "--num-workers", "1", *CLASSIFIER, "--model", "own:held", "--epochs", "10")
-# Arguments: the port it forwards to, and its own. As the connection of a session to the head, it can be cut.
+# Arguments: the target port, and the port it listens on. Like a session's connection to the head, it can be cut.
 CONNECTION = """
 import asyncio, sys
 async def copy(reader, writer):
@@ -61,7 +61,7 @@ def follow(
 
 @pytest.fixture
 def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs: JobSubmissionClient) -> Iterator[str]:
-    """The job of a run that doesn't end before the test does; the command that followed it was killed."""
+    """The job of a run that outlasts the test; the command that followed it was killed."""
     first = follow(*LONG)
     read_until(first, "train loss")
     first.kill()
@@ -72,49 +72,49 @@ def long_run(follow: Callable[..., subprocess.Popen[str]], hold: Path, ray_jobs:
     until(lambda: ray_jobs.get_job_status(job_id).is_terminal())
 
 
-def test_a_run_is_followed_to_its_end_and_refused_a_second_time(
+def test_finished_run_is_refused_a_second_time(
     follow: Callable[..., subprocess.Popen[str]], head: RayHead, ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow(*SHORT)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    assert out.startswith("run short is submitted as job short\n"), "the ID by which Ray's own commands know it"
-    assert "[rank 0] epoch 1/" in out, "the log of the job is shown"
-    assert "results in " in out, "to its last line"
+    assert out.startswith("run short is submitted as job short\n")
+    assert "[rank 0] epoch 1/" in out
+    assert "results in " in out
     assert err.endswith("ray-on-ecs open short shows its report, ray-on-ecs fetch short copies it to this machine\n")
     folder = head.storage / "short"
-    assert (folder / "result.json").exists(), "the head's environment says where results go"
+    assert (folder / "result.json").exists()
     status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["job"]) == ("finished", "short")
     [log] = (folder / "logs").iterdir()
-    assert log.read_text() == out.partition("\n")[2], "what was shown can be read when the head is gone"
+    assert log.read_text() == out.partition("\n")[2]
     assert "test_accuracy" in (folder / "report.html").read_text()
     again = follow(*SHORT)
     out, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 2
-    assert "run 'short' is finished" in err, "it is refused before anything is uploaded"
+    assert "run 'short' is finished" in err
     assert _status(ray_jobs, "short") == "SUCCEEDED"
 
 
-def test_the_same_command_shows_the_log_of_a_run_under_way_from_the_start(
+def test_repeated_command_follows_the_run_from_the_start(
     follow: Callable[..., subprocess.Popen[str]], long_run: str, ray_jobs: JobSubmissionClient
 ) -> None:
-    assert _status(ray_jobs, long_run) == "RUNNING", "it kept running when the command was killed"
+    assert _status(ray_jobs, long_run) == "RUNNING"
     second = follow(*LONG)
     seen = read_until(second, "train loss")
     assert seen.startswith(f"run long is under way as job {long_run}: its log from the start\n"), seen
-    assert "script   image_classifier.py" in seen, "what was shown before is shown again"
+    assert "script   image_classifier.py" in seen
     assert _latest(ray_jobs, "long") == long_run, "a second driver would write into the same run"
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
-    assert f"run long goes on as job {long_run}" in err, "Ctrl-C is for the follower"
+    assert f"run long goes on as job {long_run}" in err
     assert "ray-on-ecs logs --follow long shows it, ray-on-ecs stop long stops it" in err
     assert "Traceback" not in err
     assert _status(ray_jobs, long_run) == "RUNNING"
 
 
-def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
+def test_lost_connection_is_restored_and_stop_is_reported(
     follow: Callable[..., subprocess.Popen[str]], long_run: str, head: RayHead, ray_jobs: JobSubmissionClient
 ) -> None:
     [port] = free_ports(1)
@@ -140,20 +140,20 @@ def test_a_lost_connection_is_made_again_and_a_stopped_job_is_one_line(
             line = f"ray-on-ecs: job {long_run} was stopped; the same command with --run-name long resumes the run\n"
             assert err.endswith(line)
             assert ("lost the connection (" in err) == (process is cut)
-            assert (seen[process] + out).count("script   image_classifier.py") == 1, "each line is shown once"
+            assert (seen[process] + out).count("script   image_classifier.py") == 1
     finally:
         connection.kill()
         connection.communicate()
     status = json.loads((head.storage / "long" / "status.json").read_text())
-    assert status["state"] == "interrupted", "the end of the job was the user's"
+    assert status["state"] == "interrupted"
 
 
-def test_a_run_gets_a_name_that_the_user_can_give_again(
+def test_generated_run_name_can_be_given_again(
     follow: Callable[..., subprocess.Popen[str]], ray_jobs: JobSubmissionClient
 ) -> None:
     process = follow("--num-workers", "1", *CLASSIFIER, "--epochs", "0")
     out, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2, "a mistake that only the script can see is passed on"
+    assert process.returncode == 2
     name = out.split()[1]
     assert name.startswith("image-classifier-")
     found: Any = ray_jobs.get_job_info(name)
@@ -161,15 +161,15 @@ def test_a_run_gets_a_name_that_the_user_can_give_again(
     assert found.entrypoint.endswith(" image_classifier.py --data digits --samples 256 --epochs 0")
 
 
-def test_another_token_than_the_heads_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:
+def test_wrong_token_is_one_line(follow: Callable[..., subprocess.Popen[str]]) -> None:
     process = follow("--run-name", "refused", *SHORT[2:], RAY_AUTH_TOKEN="another")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("ray-on-ecs: the Ray head refuses the token; set RAY_AUTH_TOKEN to the cluster's"), err
-    assert err.count("\n") == 1, "no traceback"
+    assert err.count("\n") == 1
 
 
-def test_no_head_is_one_line_and_exit_status_3(
+def test_missing_head_is_one_line_and_status_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
@@ -178,12 +178,12 @@ def test_no_head_is_one_line_and_exit_status_3(
     assert main(["run", *CLASSIFIER]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.count("its dashboard doesn't answer at http://127.0.0.1:9") == err.count("\n") == 1, "no traceback"
+    assert err.count("its dashboard doesn't answer at http://127.0.0.1:9") == err.count("\n") == 1
 
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
-    """Return the exit status of the command whose job ended so, without a line in its log."""
+    """Return the exit status of the command for a job with this end and an empty log."""
     begun: list[Any] = []
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()
@@ -222,22 +222,22 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., i
     return follow
 
 
-def test_a_driver_that_a_signal_ended_has_a_shells_exit_status(
+def test_driver_ended_by_a_signal_has_shell_status(
     followed: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert followed(status="FAILED", driver_exit_code=-9) == 137, "the kernel's, when memory is short"
+    assert followed(status="FAILED", driver_exit_code=-9) == 137
     line = "ray-on-ecs: job gone was ended by signal 9; the same command with --run-name gone resumes the run\n"
-    assert capsys.readouterr().err.endswith(line), "the log can't know"
+    assert capsys.readouterr().err.endswith(line)
 
 
-def test_a_job_without_a_driver_says_why(followed: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_without_a_driver_has_a_reason(followed: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert followed(status="FAILED", message="The actor\ndied.") == 1
     line = "ray-on-ecs: job gone failed (The actor died.); the same command with --run-name gone resumes the run\n"
-    assert capsys.readouterr().err.endswith(line), "the log can't know"
+    assert capsys.readouterr().err.endswith(line)
 
 
 @pytest.mark.parametrize("given", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
-def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--max-resubmissions", *given]) == 2
     err = capsys.readouterr().err
     assert err.startswith("ray-on-ecs: "), err
@@ -250,7 +250,7 @@ def test_a_wrong_number_of_resubmissions_is_one_line(given: list[str], capsys: p
     [([], None, "3"), (["--max-resubmissions", "0"], "5", "0"), (["--max-resubmissions=7"], None, "7"), ([], "5", "5")],
     ids=["the default", "none", "another number", "of the environment"],
 )
-def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
+def test_job_has_its_limit_of_resubmissions(
     monkeypatch: pytest.MonkeyPatch,
     followed: Callable[..., int],
     given: list[str],
@@ -264,7 +264,7 @@ def test_the_job_tells_the_head_how_often_it_may_be_submitted_again(
     followed(*given, submitted=submitted, status="SUCCEEDED", driver_exit_code=0)
     [job] = submitted
     assert job["metadata"]["max_resubmissions"] == allowed
-    assert "resubmissions" not in job["entrypoint"], "python -m ray_on_ecs.run has no such flag"
+    assert "resubmissions" not in job["entrypoint"]
 
 
 MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, RunConfig(command=("train.py",)))
@@ -288,7 +288,7 @@ class Refusing:
         self.submitted.append(submission_id)
 
 
-def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_is_repeated_until_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
     assert jobs.find_or_submit(api, MINE, {}) == "mine"
@@ -296,7 +296,7 @@ def test_a_head_whose_agent_has_not_started_is_asked_again(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_a_lost_answer_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
+def test_lost_response_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
 
     class Losing(Refusing):
@@ -314,7 +314,7 @@ def test_a_lost_answer_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is
     assert api.submitted == ["mine"]
 
 
-def test_a_lost_race_is_not_run_for_ever() -> None:
+def test_lost_race_is_repeated_with_a_limit() -> None:
     api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head accepted no job"):
         jobs.find_or_submit(api, MINE, {})

@@ -38,11 +38,11 @@ def typed(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     done = typed(laptop, "run", LOCAL, "--run-name", "laptop", "--fetch", "here", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("run laptop is submitted as job laptop\n")
-    assert "results in " in done.stdout, "the log, to its end"
+    assert "results in " in done.stdout
     fetched = tmp_path / "here" / "laptop"
     assert {"result.json", "curves.png", "model.safetensors", "report.html", "logs"} <= {
         each.name for each in fetched.iterdir()
@@ -55,11 +55,11 @@ def test_a_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Po
     assert last.startswith("results in ")
     assert last.count("\n") == 1
     refused = typed(laptop, "run", LOCAL, "--run-name", "laptop", *TINY)
-    assert refused.returncode == 2, "the run's own exit status"
+    assert refused.returncode == 2
     assert "run 'laptop' is finished" in refused.stderr
 
 
-# The command, with less patience for a log that is silent.
+# The command, with a shorter limit for a silent log.
 IMPATIENT = """
 import sys
 import ray_on_ecs.cluster.clusters, ray_on_ecs.cli.follow
@@ -70,18 +70,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.fault
-def test_a_connection_that_is_cut_or_leads_nowhere_is_made_again_and_each_line_is_shown_once(
+def test_cut_or_silent_connection_is_restored(
     laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
 ) -> None:
     port, other = free_ports(2)
     with connected(head, port) as cut, connected(head, other) as asleep:
         followers = [laptop("run", LOCAL, "--run-name", "cut", *LONG, **at(port))]
-        seen = [read_until(followers[0], "epoch 1/")]  # it stands still after that
+        seen = [read_until(followers[0], "epoch 1/")]  # it waits after that
         followers.append(laptop("logs", LOCAL, "--follow", "cut", code=IMPATIENT, **at(other)))
         seen.append(read_until(followers[1], "epoch 1/"))
         cut.kill()
         cut.wait()
-        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and nothing comes any more
+        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and no data arrives
         for follower in followers:
             assert follower.stderr
             assert any("lost the connection" in line for line in follower.stderr)
@@ -114,9 +114,7 @@ def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
         connection.communicate()
 
 
-def test_a_run_goes_on_without_its_command_and_is_stopped(
-    laptop: Callable[..., subprocess.Popen[str]], hold: Path
-) -> None:
+def test_detached_run_continues_until_it_is_stopped(laptop: Callable[..., subprocess.Popen[str]], hold: Path) -> None:
     started = typed(laptop, "run", LOCAL, "--detach", "--json", "--run-name", "left", *LONG)
     assert started.returncode == 0, started.stderr
     assert json.loads(started.stdout)["job"] == "left"
@@ -131,11 +129,11 @@ def test_a_run_goes_on_without_its_command_and_is_stopped(
     stopped = typed(laptop, "stop", LOCAL, "left")
     assert stopped.returncode == 0, stopped.stderr
     assert "run left is stopped" in stopped.stderr
-    assert typed(laptop, "stop", LOCAL, "left").returncode == 2, "it is not under way any more"
+    assert typed(laptop, "stop", LOCAL, "left").returncode == 2
     assert _state(laptop, "left") == "interrupted"
 
 
-def test_what_can_not_be_done_is_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
+def test_impossible_commands_are_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
     [port] = free_ports(1)
     for words, variables, status, line in (
         (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),

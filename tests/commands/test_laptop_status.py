@@ -25,26 +25,26 @@ def ray_on_ecs(
     )
 
 
-def test_status_shows_what_ray_knows(head: Head, environment: dict[str, str]) -> None:
+def test_status_shows_the_state_of_ray(head: Head, environment: dict[str, str]) -> None:
     done = ray_on_ecs(head, environment, "status")
     assert done.returncode == 0, done.stderr
     first, *lines = done.stdout.splitlines()
     assert first == "this machine"
     titles = [line.split()[0] for line in lines]
-    assert titles == ["head", "GPUs", "jobs"], "of AWS there is nothing"
+    assert titles == ["head", "GPUs", "jobs"]
     assert f"Ray {version('ray')}, up " in lines[0]
     assert lines[0].endswith(" of 2 CPUs in use")
     assert lines[1].endswith("0 in use, 0 there, 0 wanted")
 
 
-def test_status_for_programs(head: Head, environment: dict[str, str]) -> None:
+def test_status_as_json(head: Head, environment: dict[str, str]) -> None:
     found = json.loads(ray_on_ecs(head, environment, "status", "--json").stdout)
     assert found["gpus"] == {"used": 0, "there": 0, "wanted": 0}
     [node] = found["nodes"]
     assert (node["kind"], node["cpus"]) == ("head", 2)
 
 
-def test_the_doctor_finds_nothing_wrong(head: Head, environment: dict[str, str]) -> None:
+def test_doctor_passes_all_checks(head: Head, environment: dict[str, str]) -> None:
     done = ray_on_ecs(head, environment, "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
@@ -52,7 +52,7 @@ def test_the_doctor_finds_nothing_wrong(head: Head, environment: dict[str, str])
     ]
 
 
-def test_the_doctor_names_another_token_and_a_folder_that_can_t_be_written(
+def test_doctor_names_a_wrong_token_and_unwritable_folder(
     head: Head, environment: dict[str, str], tmp_path: Path
 ) -> None:
     done = ray_on_ecs(head, environment, "doctor", RAY_AUTH_TOKEN="wrong")

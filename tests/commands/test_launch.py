@@ -1,4 +1,4 @@
-"""`python -m ray_on_ecs.run` as users type it, on a head that runs: their code is uploaded, and nothing is left."""
+"""`python -m ray_on_ecs.run` as users type it, on a running head: their code is uploaded, and nothing is left."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.waiting import until
 
 EXAMPLE = REPOSITORY / "examples" / "ddp_snapshot.py"
 METRICS = ("--metric", "loss=loss {number}", "--metric", r"step=epoch (\d+)")
-# Stands still in its third epoch while a file is there.
+# Waits in its third epoch while a file exists.
 HELD = """
 import os, time
 from pathlib import Path
@@ -37,7 +37,7 @@ ddp_snapshot.DistributedSampler = Held
 print("W&B on rank", os.environ["RANK"], os.environ.get("WANDB_RUN_ID"), os.environ.get("WANDB_RESUME"), flush=True)
 ddp_snapshot.main()
 """
-# Shows what it was given, and needs a second of Python at most.
+# Shows its arguments and environment, and needs a second of Python at most.
 SHOW = """
 import json, os, socket, sys
 from pathlib import Path
@@ -103,7 +103,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, head: Head, code: Path) -> None:
+def test_torchrun_script_resumes_after_a_rank_is_killed(launch: Start, head: Head, code: Path) -> None:
     (code / "hold").touch()
     hold = ("--env", f"HOLD={code / 'hold'}")
     process = launch("--num-workers", "2", "--run-name", "mine", *METRICS, *hold, "held.py", "--epochs", "6")
@@ -111,7 +111,7 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     folder = head.storage / "mine"
     until(lambda: is_stored(folder, "snapshot.pt"))
     rank_1 = until(lambda: [each for each in scripts("held.py") if each.environ().get("RANK") == "1"])
-    assert rank_1[0].cwd() != str(code), "it runs a copy"
+    assert rank_1[0].cwd() != str(code)
     rank_1[0].kill()
     (code / "hold").unlink()
     status, out, err = end(process)
@@ -139,7 +139,7 @@ def test_a_torchrun_script_is_resumed_after_a_rank_was_killed(launch: Start, hea
     assert "run 'mine' is finished" in err
 
 
-def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Start) -> None:
+def test_missing_package_is_one_line_and_not_retried(launch: Start) -> None:
     status, out, err = end(launch("--num-workers", "1", "missing.py"))
     assert status == 2, out + err
     assert err.startswith(
@@ -150,18 +150,18 @@ def test_a_missing_package_is_one_line_and_no_reason_to_start_again(launch: Star
     assert "restarting" not in out
 
 
-def test_a_script_can_be_a_driver_of_the_cluster_itself(launch: Start) -> None:
-    """Nothing of its Ray worker's environment is in its way."""
+def test_script_can_join_the_cluster_as_driver(launch: Start) -> None:
+    """The environment of its Ray worker does not interfere."""
     status, out, err = end(launch("--num-workers", "1", "driver.py"))
     assert status == 0, out + err
     assert "a task has answered 42" in out
     names = re.findall(r"variable (\w+)", out)
     ours = {"RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS"}  # which end a Ray program that is started on every worker
     assert set(names) <= {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", *ours}
-    assert "NCCL_SOCKET_IFNAME =" in out, "the interface that leads to the head"
+    assert "NCCL_SOCKET_IFNAME =" in out
 
 
-def test_a_script_that_hangs_leaves_its_stacks(launch: Start, head: Head) -> None:
+def test_hanging_script_leaves_its_stacks(launch: Start, head: Head) -> None:
     flags = ("--num-workers", "1", "--run-name", "stuck", "--hang-timeout", "5", "--max-restarts", "0")
     status, out, err = end(launch(*flags, "stuck.py"))
     assert status == 1, out + err
@@ -180,7 +180,7 @@ def submit(environment: dict[str, str], head: Head, code: Path) -> Iterator[Star
         yield partial(start, "run")
 
 
-def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, head: Head, code: Path) -> None:
+def test_job_runs_the_code_of_its_submission(submit: Start, head: Head, code: Path) -> None:
     (code / "show.py").write_text(SHOW)
     (code / "data.txt").write_text("of the folder")
     status, out, err = end(submit("--num-workers", "2", "--run-name", "job", "show.py", "--run-name", "own"))
@@ -194,7 +194,7 @@ def test_a_job_has_the_code_that_was_there_when_it_was_submitted(submit: Start, 
     ]
     assert {each["data"] for each in shown} == {"of the folder"}
     assert shown[0]["addresses"] == shown[1]["addresses"]
-    assert len(set(shown[0]["addresses"])) == 2, "each rank can listen to a port that was free when it started"
+    assert len(set(shown[0]["addresses"])) == 2
     assert {each["port"] for each in shown} == {shown[0]["addresses"][0].rpartition(":")[2]}
     assert {each["folder"] for each in shown} == {str(folder)}
     metrics = [json.loads(line) for line in (head.storage / "job" / "metrics.jsonl").read_text().splitlines()]
@@ -225,14 +225,14 @@ def test_large_files_are_linked_on_this_machine(launch: Start, large: Path) -> N
     assert "left out: data/ignored.bin (2.0 GiB, .gitignore)" in out
 
 
-def test_too_much_code_for_a_cluster_is_one_line(submit: Start, large: Path) -> None:
+def test_too_much_code_is_one_line(submit: Start, large: Path) -> None:
     status, out, err = end(submit("--num-workers", "1", "links.py"))
     assert (status, out) == (2, ""), err
     line = f"ray-on-ecs: --working-dir: {large} has 2.0 GiB, and code is at most 1.0 GiB; the largest are data/ "
     assert err.splitlines()[-1].startswith(line)
 
 
-def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
+def test_ctrl_c_ends_all_processes(launch: Start, head: Head) -> None:
     process = launch("--num-workers", "1", "--run-name", "interrupted", "stuck.py")
     until(lambda: scripts("stuck.py"))
     process.send_signal(signal.SIGINT)
@@ -258,9 +258,7 @@ def test_ctrl_c_leaves_nothing_running(launch: Start, head: Head) -> None:
     ],
     ids=["script", "working dir", "requirements", "input"],
 )
-def test_a_wrong_path_is_one_line_before_anything_starts(
-    launch: Start, head: Head, given: list[str], message: str
-) -> None:
+def test_wrong_path_is_one_line_before_the_start(launch: Start, head: Head, given: list[str], message: str) -> None:
     before = set(head.storage.iterdir())
     status, out, err = end(launch(*given))
     assert (status, out, err.count("\n")) == (2, "", 1)

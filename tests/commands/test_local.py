@@ -1,4 +1,4 @@
-"""`ray-on-ecs run --local` where no Ray runs: it starts one of its own, which ends with the last run."""
+"""`ray-on-ecs run --local` without a running Ray: it starts Ray, which ends with the last run."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from tests.commands.test_launch import scripts
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
-# Says where it runs and writes TensorBoard's events; with an argument it goes on until it is stopped.
+# Prints its folder and writes TensorBoard events; with an argument it runs until it is stopped.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -43,7 +43,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def laptop(environment: dict[str, str], home: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start `ray-on-ecs` in a folder with a script, in a home of its own."""
+    """Start `ray-on-ecs` in a folder with a script and with a separate home."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
@@ -61,7 +61,7 @@ def ray_of(home: Path) -> list[psutil.Process]:
     return []
 
 
-def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> None:
     (tmp_path / "code" / "images").mkdir()
     (tmp_path / "code" / "images" / "0.png").touch()
     process = laptop("run", "--local", "--input", "images=images", "--run-name", "first", "train.py")
@@ -72,11 +72,11 @@ def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path
     assert err.splitlines()[0].partition(";")[0] == "starting Ray on this machine"
     for rank in (0, 1):
         assert f"rank {rank} of 2 by {sys.executable}" in out
-    assert f"images in {tmp_path}/code/images" in out, "the job starts in another folder"
+    assert f"images in {tmp_path}/code/images" in out
     result = json.loads((tmp_path / "code" / "results" / "first" / "result.json").read_text())
     assert result["command"] == ["train.py"]
     status = json.loads((tmp_path / "code" / "results" / "first" / "status.json").read_text())
-    assert (status["step"], status["loss"]) == (100, 2.31), "what rank 0 has printed"
+    assert (status["step"], status["loss"]) == (100, 2.31)
     assert result["metrics"] is None
     assert ray
     assert have_ended(ray)
@@ -84,7 +84,7 @@ def test_ray_ends_with_the_run_that_it_was_started_for(laptop: Start, home: Path
     again = laptop("run", "--local", "--run-name", "first", "train.py")
     out, err = again.communicate(timeout=SECONDS)
     assert again.returncode == 2
-    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished"), "before Ray is started"
+    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished")
 
 
 def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path)
     assert status["state"] == "interrupted"
 
 
-def test_the_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
+def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
     process = laptop("run", "--local", "--num-workers", "1", "--run-name", "cut", "train.py", "stubborn")
     read_until(process, "rank 0 of 1")
     ray, script = ray_of(home), scripts("train.py")
@@ -113,7 +113,7 @@ def test_the_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> No
     sent_at = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=SECONDS)
-    assert time.monotonic() - sent_at < 20, "the script would have 30 s"
+    assert time.monotonic() - sent_at < 20, "the grace period is 30 s"
     assert process.returncode == 130, out + err
     assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was ended at once; ")
     assert ray
@@ -122,7 +122,7 @@ def test_the_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> No
 
 
 @pytest.mark.fault
-def test_a_terminal_that_is_closed_stops_the_run_and_ray(
+def test_closed_terminal_stops_the_run_and_ray(
     environment: dict[str, str], laptop: Start, home: Path, tmp_path: Path
 ) -> None:
     code, variables = tmp_path / "code", {**environment, "HOME": str(home)}
@@ -140,7 +140,7 @@ def test_a_terminal_that_is_closed_stops_the_run_and_ray(
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
-def test_runs_are_queued_until_the_ones_before_them_end(laptop: Start, tmp_path: Path) -> None:
+def test_runs_wait_for_earlier_runs(laptop: Start, tmp_path: Path) -> None:
     def run(name: str, *words: str) -> subprocess.Popen[str]:
         return laptop("run", "--local", "--num-workers", "2", "--run-name", name, "train.py", *words)
 
@@ -173,7 +173,7 @@ def test_runs_are_queued_until_the_ones_before_them_end(laptop: Start, tmp_path:
     assert status("second")[0] == "finished"
 
 
-def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, tmp_path: Path) -> None:
     def typed(*words: str) -> tuple[int, str, str]:
         process = laptop(*words)
         out, err = process.communicate(timeout=SECONDS)
@@ -200,7 +200,7 @@ def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Star
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
-    assert "starting Ray" not in err, "it is there"
+    assert "starting Ray" not in err
     assert "Ray goes on with what else is under way" in err
     assert not have_ended(ray[:1])
 
@@ -208,6 +208,6 @@ def test_a_run_that_is_left_to_itself_keeps_ray_until_it_is_stopped(laptop: Star
     assert status == 0, err
     assert "run left is stopped" in err
     assert have_ended(ray)
-    assert typed("stop", "--local", "left")[0] == 3, "there is no Ray any more"
+    assert typed("stop", "--local", "left")[0] == 3
     status, _, err = typed("stop", "--local", "--all")
     assert (status, err) == (0, "nothing runs: Ray is not up on this machine\n")

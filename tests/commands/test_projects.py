@@ -1,4 +1,4 @@
-"""Projects whose modules have the names of ours, of Ray's and of Python's: they start as torchrun starts them."""
+"""Projects whose modules are named like ours, Ray's and Python's: they start as torchrun starts them."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands
 
-# Nothing but the script may import the first ones, and nothing at all the last ones.
+# Only the script may import the first modules, and nothing may import the last ones.
 OURS = ("training/__init__.py", "infra/__init__.py", "tests/__init__.py", "run.py", "config.py")
 NOT_FOR_OTHERS = ("queue.py", "click.py", "requests.py", "matplotlib.py")
 IMPORTED_BY_NOTHING = "raise SystemExit(f'{__name__} of the user was imported')\n"
@@ -46,16 +46,16 @@ def installed(tmp_path: Path) -> Path:
 
 
 def greetings(process: subprocess.Popen[str]) -> list[str]:
-    """Wait for the end, and return what the ranks have printed."""
+    """Wait for the end, and return the output of the ranks."""
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
     return sorted(line[line.rindex("rank ") :] for line in out.splitlines() if "greets" in line)
 
 
-def test_a_project_with_our_names_runs_as_a_job(
+def test_project_with_colliding_names_runs_as_a_job(
     environment: dict[str, str], head: Head, project: Path, installed: Path
 ) -> None:
-    """With a regular installation for the command; the head's is that of the tests."""
+    """With a regular installation for the command; the head uses the tests' installation."""
     own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
     own["PYTHONPATH"] = str(installed)
     with commands("ray_on_ecs", own, project) as start:
@@ -63,7 +63,7 @@ def test_a_project_with_our_names_runs_as_a_job(
     assert found == ["rank 0 greets ['x']", "rank 1 greets ['x']"]
 
 
-def test_a_project_with_our_names_runs_on_this_machine(
+def test_project_with_colliding_names_runs_on_this_machine(
     environment: dict[str, str], project: Path, installed: Path
 ) -> None:
     own = {**environment, "PYTHONPATH": str(installed)}
@@ -71,13 +71,13 @@ def test_a_project_with_our_names_runs_on_this_machine(
         assert greetings(start("--num-workers", "1", "train.py")) == ["rank 0 greets []"]
 
 
-def test_a_module_of_the_project_is_started(environment: dict[str, str], head: Head, project: Path) -> None:
+def test_module_of_the_project_is_started(environment: dict[str, str], head: Head, project: Path) -> None:
     (project / "training" / "__main__.py").write_text(SCRIPT)
     with commands("ray_on_ecs.run", {**environment, **head.variables}, project) as start:
         assert greetings(start("--num-workers", "1", "-m", "training", "y")) == ["rank 0 greets ['y']"]
 
 
-def test_the_commands_import_nothing_of_the_current_folder(environment: dict[str, str], project: Path) -> None:
+def test_commands_import_nothing_from_the_current_folder(environment: dict[str, str], project: Path) -> None:
     for module, words in (("ray_on_ecs", ("run", "--help")), ("ray_on_ecs.run", ("--help",))):
         done = subprocess.run(
             [sys.executable, "-m", module, *words],

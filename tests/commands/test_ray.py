@@ -1,4 +1,4 @@
-"""What a real Ray tells: what is there and used, and what runs and pipelines that want more of it ask for."""
+"""The resources that a real Ray reports, and the requests of waiting runs and pipelines."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from ray_on_ecs.node.demand import Demand
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 
-# A Ray of one node that says it has two GPUs; prints what is read while work comes and goes.
+# A Ray of one node with two declared GPUs; prints the reported resources while work starts and ends.
 CLUSTER = """
 import dataclasses, json, time
 import ray
@@ -56,7 +56,7 @@ nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["s
 print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
 """
 
-# Prints the GPUs that are in use and needed: what keeps a stack's workers, and what starts them.
+# Prints the used GPUs, which keep a stack's workers, and the needed GPUs, which start workers.
 SHOW = """
 import json, os, sys, time
 import ray
@@ -89,7 +89,7 @@ def wait(file):
     while not os.path.exists(file):
         time.sleep(0.1)
 """
-# What a Ray program does with two GPUs.
+# A Ray program with two GPUs.
 USES = """
 start(gpus=2)
 actor = Actor.remote()
@@ -128,7 +128,7 @@ open(f"{sys.argv[1]}/trained", "w").close()
 ray.get(training)
 show("nothing", 0, 0)
 """
-# What one asks for where there is only a head, which has neither CPUs nor GPUs.
+# The requests of a Ray program on a cluster with only a head, which has neither CPUs nor GPUs.
 WANTS = """
 start(gpus=0)
 for strategy in ("STRICT_PACK", "STRICT_SPREAD"):
@@ -190,8 +190,8 @@ print(json.dumps(cpus()), flush=True)
 """
 
 
-# Waits on a Ray without CPUs for the workers of each config, until Ray knows what is asked for; prints that, once Ray
-# has forgotten it.
+# Waits on a Ray without CPUs for the workers of each config until Ray has the requests; prints them after Ray has
+# dropped them.
 WAITS = """
 import json, os, sys, time
 from ray_on_ecs.command import RAY_SETTINGS
@@ -227,16 +227,16 @@ for settings in json.loads(sys.argv[1]):
 """
 
 
-def test_ray_knows_what_is_waited_for_and_forgets_it_afterwards(environment: dict[str, str]) -> None:
+def test_resource_requests_end_with_the_wait(environment: dict[str, str]) -> None:
     configs = [{"num_workers": 3}, {}, {"num_workers": 2, "device": "cpu"}]
     done = _run(WAITS, json.dumps(configs), environment=environment)
     gpu, cpu = {"CPU": 1, "GPU": 1}, {"CPU": 1}
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert found == [[[gpu, 3]], [[gpu, 1]], [[cpu, 2]]], "a stack starts instances by it"
+    assert found == [[[gpu, 3]], [[gpu, 1]], [[cpu, 2]]]
     assert "autoscaler" not in done.stdout + done.stderr, "Ray would call it an error"
 
 
-def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[str, str]) -> None:
+def test_ray_reports_total_used_and_pending_resources(environment: dict[str, str]) -> None:
     node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
     done = _run(CLUSTER, environment={**environment, **node})
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
@@ -244,11 +244,11 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     nothing = dataclasses.asdict(Demand(gpus=2))
     work = {"gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5, "workers_in_use": 1}
     assert found[0] == nothing
-    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a placement group that waits"
+    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a pending placement group"
     assert found[2] == {**nothing, **work}, "actors"
     requested = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
-    assert found[3] == requested, "what a program requests, and nothing that has ended"
-    assert found[4] == ["ALIVE", []], "the dashboard tells of nodes and GPUs though the Prometheus servers are shut"
+    assert found[3] == requested, "requests of a program, without ended tasks"
+    assert found[4] == ["ALIVE", []], "the dashboard needs no Prometheus server"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_ray_tells_what_is_there_what_is_used_and_what_waits(environment: dict[s
     ],
     ids=["with GPUs", "from none"],
 )
-def test_a_plain_ray_programs_gpus_count(
+def test_gpus_of_plain_ray_programs_count(
     program: str, expected: list[Any], environment: dict[str, str], tmp_path: Path
 ) -> None:
     node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
@@ -296,12 +296,12 @@ def test_a_plain_ray_programs_gpus_count(
     assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")] == expected
 
 
-def test_ray_data_that_is_short_of_cpus_asks_for_more_of_them_until_it_ends(environment: dict[str, str]) -> None:
+def test_ray_data_requests_cpus_until_it_ends(environment: dict[str, str]) -> None:
     done = _run(PIPELINE, environment={**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")})
     [(there, needed), afterwards] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert there == 2
-    assert needed > 2, "the CPU workers that are there are too few for it"
-    assert afterwards == [2, 0], "a request that stayed would keep CPU workers for nobody"
+    assert needed > 2, "the existing CPU workers are too few"
+    assert afterwards == [2, 0], "a remaining request would keep idle CPU workers"
 
 
 def _run(script: str, *arguments: str, environment: dict[str, str]) -> Run:

@@ -15,7 +15,7 @@ from ray_on_ecs.run import supervisor
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands
 from tests.waiting import until
 
-# Ray Train as Ray's own documentation has it: no storage path, no name.
+# Ray Train as in Ray's documentation: without a storage path and a name.
 TRAIN = """
 import json, os, sys, tempfile, time
 import ray.train
@@ -40,7 +40,7 @@ def train():
 TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
 open("done.txt", "w").write(os.environ["RUN_NAME"])
 """
-# Hides from a look at the source that it starts workers.
+# Starts workers without a recognizable call in the source.
 HIDDEN = """
 import importlib
 train = importlib.import_module("ray.train.torch")
@@ -63,7 +63,7 @@ def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[S
 
 
 def programs(run_name: str) -> list[psutil.Process]:
-    """The processes of a run's Ray program, without those that look after them."""
+    """The processes of a run's Ray program, without their supervisors."""
     found = []
     for each in psutil.process_iter(["cmdline"]):
         words = each.info["cmdline"] or []
@@ -73,30 +73,28 @@ def programs(run_name: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_program_that_is_killed_resumes_and_each_report_is_kept_once(
-    typed: Start, head: Head, tmp_path: Path
-) -> None:
+def test_killed_program_resumes_without_duplicate_reports(typed: Start, head: Head, tmp_path: Path) -> None:
     hold, run = tmp_path / "hold", head.storage / "program"
     hold.touch()
     process = typed("run", "--run-name", "program", "--env", f"HOLD={hold}", "train.py")
     until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
     for each in programs("program"):
         each.send_signal(signal.SIGKILL)
-    # The killed program's worker lives on for a moment, and would go on with epoch 3.
+    # The killed program's worker lives on for a moment, and would continue with epoch 3.
     until(lambda: process.poll() is not None or (tmp_path / "hold-3").exists())
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
     assert "train.py:22 calls TorchTrainer: a Ray program" in err
     assert "begins from 0" in out
-    assert "begins from 3" in out, "Ray Train finds its checkpoints under the run's name"
+    assert "begins from 3" in out
     assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
     assert (run / "files" / "code" / "done.txt").read_text() == "program"
     assert list(run.glob("ray/ray_train_run-program/checkpoint_*/epoch.json"))
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
 
 
-def test_a_program_that_is_stopped_is_interrupted(typed: Start, head: Head, tmp_path: Path) -> None:
+def test_stopped_program_is_interrupted(typed: Start, head: Head, tmp_path: Path) -> None:
     hold, run = tmp_path / "hold", head.storage / "stopped"
     hold.touch()
     process = typed("run", "--run-name", "stopped", "--env", f"HOLD={hold}", "train.py")
@@ -109,7 +107,7 @@ def test_a_program_that_is_stopped_is_interrupted(typed: Start, head: Head, tmp_
     assert not programs("stopped")
 
 
-def test_a_program_that_is_started_on_every_worker_ends_with_a_line(typed: Start) -> None:
+def test_program_started_on_every_worker_is_refused(typed: Start) -> None:
     process = typed("run", "--run-name", "hidden", "--num-workers", "2", "hidden.py")
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, out + err

@@ -1,4 +1,4 @@
-"""A run that loses its driver or its head: `ray-head` submits it again, and it ends with the undisturbed weights."""
+"""A run that loses its driver or its head: `ray-head` resubmits it, and it ends with the undisturbed weights."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def undisturbed(environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
     return (folder / "undisturbed" / "model.safetensors").read_bytes()
 
 
-def test_a_killed_driver_is_submitted_again_and_who_follows_it_sees_the_end(
+def test_run_of_a_killed_driver_is_resubmitted(
     environment: dict[str, str], folder: Path, follow: Follow, hold: Path, undisturbed: bytes
 ) -> None:
     with ray_head(environment, folder) as head:
@@ -66,7 +66,7 @@ def test_a_killed_driver_is_submitted_again_and_who_follows_it_sees_the_end(
     [(RayHead.kill, "FAILED"), (lambda head: head.process.terminate(), "STOPPED")],
     ids=["killed", "stopped"],
 )
-def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
+def test_next_head_resubmits_runs_of_a_lost_head(
     environment: dict[str, str],
     folder: Path,
     follow: Follow,
@@ -90,7 +90,7 @@ def test_a_run_that_lost_its_head_is_submitted_again_by_the_next_head(
         assert head.jobs["mine"] == lost_as
         follower = follow(head, "--run-name=mine")
         out, err = follower.communicate(timeout=SECONDS)
-        assert out.startswith("run mine is under way as job mine.2: its log from the start\n"), "nobody submitted it"
+        assert out.startswith("run mine is under way as job mine.2: its log from the start\n")
         assert follower.returncode == 0, out + err
         assert head.jobs == {"mine": lost_as, "mine.2": "SUCCEEDED"}
     assert (folder / "runs" / "mine" / "model.safetensors").read_bytes() == undisturbed

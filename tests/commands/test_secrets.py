@@ -25,7 +25,7 @@ from tests.waiting import until
 
 VALUE = "hf_0123456789secret"
 PREFIX = secrets_prefix("tests")
-# Prints its secret in some ways, from a package that the private index alone has; with a file as argument it waits.
+# Prints its secret in some ways, from a package that only the private index has; with a file as argument it waits.
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -59,7 +59,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 class Index(HTTPServer):
-    """An index of packages that has one, for those who know the password."""
+    """A package index with one package, protected by a password."""
 
     def __init__(self, wheel: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Packages)
@@ -80,7 +80,7 @@ class _Packages(BaseHTTPRequestHandler):
         self.wfile.write(link.encode() if is_list else wheel.read_bytes())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the tests say what went wrong."""
+        """Print nothing: the tests report errors."""
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def code(tmp_path: Path) -> Iterator[Path]:
 def cluster(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Head, dict[str, str]]]:
-    """A head whose processes find the secrets in SSM, and the environment of a shell in its container."""
+    """A head whose processes read the secrets from SSM, and the environment of a shell in its container."""
     folder = tmp_path_factory.mktemp("secrets")
     own = {**environment, **aws_variables, **OPEN_MPI, SECRETS_VARIABLE: PREFIX, "TMPDIR": str(folder)}
     with started(own, folder) as head:
@@ -132,7 +132,7 @@ def with_value(*folders: Path, value: str = VALUE) -> list[Path]:
 
 
 def logs_of(head: Head) -> Path:
-    """The folder with all that Ray writes."""
+    """The folder with all files of Ray."""
     return Path(psutil.Process(head.process.pid).environ()["RAY_TMPDIR"])
 
 
@@ -142,7 +142,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
-    """Check all that a run shows and keeps."""
+    """Check the output and the files of a run."""
     from tests.commands.head import TOKEN as RAYS
 
     command = ["curl", "--silent", "--header", f"Authorization: Bearer {RAYS['RAY_AUTH_TOKEN']}"]
@@ -156,10 +156,10 @@ def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
     assert (run / "report.html").exists()
     for place in (run, logs_of(head)):
         assert with_value(place, value="token ***")
-    assert not with_value(head.storage, logs_of(head)), "the caches of a node are beside the runs"
+    assert not with_value(head.storage, logs_of(head))
 
 
-def test_a_script_and_pip_have_it_and_nothing_shows_it(
+def test_only_script_and_pip_have_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     head, hold = cluster[0], code.parent / "hold"
@@ -180,7 +180,7 @@ def test_a_script_and_pip_have_it_and_nothing_shows_it(
 
 
 @pytest.mark.fault
-def test_a_failed_mpi_program_hides_it(
+def test_failed_mpi_program_hides_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     head = cluster[0]
@@ -192,7 +192,7 @@ def test_a_failed_mpi_program_hides_it(
     assert not stored(aws_server)
 
 
-def test_a_ray_program_and_its_workers_have_it(
+def test_ray_program_and_workers_have_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     flags = ("--run-name", "program", "--secret", "TOKEN", "--requirements", "requirements.txt")
@@ -205,7 +205,7 @@ def test_a_ray_program_and_its_workers_have_it(
 
 
 @pytest.mark.fault
-def test_it_is_deleted_with_a_stop_and_a_job_without_it_is_one_line(
+def test_stop_deletes_the_secret(
     cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
 ) -> None:
     flags = ("--run-name", "stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
@@ -226,7 +226,7 @@ def test_it_is_deleted_with_a_stop_and_a_job_without_it_is_one_line(
 
 
 @pytest.mark.fault
-def test_a_run_that_is_submitted_again_finds_it(
+def test_resubmitted_run_has_the_secret(
     environment: dict[str, str], aws_variables: dict[str, str], aws_server: str, code: Path, tmp_path: Path
 ) -> None:
     for name in ("state", "runs"):
@@ -253,9 +253,7 @@ def test_a_run_that_is_submitted_again_finds_it(
 
 
 @pytest.mark.fault
-def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
-    environment: dict[str, str], code: Path, tmp_path: Path
-) -> None:
+def test_local_secret_file_is_deleted_with_the_run(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     flags = ("--local", "--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt")
@@ -268,12 +266,12 @@ def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
             assert file.stat().st_mode & 0o777 == 0o600
             ours = [each for each in ray if VALUE in str(each.environ())]
             assert ours
-            assert all("RUN_DIR" in each.environ() for each in ours), "Ray's own processes have it not"
+            assert all("RUN_DIR" in each.environ() for each in ours), "Ray's processes do not have the secret"
             process.send_signal(signal.SIGINT)
             status, out, err = end(process)
             assert status == 130, out + err
             assert have_ended(ray)
-            assert not with_value(home, code), "who resumes it gives it again"
+            assert not with_value(home, code)
             status, out, err = end(start("run", *flags, "--run-name", "cut", "show.py"))
             assert status == 0, out + err
             assert not with_value(home, code)
@@ -283,7 +281,7 @@ def test_on_a_laptop_it_is_in_a_file_that_ends_with_the_run(
 
 
 @pytest.mark.fault
-def test_by_hand_it_is_stored_until_the_end(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
+def test_run_without_a_job_stores_its_secret(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
     home, hold = tmp_path / "home", tmp_path / "hold"
     home.mkdir()
     hold.touch()

@@ -1,4 +1,4 @@
-"""All that is shown of a run: as a job, by its driver, and afterwards."""
+"""The shown log of a run: as a job, by its driver, and afterwards."""
 
 import re
 import subprocess
@@ -65,7 +65,7 @@ def assert_lines(lines: list[str], *patterns: str) -> None:
         assert re.fullmatch(pattern, line), line
 
 
-def test_every_line_that_is_shown(typed: Start, driver: Start, code: Path) -> None:
+def test_shown_log_is_complete(typed: Start, driver: Start, code: Path) -> None:
     run = ("--num-workers", "2", "--run-name", "shown", "shown.py")
     status, out, err = ended(typed("run", *run))
     assert_lines(out, "run shown is submitted as job shown", *lines_of("shown"))
@@ -78,10 +78,10 @@ def test_every_line_that_is_shown(typed: Start, driver: Start, code: Path) -> No
     assert (status, err) == (0, [])
 
 
-def test_follow_ends_with_the_status_of_the_last_job(typed: Start) -> None:
+def test_follow_ends_with_status_of_the_last_job(typed: Start) -> None:
     run = ("--num-workers", "1", "--run-name", "refused", "--input", "data=nowhere", "shown.py")
     assert ended(typed("run", "--detach", *run))[0] == 0
     status, out, _ = ended(typed("logs", "--follow", "refused"))
     assert status == 2
     assert_lines(out, "ray-on-ecs: --input: data=nowhere can't be read.*")
-    assert ended(typed("logs", "--follow", "refused"))[0] == 2, "also when it has ended before"
+    assert ended(typed("logs", "--follow", "refused"))[0] == 2

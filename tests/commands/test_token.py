@@ -1,4 +1,4 @@
-"""A cluster that wants another token than a run sends, or has none, is one line, and at once."""
+"""A cluster with another token than the run's, or without one, is reported in one line at once."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,12 +58,12 @@ def home(tmp_path: Path) -> Callable[[str | None], dict[str, str]]:
 
 @pytest.fixture
 def join(environment: dict[str, str], tmp_path: Path) -> Iterator[Join]:
-    """Join a cluster in this environment; returns the exit status and what was said."""
+    """Join a cluster in this environment; return the exit status and the output."""
     with heads.commands("ray_on_ecs.run", environment, tmp_path) as start:
 
         def run(**variables: str) -> tuple[int, str]:
             out, err = (process := start(code=JOIN, **variables)).communicate(timeout=SECONDS)
-            assert not err, err  # Ray itself would print an error each second
+            assert not err, err  # Ray would print an error each second
             return process.returncode, out
 
         yield run
@@ -81,7 +81,7 @@ def join(environment: dict[str, str], tmp_path: Path) -> Iterator[Join]:
     ],
     ids=["none", "a mode alone", "not to be sent", "a wrong file", "a wrong variable", "mode and a wrong variable"],
 )
-def test_a_refused_token_is_one_line(
+def test_refused_token_is_one_line(
     head: Head,
     join: Join,
     home: Callable[..., dict[str, str]],
@@ -100,20 +100,20 @@ def test_a_refused_token_is_one_line(
     [(f"{RIGHT}\n", {}), (None, {"RAY_AUTH_TOKEN": RIGHT}), (WRONG, {**MODE, "RAY_AUTH_TOKEN": RIGHT})],
     ids=["a file with a line break", "a variable without a mode", "the variable before the file"],
 )
-def test_a_token_that_is_there_is_sent(
+def test_available_token_is_sent(
     head: Head, join: Join, home: Callable[..., dict[str, str]], file: str, given: dict[str, str]
 ) -> None:
     assert join(RAY_ADDRESS=head.address, **home(file), **given) == JOINED
 
 
 @pytest.mark.parametrize("given", [{}, {"RAY_AUTH_TOKEN": WRONG}], ids=["a file", "a variable"])
-def test_a_cluster_without_a_token_gets_none(
+def test_cluster_without_a_token_gets_none(
     open_head: Head, join: Join, home: Callable[..., dict[str, str]], given: dict[str, str]
 ) -> None:
     assert join(RAY_ADDRESS=open_head.address, **home(WRONG), **given) == JOINED
 
 
-def test_a_mode_for_a_cluster_without_token_is_one_line(
+def test_token_mode_for_open_cluster_is_one_line(
     open_head: Head, join: Join, home: Callable[..., dict[str, str]]
 ) -> None:
     said = f"UsageError RAY_AUTH_MODE: the Ray cluster at '{open_head.address}' has no token; unset RAY_AUTH_MODE\n"

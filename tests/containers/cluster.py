@@ -1,4 +1,4 @@
-"""The cluster of the stack on one machine: its container definitions, started on a private network beside an S3."""
+"""The cluster of the stack on one machine: its container definitions on a private network with an S3."""
 
 import json
 import re
@@ -26,7 +26,7 @@ CLUSTER_INFO = "workers"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
-# What the stack says of the workers, and what an instance says of itself: a dollar a second.
+# The stack's description of the workers, and the instance metadata: a dollar a second.
 WORKERS = {
     "group": "workers",
     "types": ["g5.xlarge"],
@@ -39,16 +39,16 @@ WORKERS = {
     "gpus": 1,
 }
 INSTANCE = {"instance_type": "g5.xlarge", "zone": "us-east-1a", "market": "on-demand"}
-# A model of one's own, on every node: with it a run has many short epochs of four steps, and can be disturbed in its
-# middle. It takes its time until the file HURRY is there.
+# A user's model on every node: a run with it has many short epochs of four steps, and can be disturbed in the
+# middle. It is slow until the file HURRY exists.
 MODELS, HURRY = "/opt/models", "/tmp/hurry"
 # A folder with a user's code, on every node.
 CODE = "/opt/code"
 EPOCHS, STEPS_PER_EPOCH = 80, 4
 LONG = ("--model=tiny:mlp", "--data=digits", "--samples=512", "--batch-size=64", f"--epochs={EPOCHS}")
-# The epochs that a test may take up while it disturbs a run, on a slow machine, too.
+# The most epochs of a test that disturbs a run, also on a slow machine.
 ROOM = 25
-# What `docker stop` itself may add to the stop timeout before it kills.
+# The delay that `docker stop` may add to the stop timeout before it kills.
 GRACE_SECONDS = 45
 
 NODES = """
@@ -57,7 +57,7 @@ from ray_on_ecs.node import api, ports
 listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
-# The state and the node of each worker of Ray Train's that there is or was.
+# The state and the node of each current or earlier Ray Train worker.
 TRAIN_WORKERS = """
 import json
 from ray_on_ecs.node import api, ports
@@ -133,7 +133,7 @@ class Trained:
 
 @dataclass
 class Cluster:
-    """A head, its workers and an S3, each a container of its own on `network`."""
+    """A head, its workers and an S3, each in a separate container on `network`."""
 
     engine: Engine
     image: str
@@ -151,12 +151,12 @@ class Cluster:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes' containers, the head's first."""
+        """The nodes' containers, the head first."""
         return self.head, *self.workers
 
     @property
     def instance(self) -> Path:
-        """The folder with what the instance says of itself."""
+        """The folder with the instance metadata."""
         return self.code.parent / "instance"
 
     @property
@@ -165,7 +165,7 @@ class Cluster:
         return f"{self.network}-{S3}"
 
     def definition(self, kind: str) -> containers.Container:
-        """The stack's own definition of a head, a worker or a CPU worker, of a size that fits here."""
+        """The stack's definition of a head, a worker or a CPU worker, of a size for this machine."""
         common = containers.ContainerDefaults(
             image=self.image,
             log_group="logs",
@@ -203,7 +203,7 @@ class Cluster:
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 
     def start_storage(self, image: str) -> None:
-        """Start the S3, with its bucket and the parameter that says what a worker costs: a dollar a second."""
+        """Start the S3, with its bucket and the parameter with the price of a worker: a dollar a second."""
         self.engine.run(
             "run", "--detach", f"--name={self.storage}", f"--network={self.network}", f"--network-alias={S3}",
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
@@ -217,7 +217,7 @@ class Cluster:
         self.run("head", self.head, f"--network-alias={HEAD_HOST}")
 
     def start_worker(self, *options: str, **variables: str) -> str:
-        """Start one more worker; its container."""
+        """Start one more worker and return its container."""
         self.started += 1
         name = f"{self.network}-worker-{self.started}"
         self.run("worker", name, *options, **variables)
@@ -225,7 +225,7 @@ class Cluster:
         return name
 
     def start_on_two_networks(self, other: str) -> None:
-        """Unless there is one, a worker that has another network, too, in the place of the first."""
+        """Replace the first worker by one in two networks, unless there is one."""
         if self.on_two_networks in self.workers:
             return
         for name in self.workers[:1]:
@@ -236,7 +236,7 @@ class Cluster:
         self.engine.run("network", "connect", self.network, self.on_two_networks)
 
     def replace_stopped(self) -> None:
-        """What ECS does: a new container for each one that has ended."""
+        """Start a new container for each one that has ended, as ECS does."""
         running = self.engine.running()
         if self.head not in running:
             self.start_head()
@@ -247,7 +247,7 @@ class Cluster:
             self.start_worker()
 
     def settle(self, seconds: float = LIMIT_SECONDS) -> None:
-        """Replace what has ended until a head and two workers are well, and the head knows just these."""
+        """Replace ended containers until a head and two workers are healthy, and the head knows only these."""
 
         def why() -> str:
             ill = [name for name in self.names if not self.is_well(name)]
@@ -257,7 +257,7 @@ class Cluster:
         self.until(lambda: all(map(self.is_well, self.names)) and len(self.nodes()) == 3, seconds, why)
 
     def until(self, condition: Callable[[], Any], seconds: float, why: Callable[[], str] = str) -> Any:
-        """Wait for a condition while what ends is replaced."""
+        """Wait for a condition, and replace ended containers meanwhile."""
 
         def replaced_and_true() -> Any:
             self.replace_stopped()
@@ -266,11 +266,11 @@ class Cluster:
         return until(replaced_and_true, seconds, why)
 
     def is_running(self, name: str) -> bool:
-        """Whether a container is there and runs."""
+        """Return whether a container exists and runs."""
         return name in self.engine.running()
 
     def is_well(self, name: str) -> bool:
-        """What the definition's own health check says."""
+        """Return whether the definition's health check passes."""
         kind = "head" if name == self.head else "worker"
         _, *command = self.definition(kind)["healthCheck"]["command"]
         return self.engine.execute(name, *command, check=False).returncode == 0
@@ -280,7 +280,7 @@ class Cluster:
         return self._ask_dashboard(NODES)
 
     def trained_on(self, *states: str) -> set[str]:
-        """The addresses of the nodes that are there and have workers of Ray Train's in these states, or had any."""
+        """The addresses of the present nodes that have or had Ray Train workers, optionally in these states."""
         addresses = {node["node_id"]: node["node_ip"] for node in self.nodes()}
         workers = self._ask_dashboard(TRAIN_WORKERS)
         return {addresses[node] for state, node in workers if node in addresses and (not states or state in states)}
@@ -290,12 +290,12 @@ class Cluster:
         return self._ask_dashboard(JOBS)
 
     def _ask_dashboard(self, program: str) -> Any:
-        """The JSON that a program prints in the head; a head is well before its dashboard answers."""
+        """The JSON that a program prints in the head; a head is healthy before its dashboard answers."""
         command = ("python", "-c", program)
         return json.loads(until(lambda: self.engine.execute(self.head, *command, check=False).stdout, 60))
 
     def stop_jobs(self) -> None:
-        """Stop the jobs that run, as their user does: the head doesn't submit them again."""
+        """Stop the running jobs, as their user does: the head doesn't resubmit them."""
         self.engine.python(self.head, STOP_JOBS)
 
     def same_weights(self, first: str, second: str) -> bool:
@@ -311,7 +311,7 @@ class Cluster:
         return {self.engine.address(name, self.network) for name in self.workers}
 
     def hosts(self) -> list[str]:
-        """Options with which a container needs no name server to find head and S3.
+        """Options that let a container find head and S3 without a name server.
 
         Some engines' servers lose a question while other containers come and go, and then a name has no address.
         """
@@ -321,18 +321,18 @@ class Cluster:
     def submit(self, run_name: str, *flags: str) -> list[str]:
         """The command that the stack's `train_command` runs in the head, with a run's name and flags of the script."""
         inside = re.search(r"exec -it \$c ray-on-ecs run (.*)$", commands.train(2))
-        assert inside is not None, "train_command has another form"
+        assert inside is not None
         return ["ray-on-ecs", "run", f"--run-name={run_name}", *inside[1].split(), *flags]
 
     def train(self, run_name: str, *flags: str, seconds: float = 600) -> str:
-        """Train to the end; the job's log."""
+        """Train to the end and return the job's log."""
         command = self.submit(run_name, *flags)
         done = self.engine.run("exec", self.head, *command, check=False, timeout=seconds)
         assert done.returncode == 0, done.stdout + done.stderr + self.engine.logs(self.head)[-8000:]
         return done.stdout
 
     def trained(self) -> Trained:
-        """A run that has ended on these very containers: one is enough for all who look at it."""
+        """A finished run on these containers, shared by all tests that only read it."""
         containers = [self.engine.inspect(name)["Id"] for name in self.names]
         if not self.last or self.last.containers != containers:
             name = f"whole-{secrets.token_hex(2)}"
@@ -340,7 +340,7 @@ class Cluster:
         return self.last
 
     def stop(self, name: str) -> tuple[int, float]:
-        """Exit status of a node that is asked to stop, and how long it took."""
+        """Exit status of a node after SIGTERM, and the seconds until it ended."""
         began = time.monotonic()
         # SIGTERM; SIGKILL, and 137, after the definition's stop timeout
         self.engine.run("stop", name, timeout=180)
@@ -348,11 +348,11 @@ class Cluster:
         return self.engine.wait(name)[0], seconds
 
     def signal(self, name: str, process: str, signal: str) -> None:
-        """A signal to the processes of a name in a container."""
+        """Send a signal to the processes of a name in a container."""
         self.engine.python(name, SIGNAL.format(process=process, signal=signal))
 
     def signal_all(self, name: str, signal: str) -> None:
-        """A signal to all processes of a container but its init; an engine's own `pause` may fail while many run."""
+        """Send a signal to all processes of a container but its init; an engine's `pause` may fail while many run."""
         self.engine.python(name, f"import os, signal; os.kill(-1, signal.{signal})")
 
     def read(self, key: str) -> str:
@@ -370,7 +370,7 @@ class Cluster:
 
     @contextmanager
     def one_more(self, kind: str, name: str, *options: str, **given: Any) -> Generator[str]:
-        """A container beside the cluster, gone afterwards; its name."""
+        """Yield the name of another container, which is removed afterwards."""
         name = f"{self.network}-{name}"
         self.run(kind, name, *options, **given)
         try:
@@ -380,14 +380,14 @@ class Cluster:
             self.engine.remove_volume(self.state(name))
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove all containers and volumes."""
         self.engine.remove(self.head, self.storage, *self.workers)
         self.engine.remove_volume(self.state(self.head))
 
 
 @contextmanager
 def cluster_of(engine: Engine, image: str, s3_image: str, code: Path) -> Generator[Cluster]:
-    """A cluster with its S3; nodes come when it settles."""
+    """A cluster with its S3; `settle` starts the nodes."""
     with engine.network(f"ray-{secrets.token_hex(3)}") as network:
         cluster = Cluster(engine, image, network, code)
         cluster.instance.mkdir(exist_ok=True)
@@ -400,28 +400,28 @@ def cluster_of(engine: Engine, image: str, s3_image: str, code: Path) -> Generat
 
 
 class Run:
-    """A run that goes on while the test does something to the cluster, as whoever typed its command sees it."""
+    """A run during disturbances of the cluster, seen through its command."""
 
     def __init__(self, cluster: Cluster, name: str, output: Path) -> None:
         self.cluster, self.name, self.output = cluster, name, output
         self.again()
 
     def again(self) -> None:
-        """The same command."""
+        """Start the same command again."""
         command = self.cluster.submit(self.name, *LONG)
         self.process = self.cluster.engine.start("exec", self.cluster.head, *command, output=self.output)
 
     @property
     def log(self) -> str:
-        """What the command has said so far."""
+        """The output of the command so far."""
         return self.output.read_text()
 
     def is_alive(self) -> bool:
-        """Whether the command still runs."""
+        """Return whether the command still runs."""
         return self.process.poll() is None
 
     def epochs(self) -> int:
-        """The epochs whose metrics are in the bucket, none of them twice."""
+        """The number of epochs with metrics in the bucket, each once."""
         assert self.process.poll() in (None, 0), self.log
         folder = f"runs/{self.name}"  # while it trains, they are in a part
         lines = self.cluster.read(f"{folder}/metrics/000000000.jsonl") or self.cluster.read(f"{folder}/metrics.jsonl")
@@ -430,8 +430,8 @@ class Run:
         return len(steps)
 
     def goes_on(self, seconds: float = 240) -> None:
-        """Wait until the workers that the cluster has now have trained an epoch, while what ended is replaced."""
-        epoch = self.epochs() + 2  # the next one is perhaps trained already, and about to be stored
+        """Wait until the present workers have trained an epoch, and replace ended containers meanwhile."""
+        epoch = self.epochs() + 2  # the next epoch may be trained and not yet stored
 
         def is_everywhere() -> bool:
             return self.cluster.trained_on("ALIVE") == self.cluster.places()
@@ -439,7 +439,7 @@ class Run:
         self.cluster.until(lambda: self.epochs() > epoch and is_everywhere(), seconds)
 
     def finish(self, seconds: float = 240) -> None:
-        """Wait for the end, which nothing holds up any more; every epoch has been trained."""
+        """Let the run train fast to its end; every epoch has been trained."""
         for name in self.cluster.workers:
             self.cluster.engine.execute(name, "touch", HURRY)
         until(lambda: not self.is_alive(), seconds)
@@ -451,7 +451,7 @@ class Run:
 
 @dataclass
 class Disturbed:
-    """A run that one test after the other disturbs: starting one takes longer than most of what is done to it."""
+    """A run that several tests disturb in turn: a start takes longer than most disturbances."""
 
     cluster: Cluster
     folder: Path
@@ -459,7 +459,7 @@ class Disturbed:
     begun: int = 0
 
     def under_way(self) -> Run:
-        """The run, in its middle: the last test's if it has enough before it."""
+        """The run, in its middle: the previous test's if enough epochs are left."""
         run = self.run
         if not run or not run.is_alive() or run.epochs() > EPOCHS - ROOM:
             self.end()
@@ -471,7 +471,7 @@ class Disturbed:
         return run
 
     def end(self) -> None:
-        """Stop the run that is left in its middle, whoever follows it."""
+        """Stop the unfinished run and its followers."""
         if self.run:
             self.cluster.settle()
             self.cluster.stop_jobs()

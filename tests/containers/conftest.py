@@ -16,7 +16,7 @@ S3_IMAGE = "ray-on-ecs-s3"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Tests that share a run come first: they can use it until a container is replaced.
+    # Tests that share a run come first: it is valid until a container is replaced.
     items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 
 
@@ -69,7 +69,7 @@ def cluster(made: Cluster) -> Cluster:
 
 @pytest.fixture
 def trained(made: Cluster, other_network: str) -> Trained:
-    """A run that has ended on the cluster's current containers, one of which is in two networks."""
+    """A finished run on the cluster's current containers, one of which is in two networks."""
     made.start_on_two_networks(other_network)
     made.settle()
     return made.trained()

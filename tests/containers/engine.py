@@ -120,7 +120,7 @@ def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str,
     assert set(container) <= TRANSLATED | set(LEFT_OUT), set(container)
     assert set(linux) == LINUX
     assert set(linux["capabilities"]) == {"drop"}
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't raise its own limit
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # an engine without a daemon can't raise its limit
     limits = {
         each["name"]: (min(each["softLimit"], most), min(each["hardLimit"], most)) for each in container["ulimits"]
     }

@@ -34,7 +34,7 @@ if os.environ.get("FAKE_CUDA"):
 
     setattr(ctypes, "CDLL", load_or_fake)  # noqa: B010
 
-    if "ray_on_ecs.node.gpus" in sys.orig_argv:  # the check's own process multiplies on the CPU
+    if "ray_on_ecs.node.gpus" in sys.orig_argv:  # the process of the check multiplies on the CPU
         import torch
 
         ones = torch.ones

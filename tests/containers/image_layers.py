@@ -1,4 +1,4 @@
-"""The layers of the training image, and those that a change to the training code rebuilds."""
+"""The layers of the training image, and the layers that a change to the training code rebuilds."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 IMAGE = "ray-on-ecs"
 CHANGED_IMAGE = "ray-on-ecs-changed"
-# What docker/Dockerfile copies.
+# The paths that docker/Dockerfile copies.
 CONTEXT = (".dockerignore", "LICENSE", "pyproject.toml", "docker", "ray_on_ecs", "training")
 CHANGED_FILE = "training/image_classifier.py"
 BUILD_SECONDS = 1800
@@ -69,6 +69,6 @@ def _bytes(size: str) -> float:
 
 
 def _step(created_by: str) -> str:
-    """Return the line of the Dockerfile, without what engines add to it."""
+    """Return the line of the Dockerfile, without additions of the engines."""
     line = re.sub(r"^\|\d+ .*?/bin/sh -c |^/bin/sh -c (#\(nop\) )?|\w+:[0-9a-f]{64} in ", "", created_by)
     return line[:90]

@@ -9,12 +9,12 @@ from tests.waiting import until
 RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "config.json"}
 
 
-def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> None:
+def test_nodes_join_with_the_resources_of_their_task(cluster: Cluster) -> None:
     nodes = {node["node_ip"]: node["resources_total"] for node in cluster.nodes()}
     addresses = cluster.addresses()
-    assert set(nodes) == set(addresses.values()), "each node is known by its container's own address"
+    assert set(nodes) == set(addresses.values())
     head = nodes.pop(addresses[cluster.head])
-    assert "CPU" not in head, "nothing could be placed on the head"
+    assert "CPU" not in head, "Ray could place work on the head"
     for resources in nodes.values():
         assert resources["CPU"] == SIZE.vcpus
         assert "GPU" not in resources
@@ -23,16 +23,16 @@ def test_nodes_join_by_name_with_the_size_of_their_task(cluster: Cluster) -> Non
         assert announced <= SIZE.memory_mib * 2**20, "Ray would announce the host's memory and exceed the task's"
 
 
-def test_ray_status_in_the_heads_shell_shows_all_nodes(cluster: Cluster) -> None:
+def test_ray_status_shows_all_nodes(cluster: Cluster) -> None:
     def status() -> str:
         return cluster.engine.execute(cluster.head, "ray", "status", check=False).stdout
 
     # Nodes that have just joined are not in it yet.
     until(lambda: len(re.findall(r"^ 1 node_", status(), re.MULTILINE)) == 3, 120, status)
-    assert f"/{2 * SIZE.vcpus:.1f} CPU" in status(), "the workers' CPUs"
+    assert f"/{2 * SIZE.vcpus:.1f} CPU" in status()
 
 
-def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluster, trained: Trained) -> None:
+def test_train_command_uses_two_workers_and_the_bucket(cluster: Cluster, trained: Trained) -> None:
     addresses = cluster.addresses()
     head = addresses.pop(cluster.head)
     assert cluster.trained_on() == set(addresses.values()), f"one rank on each worker and none on the head {head}"
@@ -41,16 +41,16 @@ def test_the_train_command_trains_on_two_workers_into_the_bucket(cluster: Cluste
     assert any(key.startswith("checkpoints/step-") for key in keys)
     result = json.loads(cluster.read(f"runs/{trained.name}/result.json"))
     assert result["hardware"]["workers"] == 2
-    assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes at a dollar a second"
+    assert 2 < result["cost"]["usd"] <= 2 * result["times"]["total_seconds"], "two nodes cost a dollar a second each"
     assert result["metrics"]["test_accuracy"] > 0.5, "three epochs are enough for the digits"
 
 
-def test_the_head_says_what_ray_is_short_of_and_the_job_how_it_goes(cluster: Cluster, trained: Trained) -> None:
+def test_metrics_show_ray_demand_and_job_progress(cluster: Cluster, trained: Trained) -> None:
     expected = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress", "TrainLoss", "TestAccuracy"}
     cluster.until(lambda: cluster.metrics() >= expected, 300)
 
 
-def test_the_root_is_read_only_and_no_process_has_a_capability(cluster: Cluster) -> None:
+def test_root_is_read_only_and_processes_lack_capabilities(cluster: Cluster) -> None:
     for name in (cluster.head, *cluster.workers):
         refused = cluster.engine.execute(name, "touch", "/usr/local/x", check=False)
         assert "Read-only file system" in refused.stderr

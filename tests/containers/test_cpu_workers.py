@@ -1,4 +1,4 @@
-"""A CPU worker prepares data while the workers train on it, and the head says how many CPU workers it needs."""
+"""A CPU worker prepares data while the workers train on it, and the head reports the needed CPU workers."""
 
 import re
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ SUBMIT = ("ray", "job", "submit", "--", "python", "-m", "training.preprocess", f
 
 @pytest.fixture
 def cpu_worker(cluster: Cluster) -> Iterator[str]:
-    """The container of a CPU worker that has joined, and leaves in peace."""
-    if cluster.on_two_networks in cluster.workers:  # a plain Ray Train leaves it to Gloo to choose one
+    """The container of a CPU worker that has joined, and leaves with exit status 0."""
+    if cluster.on_two_networks in cluster.workers:  # plain Ray Train lets Gloo choose a network
         cluster.stop(cluster.on_two_networks)
         cluster.settle()
     with cluster.one_more("cpu-worker", "cpu-worker") as name:
@@ -28,7 +28,7 @@ def cpu_worker(cluster: Cluster) -> Iterator[str]:
             assert status == 0, cluster.engine.logs(name)
 
 
-def test_cpu_workers_prepare_what_the_workers_train_on(cluster: Cluster, cpu_worker: str) -> None:
+def test_cpu_workers_preprocess_the_training_data(cluster: Cluster, cpu_worker: str) -> None:
     address = cluster.engine.address(cpu_worker, cluster.network)
     [node] = [each for each in cluster.nodes() if each["node_ip"] == address]
     assert node["resources_total"]["CPU"] == SIZE.vcpus
@@ -42,10 +42,10 @@ def test_cpu_workers_prepare_what_the_workers_train_on(cluster: Cluster, cpu_wor
     epochs = {int(epoch): (float(loss), *rest) for epoch, loss, *rest in re.findall(line, said)}
     assert sorted(epochs) == list(range(EPOCHS)), said
     for _, images, places in epochs.values():
-        assert int(images) == IMAGES, "as many in each epoch"
-        assert places == str({address: IMAGES}), "the workers' CPUs are for training"
-    assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2, "it learns from what is prepared"
+        assert int(images) == IMAGES
+        assert places == str({address: IMAGES})
+    assert epochs[EPOCHS - 1][0] < epochs[0][0] / 2
     trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", said))
-    assert trained_at == cluster.places(), "and the CPU worker's are for the data"
-    assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/")), "a checkpoint that a restart reads"
+    assert trained_at == cluster.places()
+    assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/"))
     cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)

@@ -1,7 +1,6 @@
-"""A run outlives its workers and its head; a cluster outlives its head, and what the head knew its container.
+"""A run outlives its workers and its head; a cluster outlives its head, and the head's state its container.
 
-One run is disturbed by one test after the other. What needs no run happens meanwhile to a second cluster, as most of it
-is waiting.
+The tests disturb one run in turn. Tests without a run use a second cluster meanwhile, as they mostly wait.
 """
 
 import re
@@ -17,14 +16,14 @@ from tests.containers.cluster import EPOCHS, GRACE_SECONDS, Cluster, Disturbed, 
 from tests.containers.engine import Engine
 from tests.waiting import until
 
-# After the head answers again, until both workers can work. It takes less than the two minutes of
-# docs/design/nodes.md, which the tests print; this only ends a hang.
+# From the head's first answer until both workers can work. It takes less than the two minutes of
+# docs/design/nodes.md, and the tests print it; this limit only ends a hang.
 BACK_SECONDS = 300
-# As long as ECS may take to start a head again, and longer than the minute that Ray waits for one by itself.
+# The time ECS may need to restart a head; longer than the minute that Ray waits by default.
 AWAY_SECONDS = 75
-# What work has to end on a worker that is asked to stop, where a test can't wait for the stack's own limit.
+# The time for work on a draining worker, where a test can't wait for the stack's limit.
 DRAIN_SECONDS = 5
-# What a torn disk leaves of the head's state.
+# The head's state on a torn disk.
 DAMAGE = """
 import pathlib
 for path in pathlib.Path("/var/lib/ray").glob("*/tables/*"):
@@ -39,7 +38,7 @@ def lost(cluster: Cluster) -> None:
 
 
 def damaged(cluster: Cluster) -> None:
-    """The head is killed, and can't read what it wrote."""
+    """The head is killed and can't read its state."""
     cluster.engine.python(cluster.head, DAMAGE)
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
 
@@ -50,7 +49,7 @@ Beside = dict[str, Future[None]]
 
 @pytest.fixture(scope="module", autouse=True)
 def beside(request: pytest.FixtureRequest, engine: Engine, image: str, s3_image: str, code: Path) -> Iterator[Beside]:
-    """What happens to the second cluster, one after the other."""
+    """The tests of the second cluster, one after the other."""
     chosen = [end for end in ENDS if any(f"[{end}]" in item.name for item in request.session.items)]
     with cluster_of(engine, image, s3_image, code) as cluster, ThreadPoolExecutor(1) as pool:
         heads = {end: pool.submit(workers_come_back, cluster, end) for end in chosen}
@@ -65,9 +64,7 @@ def disturbed(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     disturbed.end()
 
 
-def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
-    cluster: Cluster, disturbed: Disturbed
-) -> None:
+def test_drained_worker_stops_at_once_and_run_resumes(cluster: Cluster, disturbed: Disturbed) -> None:
     """ECS's steps when EC2 reclaims an instance; docs/design/measurements.md has the seconds that this prints."""
     run = disturbed.under_way()
     name = cluster.workers[0]
@@ -91,8 +88,8 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     assert f"{checkpoint}/checkpoint.json" in cluster.keys(f"runs/{run.name}/")
     log = cluster.engine.logs(name)
     assert status == 0, log
-    assert "Local node finished draining" in log, "it left because its work was done"
-    assert seconds < WORKER_DRAIN_SECONDS, "the run has stored a checkpoint and is gone"
+    assert "Local node finished draining" in log
+    assert seconds < WORKER_DRAIN_SECONDS
     began = time.monotonic()
     cluster.settle()
     print(f"another worker had joined {time.monotonic() - began:.1f} s after its container's start")
@@ -101,55 +98,53 @@ def test_a_worker_that_trains_is_left_at_once_and_the_run_goes_on_elsewhere(
     run.goes_on()
 
 
-def test_a_head_in_the_middle_of_a_run(cluster: Cluster, disturbed: Disturbed) -> None:
+def test_run_resumes_after_its_head_is_stopped(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     status, _ = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
     until(lambda: not run.is_alive(), 180)
     assert f"interrupted; continue with --run-name {run.name}" in run.log
     status, seconds = cluster.stop(cluster.workers[0])
-    assert status == 0, "a worker without a head"
-    assert seconds < WORKER_DRAIN_SECONDS, "nobody is left to drain it"
+    assert status == 0
+    assert seconds < WORKER_DRAIN_SECONDS
     cluster.settle()
     until(lambda: running(cluster), BACK_SECONDS)
     run.again()
     run.goes_on()
-    assert f"run {run.name} is under way as job " in run.log, "the new head has submitted it, and nobody else"
+    assert f"run {run.name} is under way as job " in run.log
     assert "resuming after step " in run.log
 
 
-def test_a_worker_that_is_killed_or_not_left_in_time_is_replaced_and_the_run_goes_on(
-    cluster: Cluster, disturbed: Disturbed
-) -> None:
+def test_killed_or_late_worker_is_replaced(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     cluster.engine.remove(cluster.workers.pop(0))
-    assert run.epochs() < EPOCHS, "it was killed in the middle"
+    assert run.epochs() < EPOCHS
     hasty = cluster.start_worker(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=str(DRAIN_SECONDS))
     run.goes_on()
     status, seconds = cluster.stop(hasty)
     assert status == 0, cluster.engine.logs(hasty)
-    assert seconds < DRAIN_SECONDS + GRACE_SECONDS, "the limit holds, whatever runs"
-    assert run.epochs() < EPOCHS, "it was cut off"
+    assert seconds < DRAIN_SECONDS + GRACE_SECONDS
+    assert run.epochs() < EPOCHS
     run.goes_on()
     assert hasty not in cluster.workers
 
 
-def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run_goes_on(
-    cluster: Cluster, disturbed: Disturbed
-) -> None:
+def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: Disturbed) -> None:
     run = disturbed.under_way()
     workers, nodes, address = list(cluster.workers), worker_nodes(cluster), cluster.addresses()[cluster.head]
     [job] = running(cluster)
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
     until(lambda: not run.is_alive(), 180)
     time.sleep(AWAY_SECONDS)
-    assert all(map(cluster.is_well, workers)), "ECS would replace them, with the head about to come back"
+    assert all(map(cluster.is_well, workers)), "ECS would replace healthy workers while the head restarts"
     began = time.monotonic()
-    with cluster.one_more("worker", "neighbour", command=("sleep", "600")):  # some engines give it the free address
+    with cluster.one_more(
+        "worker", "neighbour", command=("sleep", "600")
+    ):  # takes the free address, which some engines would reuse
         cluster.start_head()
         until(lambda: cluster.is_well(cluster.head), 300)
         print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
-        assert cluster.addresses()[cluster.head] != address, "only the name leads to it"
+        assert cluster.addresses()[cluster.head] != address
         until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
         print(f"its job had ended after {time.monotonic() - began:.0f} s")
         [successor] = until(lambda: running(cluster), BACK_SECONDS)
@@ -157,22 +152,22 @@ def test_a_head_that_comes_back_elsewhere_knows_its_jobs_and_workers_and_the_run
     run.again()
     run.finish()
     print(f"the run had ended after {time.monotonic() - began:.0f} s")
-    assert f"run {run.name} is under way as job {successor}: " in run.log, "nobody but the head has submitted it"
+    assert f"run {run.name} is under way as job {successor}: " in run.log
     assert "resuming after step " in run.log
     assert cluster.jobs()[successor] == "SUCCEEDED"
-    assert cluster.workers == workers, "no container was replaced"
-    assert worker_nodes(cluster) == nodes, "and none started Ray anew"
+    assert cluster.workers == workers
+    assert worker_nodes(cluster) == nodes
     undisturbed = Run(cluster, "undisturbed", disturbed.folder / "undisturbed.log")
     undisturbed.finish()
     assert cluster.same_weights(run.name, undisturbed.name)
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_workers_come_back_to_a_head_without_its_state_and_the_next_run_works(beside: Beside, end: str) -> None:
+def test_workers_rejoin_a_head_without_its_state(beside: Beside, end: str) -> None:
     beside[end].result()
 
 
-def test_a_worker_that_the_head_has_lost_is_ill(beside: Beside) -> None:
+def test_worker_lost_by_the_head_is_unhealthy(beside: Beside) -> None:
     beside["frozen"].result()
 
 
@@ -187,21 +182,21 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
     began = time.monotonic()
     cluster.settle(BACK_SECONDS)
     print(f"workers were back {time.monotonic() - began:.0f} s after the head")
-    assert not set(old) & set(cluster.workers), "workers of the old head have gone"
+    assert not set(old) & set(cluster.workers)
     assert "test_accuracy" in cluster.train(f"after-{end}", "--data=digits", "--epochs=1")
 
 
 def lose_a_worker(cluster: Cluster) -> None:
-    """Freeze Ray on a worker, and see what its health check says."""
+    """Freeze Ray on a worker until its health check fails."""
     cluster.settle()
     name = cluster.workers[0]
     cluster.signal(name, "raylet", "SIGSTOP")
-    until(lambda: not cluster.is_well(name), 300)  # the head asks five times, each for some seconds
-    assert cluster.is_running(name), "nothing but the health check tells"
+    until(lambda: not cluster.is_well(name), 300)  # the head asks five times, some seconds each
+    assert cluster.is_running(name)
 
 
 def worker_nodes(cluster: Cluster) -> set[str]:
-    """Ray's own names of the workers, which each start of Ray gives anew."""
+    """Ray's IDs of the workers, which change with each start of Ray."""
     return {node["node_id"] for node in cluster.nodes() if "CPU" in node["resources_total"]}
 
 

@@ -1,4 +1,4 @@
-"""The health check reports what is wrong while the container itself still runs.
+"""The health check reports faults while the container still runs.
 
 The check of a worker that the head has lost takes minutes and is in test_failures.py.
 """
@@ -7,19 +7,19 @@ from tests.containers.cluster import Cluster
 from tests.waiting import until
 
 
-def test_a_head_whose_state_hangs_is_ill(cluster: Cluster) -> None:
+def test_head_with_a_frozen_gcs_is_unhealthy(cluster: Cluster) -> None:
     cluster.signal(cluster.head, "gcs_server", "SIGSTOP")
     try:
-        assert not cluster.is_well(cluster.head), "nothing could join it or start on it"
+        assert not cluster.is_well(cluster.head), "it could accept neither nodes nor jobs"
     finally:
         cluster.signal(cluster.head, "gcs_server", "SIGCONT")
     until(lambda: cluster.is_well(cluster.head), 180)
 
 
-def test_a_worker_whose_head_hangs_is_well(cluster: Cluster) -> None:
+def test_worker_of_a_frozen_head_is_healthy(cluster: Cluster) -> None:
     cluster.signal_all(cluster.head, "SIGSTOP")
     try:
-        assert cluster.is_well(cluster.workers[0]), "the head has to be replaced, not the worker"
+        assert cluster.is_well(cluster.workers[0])
     finally:
         cluster.signal_all(cluster.head, "SIGCONT")
     until(lambda: cluster.is_well(cluster.head), 180)

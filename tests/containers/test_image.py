@@ -1,4 +1,4 @@
-"""What the image contains and what it must not contain."""
+"""Contents of the image, and files that it must not contain."""
 
 import json
 import re
@@ -21,26 +21,26 @@ def inside(engine: Engine, image: str, *command: str) -> str:
     return engine.run("run", "--rm", image, *command).stdout
 
 
-def test_the_compiler_that_triton_and_torch_compile_call_works(engine: Engine, image: str) -> None:
+def test_compiler_of_triton_and_torch_compile_works(engine: Engine, image: str) -> None:
     program = "echo 'int main() { return 42; }' > /tmp/a.cpp"
     build = f"command -v gcc && {program} && g++ -std=c++20 -fopenmp /tmp/a.cpp -o /tmp/a"
     command = ("run", "--rm", "--read-only", "--volume=/tmp", image, "sh", "-c", f"{build} && /tmp/a")
     assert engine.run(*command, check=False).returncode == 42
 
 
-def test_there_are_no_other_build_tools(engine: Engine, image: str) -> None:
+def test_image_has_no_other_build_tools(engine: Engine, image: str) -> None:
     assert not inside(engine, image, "sh", "-c", "; ".join(f"command -v {tool}" for tool in BUILD_TOOLS) + "; true")
 
 
-def test_there_is_no_cache_and_nothing_left_over(engine: Engine, image: str) -> None:
+def test_image_has_no_caches_or_build_files(engine: Engine, image: str) -> None:
     kept = "find /tmp /var/cache/apt/archives /root /src -type f -size +4k 2>/dev/null; true"
     listed = engine.run("run", "--rm", "--user=0", image, "sh", "-c", kept).stdout
-    assert not listed, "only the build needed these"
+    assert not listed
     archives = engine.run("run", "--rm", image, "find", "/", "-xdev", "-name", "*.a", "-path", "*nvidia*", check=False)
-    assert not archives.stdout, "Triton and torch.compile link no static libraries"
+    assert not archives.stdout, "Triton and torch.compile don't link static libraries"
 
 
-def test_no_cuda_library_is_there_twice(engine: Engine, image: str) -> None:
+def test_cuda_libraries_are_not_duplicated(engine: Engine, image: str) -> None:
     names = inside(engine, image, "python", "-c", LIBRARIES).split()
     # Wheels that bundle a copy add a hash to its name.
     plain = [re.sub(r"[.-][0-9a-f]{8}(?=\.)", "", name) for name in names]
@@ -50,20 +50,18 @@ def test_no_cuda_library_is_there_twice(engine: Engine, image: str) -> None:
     assert not twice
 
 
-def test_the_packages_are_whole(engine: Engine, image: str) -> None:
-    assert inside(engine, image, "python", "-m", "pip", "check").startswith("No broken requirements"), (
-        "parts are missing"
-    )
+def test_packages_are_complete(engine: Engine, image: str) -> None:
+    assert inside(engine, image, "python", "-m", "pip", "check").startswith("No broken requirements")
     inside(engine, image, "python", "-c", "import torch, torchvision, triton, ray.train, ray_on_ecs.node, training")
 
 
-def test_a_change_to_the_training_code_pushes_little(engine: Engine, image: str) -> None:
+def test_training_code_change_pushes_small_layers(engine: Engine, image: str) -> None:
     pushed = layers_pushed_by_a_change(engine.command)
-    assert pushed, "the changed layer is new"
+    assert pushed
     assert sum(layer.size for layer in pushed) < 4e6, f"one line pushes {pushed}"
 
 
-def test_it_says_what_it_is_and_runs_as_nobody_special(engine: Engine, image: str) -> None:
+def test_image_is_labeled_and_runs_unprivileged(engine: Engine, image: str) -> None:
     config = json.loads(engine.run("image", "inspect", image).stdout)[0]["Config"]
     labels = {name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()}
     assert (

@@ -1,6 +1,6 @@
-"""A laptop beside the cluster: `ray-on-ecs` reaches the head through Session Manager's stand-in, and nothing else is.
+"""A laptop outside the cluster: `ray-on-ecs` reaches only the head, through Session Manager's stand-in.
 
-The laptop is a container with the command and its own copy of training/. It has no Pulumi, so the stack's outputs are
+The laptop is a container with the command and a copy of training/. Pulumi is not installed, so the stack's outputs are
 in a file.
 """
 
@@ -50,7 +50,7 @@ OUTPUTS = {
     "metrics_dashboard": METRICS,
     "estimated_hourly_usd": 7200,
 }
-# The script as it is on the laptop, with a model beside it that the image doesn't have.
+# The script on the laptop, with a model in its folder that the image doesn't have.
 SCRIPT = (f"--working-dir={HOME}/training", "image_classifier.py")
 OWN_MODEL = """
 from torch import nn
@@ -98,7 +98,7 @@ class Laptop:
     def type(
         self, *words: str, status: int = 0, outputs: str = "outputs.json", **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Type a command; it has to end with this status, and without a traceback."""
+        """Type a command, which must end with this status and without a traceback."""
         done = self.cluster.engine.run(
             "exec", *self._variables(outputs, variables), self.name, "python", "-m", "ray_on_ecs", *words,
             check=False, timeout=SECONDS,
@@ -108,20 +108,20 @@ class Laptop:
         return done
 
     def line(self, *words: str, status: int, **given: str) -> str:
-        """The one line that a command which fails leaves."""
+        """Return the one line of a command that fails."""
         done = self.type(*words, status=status, **given)
         [line] = done.stderr.splitlines()
         assert line.startswith("ray-on-ecs: "), line
         return line
 
     def start(self, *words: str, output: Path) -> subprocess.Popen[str]:
-        """Type a command that goes on."""
+        """Type a command and do not wait for it."""
         return self.cluster.engine.start(
             "exec", *self._variables("outputs.json", {}), self.name, "python", "-m", "ray_on_ecs", *words, output=output
         )
 
     def processes(self, words: str, number: int = 0) -> list[str]:
-        """The IDs of its processes whose command lines have these words; they get a signal."""
+        """Send a signal to its processes with these words in their command lines, and return their IDs."""
         return self.cluster.engine.python(self.name, PROCESSES, words, str(number)).split()
 
     @staticmethod
@@ -132,8 +132,8 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is on the laptop: the command, its stand-ins, and code that is newer than the image's."""
-    folder = tmp_path_factory.mktemp("laptop") / "home"  # pytest's own folder is for its user alone
+    """The laptop's files: the command, its stand-ins, and code that is newer than in the image."""
+    folder = tmp_path_factory.mktemp("laptop") / "home"  # only its user can read pytest's folder
     for package in ("ray_on_ecs", "training"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "training" / "mymodels.py").write_text(OWN_MODEL)
@@ -171,13 +171,13 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
 
 @pytest.fixture
 def laptop(container: Laptop, cluster: Cluster) -> Laptop:
-    """The laptop beside a healthy cluster, with the cluster's token in the stack's parameter."""
+    """The laptop of a healthy cluster, with the cluster's token in the stack's parameter."""
     set_token(container, cluster.engine.secrets["RAY_AUTH_TOKEN"])
     return container
 
 
 def listed(laptop: Laptop, name: str, state: str) -> dict[str, Any] | None:
-    """What `runs` says of a run, if it is in this state."""
+    """The entry of a run in `runs`, if it is in this state."""
     found = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == name]
     return found[0] if found and found[0]["state"] == state else None
 
@@ -186,31 +186,31 @@ def set_token(laptop: Laptop, token: str) -> None:
     laptop.cluster.engine.python(laptop.name, SETUP.format(name=TOKEN_PARAMETER, value=token))
 
 
-def test_one_line_trains_and_brings_the_results(laptop: Laptop) -> None:
+def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     script = (*SCRIPT, "--data=digits", "--model=mymodels:build", "--epochs=3")
     done = laptop.type("run", "--run-name=from-laptop", "--fetch=/tmp/results", *script)
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
-    assert ", 2 x CPU" in done.stdout, "one for each of the stack's GPUs"
-    assert "results in " in done.stdout, "the log, to its end"
-    assert not laptop.processes(SESSION), "what it opened it has closed"
+    assert ", 2 x CPU" in done.stdout
+    assert "results in " in done.stdout
+    assert not laptop.processes(SESSION)
     kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
     wanted = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "report.html", "status.json", "logs"}
     assert kept >= wanted
     report = laptop.cluster.read("runs/from-laptop/report.html")
     assert "from-laptop" in report
-    assert "data:image/png;base64," in report, "the curves are in it"
+    assert "data:image/png;base64," in report
 
     [run] = [each for each in json.loads(laptop.type("runs", "--json").stdout) if each["name"] == "from-laptop"]
     assert (run["state"], run["step"]) == ("finished", 33)
-    assert run["cost_usd"] > 2, "two instances at a dollar a second"
+    assert run["cost_usd"] > 2, "two instances cost a dollar a second each"
     assert "from-laptop" in laptop.type("runs").stdout
     assert "results in " in laptop.type("logs", "from-laptop").stdout
     assert "report.html" in laptop.type("open", "--no-browser", "from-laptop").stdout
     again = laptop.type("run", "--run-name=from-laptop", *script, status=2)
-    assert "is finished" in again.stderr, "refused before anything is uploaded"
+    assert "is finished" in again.stderr
 
 
-def test_a_script_of_ones_own_runs_and_two_runs_are_compared(laptop: Laptop) -> None:
+def test_user_script_runs_and_runs_are_compared(laptop: Laptop) -> None:
     names = [f"script-{epochs}-{secrets.token_hex(2)}" for epochs in (2, 3)]
     metric = "--metric=loss=loss {number}"
     for epochs, name in zip((2, 3), names, strict=True):
@@ -224,9 +224,7 @@ def test_a_script_of_ones_own_runs_and_two_runs_are_compared(laptop: Laptop) -> 
     assert laptop.cluster.engine.execute(laptop.name, "test", "-s", "/tmp/compare.png", check=False).returncode == 0
 
 
-def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
-    laptop: Laptop, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_broken_connection_is_restored_without_lost_lines(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
     name = f"cut-{secrets.token_hex(2)}"
     output = tmp_path / "log"
     process = laptop.start("run", f"--run-name={name}", *SCRIPT, *LONG, output=output)
@@ -253,7 +251,7 @@ def test_a_connection_that_breaks_is_made_again_and_no_line_is_lost(
         assert log.count(f"[rank 0] epoch {epoch + 1}/") == 1, f"the line of epoch {epoch + 1}, once: {log}"
 
 
-def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
+def test_detached_run_is_followed_and_stopped(laptop: Laptop, tmp_path: Path) -> None:
     name = f"left-{secrets.token_hex(2)}"
     started = json.loads(laptop.type("run", "--detach", "--json", f"--run-name={name}", *SCRIPT, *LONG).stdout)
     assert started == {"run_name": name, "job": name, "storage_path": f"s3://{BUCKET}/runs/{name}"}
@@ -269,7 +267,7 @@ def test_a_run_is_left_to_itself_followed_and_stopped(laptop: Laptop, tmp_path: 
     assert listed(laptop, name, "interrupted")
 
 
-def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_path: Path) -> None:
+def test_dashboard_is_forwarded_until_interrupted(laptop: Laptop, tmp_path: Path) -> None:
     output = tmp_path / "log"
     process = laptop.start("dashboard", "--no-browser", output=output)
     until(lambda: "Ctrl-C closes it" in output.read_text(), SECONDS, output.read_text)
@@ -282,8 +280,8 @@ def test_the_dashboard_is_forwarded_until_it_is_interrupted(laptop: Laptop, tmp_
     assert not laptop.processes(SESSION)
 
 
-def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
-    """Compose publishes the head's port and the S3's on the laptop itself."""
+def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
+    """Compose publishes the ports of head and S3 on the laptop."""
     here = {COMPOSE_DASHBOARD: (HEAD_HOST, COMPOSE_DASHBOARD), COMPOSE_S3_PORT: ("s3", 5000)}
     for local, (host, port) in here.items():
         parameters = json.dumps({"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]})
@@ -308,25 +306,25 @@ def test_the_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) 
         laptop.processes(SESSION, signal.SIGKILL)
 
 
-def test_a_shell_is_a_session_of_the_stacks_document(laptop: Laptop) -> None:
+def test_shell_is_a_session_of_the_stack_document(laptop: Laptop) -> None:
     assert (
         laptop.type("shell").stdout.strip()
         == f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
     )
 
 
-def test_a_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
+def test_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
     assert "--install lets Ray install it" in laptop.line("notebook", "--no-browser", status=2)
 
 
-def test_a_clock_that_is_wrong_stops_nothing_and_is_named(laptop: Laptop) -> None:
+def test_wrong_clock_is_reported_and_stops_nothing(laptop: Laptop) -> None:
     ahead = f"{HOME}/hour-ahead:{HOME}"
     assert laptop.type("runs", PYTHONPATH=ahead).returncode == 0
     done = laptop.type("doctor", status=1, PYTHONPATH=ahead)
     assert "clock" in done.stdout
 
 
-def test_what_is_wrong_is_one_line(laptop: Laptop, cluster: Cluster) -> None:
+def test_errors_are_one_line(laptop: Laptop, cluster: Cluster) -> None:
     assert "pulumi up creates it" in laptop.line("status", status=3, outputs="none.json")
     assert "--outputs" in laptop.line("runs", status=2, outputs="missing.json")
     assert "is down, or in another account" in laptop.line("stop", "any", status=3, outputs="down.json")
@@ -335,9 +333,7 @@ def test_what_is_wrong_is_one_line(laptop: Laptop, cluster: Cluster) -> None:
     set_token(laptop, cluster.engine.secrets["RAY_AUTH_TOKEN"])
 
 
-def test_a_head_that_is_replaced_is_one_line_and_a_new_run_waits_for_it(
-    laptop: Laptop, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_new_run_waits_for_a_replaced_head(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
     cluster.engine.run("stop", cluster.head, timeout=180)
     assert "being replaced" in laptop.line("stop", "any", status=3)
     output = tmp_path / "log"

@@ -1,6 +1,6 @@
-"""A GPU that is lost in the middle of a run: the run goes on elsewhere, and the node ends.
+"""A GPU that is lost in the middle of a run: the run continues on another node, and the node ends.
 
-`test_refusals` has the next start on such an instance, which has it replaced.
+`test_refusals` has the next start on such an instance, which requests its replacement.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.containers.cluster import CODE, Cluster
 from tests.waiting import until
 
-# The file in a container with the status of its CUDA driver, and that of a GPU that has no device file any more.
+# The file in a container with the status of its CUDA driver, and the status for a GPU without a device file.
 STATUS_FILE, NO_DEVICE = "/tmp/cuda-status", 100
 GPU_WORKER = ("ray-worker", "--num-cpus=1", "--num-gpus=1")
 STEPS = 40
@@ -30,7 +30,7 @@ while step < {STEPS}:
 """
 
 
-def test_a_run_goes_on_without_the_node_of_a_lost_gpu(cluster: Cluster, tmp_path: Path) -> None:
+def test_run_continues_without_node_of_a_lost_gpu(cluster: Cluster, tmp_path: Path) -> None:
     engine = cluster.engine
     (cluster.code / "steps.py").write_text(SCRIPT)
     log = tmp_path / "log"
@@ -52,7 +52,7 @@ def test_a_run_goes_on_without_the_node_of_a_lost_gpu(cluster: Cluster, tmp_path
         assert f"cuInit returns {NO_DEVICE}; this node stops" in text
         first, *later = map(int, re.findall(r"begins after step (\d+)", text))
         assert first == 0
-        assert len(later) == 1, "the script starts on the other node alone"
+        assert len(later) == 1
         assert later[0] >= 5, text
         assert text.count("failure 1 in a row") == 1, text
         assert "nodes are being reclaimed; restarting" in text

@@ -9,7 +9,7 @@ from ray_on_ecs.node import ports
 from tests.containers.cluster import ROOT, Cluster
 
 DOCUMENT = (ROOT / "docs" / "image.md").read_text()
-# The first of the ports that the kernel assigns; the nodes are idle here, so none of those may listen.
+# The first port that the kernel assigns; the nodes are idle here, so these ports must be closed.
 FROM_THE_KERNEL = "32768"
 # Scans all IPv4 ports of a node from another container.
 SCAN = """
@@ -57,7 +57,7 @@ def listening(cluster: Cluster, name: str) -> set[int]:
     return set(map(int, found.split()))
 
 
-def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
+def test_nodes_listen_only_on_documented_ports(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         head, worker = pool.map(partial(listening, cluster), (cluster.head, cluster.workers[0]))
     assert {ports.GCS, ports.DASHBOARD} <= head, "the scan works"
@@ -66,12 +66,12 @@ def test_nodes_listen_on_documented_ports_alone(cluster: Cluster) -> None:
     assert worker <= documented("worker"), f"not in docs/image.md: {worker - documented('worker')}"
 
 
-def test_another_network_reaches_nothing(cluster: Cluster) -> None:
-    """The network plays the security group: both admit only their own members."""
+def test_other_networks_reach_no_port(cluster: Cluster) -> None:
+    """The network stands for the security group: both admit only their members."""
     addresses = cluster.addresses().values()
-    assert cluster.engine.python(cluster.workers[0], REACH, *addresses), "a member of the network reaches it"
+    assert cluster.engine.python(cluster.workers[0], REACH, *addresses)
     with (
         cluster.engine.network(f"outside-{secrets.token_hex(3)}") as outside,
         cluster.one_more("worker", "outsider", f"--network={outside}", command=("sleep", "120")) as name,
     ):
-        assert not cluster.engine.python(name, REACH, *addresses), "reached from another network"
+        assert not cluster.engine.python(name, REACH, *addresses)

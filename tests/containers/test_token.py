@@ -37,7 +37,7 @@ for each in sys.argv[1:]:
     target, _, method = each.partition("/")
     print(code(target, method), code(target, method, ("authorization", "Bearer wrong")))
 """
-# A driver with an actor, for longer than anybody waits for its ports.
+# A driver with an actor that outlasts any wait for its ports.
 DRIVE = """
 import ray, time
 @ray.remote(num_cpus=0)
@@ -117,11 +117,11 @@ def test_grpc_is_refused(cluster: Cluster) -> None:
     assert refusals(cluster, CALL, *calls) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
-def test_rays_processes_refuse(cluster: Cluster) -> None:
+def test_ray_processes_refuse_other_tokens(cluster: Cluster) -> None:
     cluster.engine.run("exec", "--detach", cluster.head, "python", "-c", DRIVE)
 
     def answers() -> set[str]:
-        """Return the answers of all listening processes, except those that have ended since."""
+        """Return the answers of all listening processes, except processes that have ended since."""
         calls = [
             f"{address}:{port}/{WORKER_CALL}"
             for name, address in cluster.addresses().items()
@@ -133,15 +133,15 @@ def test_rays_processes_refuse(cluster: Cluster) -> None:
     assert until(answers, 180) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
-def test_a_job_is_refused(strangers: Strangers) -> None:
+def test_job_is_refused(strangers: Strangers) -> None:
     refused(strangers["job"])
 
 
-def test_a_node_is_refused(strangers: Strangers) -> None:
+def test_node_is_refused(strangers: Strangers) -> None:
     refused(strangers["node"])
 
 
-def test_a_driver_is_refused(strangers: Strangers) -> None:
+def test_driver_is_refused(strangers: Strangers) -> None:
     refused(strangers["driver"])
 
 
@@ -151,7 +151,7 @@ def refused(stranger: Future[tuple[int, str]]) -> None:
     assert "token" in log.lower(), log
 
 
-def test_the_token_is_in_its_own_variable_and_nowhere_else(cluster: Cluster, trained: Trained) -> None:
+def test_token_is_only_in_its_variable(cluster: Cluster, trained: Trained) -> None:
     token = cluster.engine.secrets["RAY_AUTH_TOKEN"]
     assert token not in trained.log
     for name in cluster.names:
@@ -159,7 +159,7 @@ def test_the_token_is_in_its_own_variable_and_nowhere_else(cluster: Cluster, tra
         search = cluster.engine.execute(
             name, "grep", "-rlsa", "--devices=skip", token, "/tmp", "/home/ray", STATE_DIR, check=False
         )
-        assert not search.stdout, "people read Ray's logs, and its state outlives it"
+        assert not search.stdout, "users can read Ray's logs, and its state outlives it"
         commands = cluster.engine.execute(name, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
         assert "raylet" in commands
         assert token not in commands, "every user of the host can read command lines"

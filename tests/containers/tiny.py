@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-# Steps sleep, which leaves the cores to what is tested, until this file exists.
+# Until this file exists steps sleep, which leaves the cores to the tests.
 STEP_SECONDS = 0.25
 HURRY = Path(os.environ["HURRY"])
 

@@ -1,4 +1,4 @@
-"""What a script with a Checkpointer survives on two nodes with an S3: its weights are those of an undisturbed run."""
+"""Faults of a script with a Checkpointer on two nodes with an S3: its weights match an undisturbed run."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     """The weights of the same script under torchrun."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / NAME).write_text(SCRIPT)
-    # A rank may abort in PyTorch at the end of its process, with its work done, where the machine is very busy.
+    # On a very busy machine a rank may abort in PyTorch at the end of its process, after its work.
     again = ("--standalone", "--max-restarts=1", "--nproc-per-node=2")
     subprocess.run(
         (sys.executable, "-m", "torch.distributed.run", *again, NAME), cwd=folder, env=cluster.environment, check=True
@@ -121,7 +121,7 @@ class TabularRun:
         return self._log.read_text()
 
     def said(self, verb: str) -> set[tuple[int, int]]:
-        """The ranks that begin or stop, and at which step. (Nodes that share a machine show some lines again.)"""
+        """The ranks that begin or stop, with their steps. (Nodes that share a machine repeat some lines.)"""
         return {(int(rank), int(step)) for rank, step in re.findall(rf"rank (\d) {verb} at step (\d+)", self.log)}
 
     @property
@@ -149,7 +149,7 @@ class TabularRun:
         assert self.command.returncode == 0, self.log
         records = [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
         steps = [each["step"] for each in records]
-        assert steps == sorted(set(steps)), "each step once"
+        assert steps == sorted(set(steps))
         assert [each["step"] for each in records if "val_loss" in each] == [12, 24, 36, 48]
         torch.testing.assert_close(load(self.read("model.safetensors")), expected, rtol=0.0, atol=tolerance)
 
@@ -166,20 +166,20 @@ def run(cluster: LocalCluster, tmp_path: Path, s3_client: Any, request: pytest.F
         run.command.wait()
 
 
-def test_a_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]) -> None:
+def test_reclaimed_node_costs_no_step(run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]) -> None:
     cluster.workers[0].send_signal(signal.SIGTERM)
     run.wait_for(lambda: run.said("stops"))
     run.go_on()
     run.finish(undisturbed)
     stopped = run.said("stops")  # SIGTERM would have ended a rank before it said so
     steps = {step for _, step in stopped}
-    assert stopped == {(rank, step) for rank in (0, 1) for step in steps}, "all ranks at the same step"
+    assert stopped == {(rank, step) for rank in (0, 1) for step in steps}
     assert steps
     assert run.said("begins") == {(0, 0), (1, 0)} | stopped
     assert "nodes are being reclaimed; restarting from checkpoints/step-" in run.log
 
 
-def test_a_killed_rank_goes_on_with_the_same_weights(
+def test_killed_rank_resumes_with_the_same_weights(
     run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]
 ) -> None:
     for each in cluster.worker_processes(cluster.workers[1], NAME):
@@ -193,7 +193,7 @@ def test_a_killed_rank_goes_on_with_the_same_weights(
 
 
 @pytest.mark.parametrize("run", ["1:2"], indirect=True)
-def test_an_elastic_run_goes_on_with_close_weights(
+def test_elastic_run_continues_with_close_weights(
     run: TabularRun, cluster: LocalCluster, undisturbed: dict[str, Tensor]
 ) -> None:
     kill_tree(cluster.workers[0].pid)
@@ -202,7 +202,7 @@ def test_an_elastic_run_goes_on_with_close_weights(
     run.finish(undisturbed, 1e-5)
 
 
-def test_a_torn_checkpoint_is_passed_over(run: TabularRun, s3_client: Any, undisturbed: dict[str, Tensor]) -> None:
+def test_torn_checkpoint_is_skipped(run: TabularRun, s3_client: Any, undisturbed: dict[str, Tensor]) -> None:
     run.command.send_signal(signal.SIGINT)
     assert run.command.wait(END_SECONDS) == 130, run.log
     older, torn = run.checkpoints[-2:]

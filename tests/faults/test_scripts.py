@@ -1,4 +1,4 @@
-"""What a user's script survives on two nodes with an S3: it finds its files wherever it starts again."""
+"""Faults of a user's script on two nodes with an S3: it has its files wherever it restarts."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.disturbed_run import END_SECONDS
 from tests.local_cluster import LocalCluster, kill_tree
 from tests.waiting import until
 
-# Counts steps on two ranks; rank 0 saves every twentieth. It needs a second of Python and nothing else.
+# Counts steps on two ranks; rank 0 saves every twentieth. It needs only a second of Python.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -78,7 +78,7 @@ class ScriptRun:
 
     @property
     def begun(self) -> set[tuple[int, int]]:
-        """The ranks that began, and at which step. (Nodes that share a machine show some lines several times.)"""
+        """The ranks that began, with their steps. (Nodes that share a machine repeat some lines.)"""
         return {(int(rank), int(step)) for rank, step in re.findall(r"rank (\d) begins at step (\d+)", self.log)}
 
     def read(self, name: str) -> str | None:
@@ -124,7 +124,7 @@ def start(cluster: LocalCluster, tmp_path: Path, s3_client: Any) -> Iterator[Sta
 
 
 def assert_complete(run: ScriptRun) -> None:
-    """Each step is in the metrics, once."""
+    """Check that each step is in the metrics once."""
     records = [json.loads(line) for line in (run.read("metrics.jsonl") or "").splitlines()]
     steps = [each["step"] for each in records]
     assert steps == sorted(set(steps))
@@ -133,9 +133,7 @@ def assert_complete(run: ScriptRun) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["", "--mpi"], ids=["by itself", "mpi"])
-def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
-    start: Start, cluster: LocalCluster, launcher: str
-) -> None:
+def test_script_saves_and_resumes_after_its_node_drains(start: Start, cluster: LocalCluster, launcher: str) -> None:
     run = start(f"notice{launcher}", *launcher.split())
     run.wait_for(lambda: run.read("files.json"))
     cluster.workers[0].send_signal(signal.SIGTERM)
@@ -149,20 +147,20 @@ def test_a_script_on_a_node_that_is_told_to_stop_saves_and_goes_on_elsewhere(
     assert_complete(run)
 
 
-def test_a_script_whose_node_dies_goes_on_from_what_was_stored(start: Start, cluster: LocalCluster) -> None:
+def test_script_of_a_dead_node_resumes_from_storage(start: Start, cluster: LocalCluster) -> None:
     run = start("killed")
     run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)
     assert run.finish() == 0, run.log
     resumed = {step for _, step in run.begun} - {0}
     assert resumed
-    assert {step % 20 for step in resumed} == {0}, "a step that was saved"
+    assert {step % 20 for step in resumed} == {0}
     assert run.begun == {(rank, step) for rank in (0, 1) for step in {0, *resumed}}
     assert "restarting from state.json of " in run.log
     assert_complete(run)
 
 
-def test_an_elastic_script_goes_on_with_the_workers_that_are_left(start: Start, cluster: LocalCluster) -> None:
+def test_elastic_script_continues_with_the_remaining_workers(start: Start, cluster: LocalCluster) -> None:
     run = start("elastic", workers="1:2")
     run.wait_for(lambda: run.read("files.json"))
     kill_tree(cluster.workers[0].pid)

@@ -1,6 +1,6 @@
-"""Examples on a head and two workers with an S3: a rank is killed in the middle, and they go on.
+"""Examples on a head and two workers with an S3 continue after a rank is killed in the middle.
 
-(tests/commands/test_launch.py does so with ddp_snapshot.py.)
+(tests/commands/test_launch.py tests ddp_snapshot.py.)
 
 Each node installs the example's packages, so this needs an index of packages.
 """
@@ -27,16 +27,16 @@ STORAGE = f"s3://{BUCKET}/examples"
 
 
 class Example(NamedTuple):
-    """A file of examples/, or of the folder that its flags name.
+    """A file of examples/, or of the folder in its flags.
 
     Attributes:
         flags: The flags of `python -m ray_on_ecs.run`, after which the script's name comes.
         arguments: The script's flags.
-        reached: What rank 0 prints in the middle, where a rank is killed.
-        resumed: What tells from the output that it did not begin at the beginning.
-        last: What it prints at its end.
+        reached: Output of rank 0 in the middle, when a rank is killed.
+        resumed: Output of a start from a checkpoint.
+        last: Output at its end.
         kept: A file of the run.
-        stored: There must be such a file before the rank is killed.
+        stored: A file that must exist before the rank is killed.
     """
 
     flags: Sequence[str]
@@ -126,7 +126,7 @@ def processes_of(cluster: LocalCluster, script: str) -> list[psutil.Process]:
 
 
 def pause_until(condition: Callable[[], bool], processes: Sequence[psutil.Process]) -> None:
-    """Stop processes until their files are stored; again a little later if they were in the middle of writing."""
+    """Stop processes until their files are stored; repeat this if they were in the middle of a write."""
     while True:
         for each in processes:
             each.suspend()
@@ -139,7 +139,7 @@ def pause_until(condition: Callable[[], bool], processes: Sequence[psutil.Proces
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_example_goes_on_after_a_rank_was_killed(
+def test_example_resumes_after_a_rank_is_killed(
     cluster: LocalCluster, tmp_path: Path, bucket: Bucket, script: str
 ) -> None:
     example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"

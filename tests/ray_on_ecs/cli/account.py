@@ -1,6 +1,6 @@
-"""A stack in the AWS of the tests, without Pulumi: what the laptop's commands ask AWS about, and its Ray head.
+"""A stack in the AWS of the tests, without Pulumi: the resources that the commands query, and its Ray head.
 
-AWS is moto's, behind a server that answers what moto does not know, and refuses what a test says.
+AWS is moto's, behind a server that answers operations unknown to moto, and refuses operations that a test names.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Front(ThreadingHTTPServer):
     """A server in front of moto's.
 
     Attributes:
-        answers: The JSON with which an operation that moto does not know is answered.
-        texts: The same in XML.
+        answers: The JSON answers to operations unknown to moto.
+        texts: The XML answers.
         refused: Operations that are answered with AccessDenied; of S3, such as "PUT /bucket".
-        is_silent: Whether it answers nothing but HEAD.
+        is_silent: True if it answers only HEAD.
     """
 
     daemon_threads = True
@@ -67,11 +67,11 @@ class Front(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client may go before it has the answer."""
+        """Print nothing: a client may disconnect before it has the answer."""
 
 
 class Forward(BaseHTTPRequestHandler):
-    """Answers by itself, or as moto does."""
+    """Answers directly, or passes requests on to moto."""
 
     protocol_version = "HTTP/1.1"
 
@@ -129,12 +129,12 @@ class Forward(BaseHTTPRequestHandler):
 
 
 class RayHead(ThreadingHTTPServer):
-    """The dashboard of a Ray head: what Ray 2.60 answers, for the nodes of a test.
+    """The dashboard of a Ray head: the answers of Ray 2.60, for the nodes of a test.
 
     Attributes:
-        nodes: As the state API has them.
+        nodes: The nodes in the format of the state API.
         usage: Used GPUs by node.
-        waiting: The shapes that wait, and how many of each.
+        waiting: The pending shapes, and the number of each.
         jobs: The states of the jobs.
         version: Ray's version.
     """
@@ -161,7 +161,7 @@ class RayHead(ThreadingHTTPServer):
         self.usage[self.nodes[-1]["node_id"]] = used
 
     def answer(self, path: str) -> Any:
-        """Return what the dashboard answers."""
+        """Return the answer of the dashboard."""
         match path.partition("?")[0]:
             case "/api/version":
                 return {"version": "4", "ray_version": self.version, "session_name": "session"}
@@ -192,7 +192,7 @@ def node(name: str, resources: dict[str, float], labels: dict[str, str], **more:
 
 
 class Dashboard(BaseHTTPRequestHandler):
-    """Answers with what the head knows, and 403 to another token."""
+    """Answers with the head's state, and with 403 to another token."""
 
     def do_GET(self) -> None:
         found = cast(RayHead, self.server).answer(self.path)
@@ -211,9 +211,9 @@ class Laptop:
     """A stack in AWS, and a laptop with its outputs in a file, the AWS CLI and its plugin.
 
     Attributes:
-        front: The server that the laptop takes for AWS.
+        front: The server that is AWS for the laptop.
         head: The stack's head.
-        folder: An empty folder, in which the commands run.
+        folder: An empty folder, the working directory of the commands.
         prefix: The stack's name.
         outputs: The stack's outputs.
         variables: The laptop's environment variables.
@@ -227,7 +227,7 @@ class Laptop:
     variables: dict[str, str] = field(default_factory=dict)
 
     def aws(self, service: str) -> Any:
-        """A client of the AWS behind all that is refused."""
+        """A client of the AWS behind the refusals."""
         return client(service, f"http://{self.front.behind}")
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -282,7 +282,7 @@ class Laptop:
         cloudwatch.set_alarm_state(AlarmName=full, StateValue=state, StateReason="a test")
 
     def put_service(self, kind: str, desired: int, of_running: int) -> None:
-        """Make a service of which so many tasks run."""
+        """Make a service with this number of running tasks."""
         with mock.patch.dict(os.environ, {"MOTO_ECS_SERVICE_RUNNING": str(of_running)}):
             self.aws("ecs").create_service(
                 cluster=self.outputs["cluster_name"],
@@ -292,7 +292,7 @@ class Laptop:
             )
 
     def replace_service(self, kind: str, desired: int, of_running: int) -> None:
-        """Make the service anew."""
+        """Make the service again."""
         given = {"cluster": self.outputs["cluster_name"], "service": self.outputs["services"][kind]}
         self.aws("ecs").delete_service(**given, force=True)
         self.put_service(kind, desired, of_running)
@@ -308,7 +308,7 @@ class Laptop:
         self.front.answers["DescribeServices"] = json.loads(json.dumps({"services": described}, default=_timestamp))
 
     def stop_task(self, task: dict[str, Any]) -> None:
-        """Let ECS know of no task but one that has stopped."""
+        """Let ECS know only one task, which has stopped."""
         self.front.answers["ListTasks"] = {"taskArns": ["arn:aws:ecs:us-east-1:123456789012:task/ray/1"]}
         self.front.answers["DescribeTasks"] = {"tasks": [{"stoppedAt": time.time(), **task}]}
 

@@ -1,4 +1,4 @@
-"""A laptop, with a stack of its own."""
+"""A laptop with a separate stack."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Folders of runs as the training leaves them, on a disk or in S3, and a head that answers with given jobs."""
+"""Folders of runs in the training's format, on a disk or in S3, and a head that answers with given jobs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "
 
 
 def outputs(bucket: str) -> dict[str, Any]:
-    """The outputs of a stack with this bucket; of the others the runs need nothing."""
+    """The outputs of a stack with this bucket; runs need no others."""
     return {
         **{each.name: "x" for each in fields(Stack) if each.name != "name"},
         "region": REGION,

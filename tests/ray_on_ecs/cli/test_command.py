@@ -1,4 +1,4 @@
-"""The command line itself: its help, what it imports, how it finds a stack, and what it hands to the run."""
+"""The command line: its help, its imports, its way to a stack, and its arguments of a run."""
 
 import json
 import os
@@ -42,7 +42,7 @@ CONNECTION = {
 OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}
 DRIVER = "python -P -m ray_on_ecs.run"
 SECTIONS = ("Cluster", "Script", "Resources", "Files", "Metrics", "Fault tolerance", "Run")
-# Prints what `pulumi stack output` would, and how it was called.
+# Prints the output of `pulumi stack output`, and writes its arguments.
 PULUMI = """#!/bin/sh
 echo "$PWD $*" >> "$CALLS"
 if [ -n "$SAYS" ]; then echo "$SAYS" >&2; exit 255; fi
@@ -59,7 +59,7 @@ def outputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project's folder, with a command pulumi that knows the outputs; the file that says how it was called."""
+    """A project's folder, with a command pulumi that has the outputs; the file with its arguments."""
     program, project = tmp_path / "bin" / "pulumi", tmp_path / "project"
     program.parent.mkdir()
     program.write_text(PULUMI)
@@ -75,25 +75,25 @@ def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def imported(*words: str) -> set[str]:
-    """The modules that a command has imported when it ends."""
+    """The imported modules of a command at its end."""
     code = "import sys; from ray_on_ecs.__main__ import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
 
-def test_help_names_every_verb_and_imports_nothing_that_is_heavy() -> None:
+def test_help_lists_verbs_without_heavy_imports() -> None:
     assert not {"ray", "torch", "boto3", "aiohttp", "pyarrow", "matplotlib", "rich"} & imported("--help")
     for verb in COMMANDS:
         assert not {"ray", "torch", "boto3", "pyarrow", "matplotlib", "pulumi"} & imported(verb, "--help"), verb
 
 
-def test_every_verb_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in COMMANDS:
         assert main([verb, "--help"]) == 0
         assert f"Usage: ray-on-ecs {verb}" in capsys.readouterr().out
 
 
-def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_run_has_settings_by_section(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--help"])
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("--num-workers", "--working-dir", "--max-restarts", "--fetch", "--local"))
@@ -104,7 +104,7 @@ def test_the_help_of_run_has_every_setting_in_its_section(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("words", [("--help",), ("run", "--help")], ids=["all", "run"])
-def test_the_help_fits_into_80_columns(
+def test_help_fits_into_80_columns(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -143,7 +143,7 @@ def test_completion_completes_verbs_flags_and_values(
     assert completed("ray-on-ecs run tr").split() == ["file,tr"]
 
 
-def test_torchrun_s_flags_are_accepted_and_explained(
+def test_torchrun_flags_are_accepted_and_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -151,7 +151,7 @@ def test_torchrun_s_flags_are_accepted_and_explained(
     torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
     assert submitted(*torchrun, "--run-name", "x", "train.py", "--node-rank", "3") == (
         f"{DRIVER} --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} --run-name x train.py --node-rank 3"
-    ), "what follows the script is the script's"
+    )
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
     main(["run", "--local", *torchrun, "train.py"])
@@ -159,7 +159,7 @@ def test_torchrun_s_flags_are_accepted_and_explained(
     assert capsys.readouterr().err.splitlines()[0] == line
 
 
-def test_a_finished_run_is_refused_before_ray_is_asked(
+def test_finished_run_is_refused_without_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -167,7 +167,7 @@ def test_a_finished_run_is_refused_before_ray_is_asked(
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
     typed = ["run", "--local", "--run-name", "first", "--storage-path", "results", "train.py"]
-    assert main(typed) == 3, "no Ray answers"
+    assert main(typed) == 3
     result = tmp_path / "results" / "first" / "result.json"
     result.parent.mkdir(parents=True)
     result.write_text("{}")
@@ -176,15 +176,15 @@ def test_a_finished_run_is_refused_before_ray_is_asked(
     assert capsys.readouterr().err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
 
 
-def test_a_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. (see ray-on-ecs --help)\n"
 
 
-def test_a_stack_is_found_by_asking_pulumi_in_its_project(pulumi: Path) -> None:
+def test_stack_outputs_come_from_pulumi(pulumi: Path) -> None:
     stack = find(None, None)
     assert (stack.bucket, stack.storage_path, stack.default_gpus) == ("the-bucket", "s3://the-bucket/runs", 2)
-    assert stack.estimated_hourly_usd is None, "AWS didn't say"
+    assert stack.estimated_hourly_usd is None
     find("prod", None)
     first, second = pulumi.read_text().splitlines()
     project = Path.cwd().parent
@@ -192,11 +192,11 @@ def test_a_stack_is_found_by_asking_pulumi_in_its_project(pulumi: Path) -> None:
     assert second == f"{first} --stack prod"
 
 
-def test_a_stack_is_found_in_a_file(outputs: Path) -> None:
+def test_stack_outputs_come_from_a_file(outputs: Path) -> None:
     assert find(None, str(outputs)).name == "prod"
 
 
-def test_what_is_no_stack_is_one_line(
+def test_invalid_stack_is_one_line(
     pulumi: Path, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAYS", "error: no stack selected; please use `pulumi stack select`")
@@ -231,7 +231,7 @@ def test_what_is_no_stack_is_one_line(
 
 
 def submitted(*words: str, gpus: int = 2) -> str:
-    """The job's command, as a stack with so many GPUs gets it."""
+    """The job's command on a stack with this number of GPUs."""
     (folder := Path(tempfile.mkdtemp())).joinpath("dev.json").write_text(
         json.dumps({**CONNECTION, "default_gpus": gpus})
     )
@@ -242,24 +242,24 @@ def submitted(*words: str, gpus: int = 2) -> str:
     return run._submission(StackCluster(stack).run_flags(), given, context.params["command"]).entrypoint
 
 
-def test_flags_reach_the_run_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_reach_the_run_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ("--run-name", "x")
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     folder = f"--working-dir {Path.cwd()}"
     ranged = submitted("--num-workers", "1:4", "--fetch", "here", *named, "train.py")
-    assert ranged == f"{DRIVER} --num-workers 1:4 {folder} --run-name x train.py", "--fetch is this command's"
+    assert ranged == f"{DRIVER} --num-workers 1:4 {folder} --run-name x train.py"
     assert submitted(*named, "train.py", gpus=0) == f"{DRIVER} {folder} --run-name x train.py"
     script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
     assert (
         script == f"{DRIVER} --num-workers 2 {folder} --env A=1 --env B=2 --run-name x train.py --epochs 9 -m --detach"
-    ), "a worker for each of the stack's GPUs; what follows the script is the script's"
+    )
     module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
     flags = f"--module --num-workers 2 {folder} --max-restarts 1 --run-name x"
     assert module == f"{DRIVER} {flags} my.package --local"
 
 
-def test_what_is_typed_goes_before_what_the_environment_says(
+def test_flags_override_the_environment(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ON_ECS_OUTPUTS", "/nowhere")
@@ -272,10 +272,12 @@ def test_what_is_typed_goes_before_what_the_environment_says(
     assert main(["stop", "--local", "--stack", "dev", "first"]) == 2
     assert "give one of them" in capsys.readouterr().err
     monkeypatch.setenv("RAY_ON_ECS_STACK", "dev")
-    assert main(["stop", "first"]) == 2, "the environment contradicts itself"
+    assert main(["stop", "first"]) == 2
 
 
-def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_run_is_refused_without_a_cluster(
+    pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, line in (
         (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
         (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; a flag of the script's follows it"),
@@ -290,10 +292,10 @@ def test_a_mistake_of_a_run_needs_no_cluster(pulumi: Path, tmp_path: Path, capsy
     ):
         assert main(["run", *words]) == 2
         assert line in capsys.readouterr().err
-    assert not pulumi.exists(), "nobody was asked"
+    assert not pulumi.exists()
 
 
-def test_a_script_whose_syntax_is_wrong_is_refused_before_ray_starts(
+def test_syntax_error_is_refused_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -303,7 +305,7 @@ def test_a_script_whose_syntax_is_wrong_is_refused_before_ray_starts(
 
 
 @pytest.mark.parametrize("source", ["nosuch", "stream:nosuch", "empty"])
-def test_an_input_that_is_not_there_is_refused_before_ray_starts(
+def test_missing_input_is_refused_before_ray_starts(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -313,7 +315,7 @@ def test_an_input_that_is_not_there_is_refused_before_ray_starts(
     assert capsys.readouterr().err.startswith(f"ray-on-ecs: --input: data={source} can't be read (")
 
 
-def test_inputs_of_this_machine_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_inputs_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a").touch()
@@ -325,7 +327,7 @@ def test_inputs_of_this_machine_are_absolute_for_the_job(tmp_path: Path, monkeyp
     assert run._local_inputs(LocalCluster(), work) == wanted
 
 
-def test_a_variable_with_the_name_of_a_secret_gets_a_hint() -> None:
+def test_variable_named_like_a_secret_has_a_hint() -> None:
     variables = dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY", "MONKEY", "TOKENIZER"), "x")
     hints = secret_hints(variables)
     assert [each.split()[1] for each in hints] == ["HF_TOKEN", "WANDB_API_KEY", "password", "OPENAI_APIKEY"]
@@ -335,12 +337,12 @@ def test_a_variable_with_the_name_of_a_secret_gets_a_hint() -> None:
     )
 
 
-def test_a_flag_before_the_command_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flag_before_the_command_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--local", "runs"]) == 2
     assert capsys.readouterr().err == "ray-on-ecs: --local: follows the command, as in ray-on-ecs runs --local\n"
 
 
-def test_a_token_of_this_machine_is_found_where_ray_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_token_is_found_in_ray_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
@@ -352,7 +354,7 @@ def test_a_token_of_this_machine_is_found_where_ray_keeps_it(tmp_path: Path, mon
     assert clusters._token_of_this_machine() == "typed"
 
 
-def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> None:
+def test_session_ends_with_the_command(tmp_path: Path) -> None:
     """A closed window sends SIGHUP, and `kill` SIGTERM."""
     session = tmp_path / "aws"
     session.write_text(
@@ -366,7 +368,7 @@ def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> No
         program.chmod(0o755)
     code = (
         "import signal, time; from ray_on_ecs.cli import main as m; from ray_on_ecs.cluster import session\n"
-        # Whoever started the tests may ignore them: nohup, or a shell's background.
+        # The tests may have been started with ignored signals: by nohup, or in a shell's background.
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def hold(ctx):\n"
         "    import os\n"
@@ -387,9 +389,7 @@ def test_a_session_ends_with_the_command_however_that_ends(tmp_path: Path) -> No
             socket.create_connection(("127.0.0.1", port))
 
 
-def test_the_runs_of_a_stack_are_opened_without_asking_for_the_buckets_region(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -98,7 +98,7 @@ def test_curves_by_step(folders: Folders) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["short", "long"]
 
 
-def test_values_that_are_null_are_no_points(folders: Folders, compared: Callable[..., Any]) -> None:
+def test_null_values_are_not_points(folders: Folders, compared: Callable[..., Any]) -> None:
     records = [{"step": step, "time": "", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None))]
     folders.of("short").write_lines(layout.METRICS, records)
     assert compared("short", "long")["outcomes"]["last loss"]["short"] == 0.25

@@ -1,4 +1,4 @@
-"""`ray-on-ecs doctor`: each thing that can be wrong is a line of its own with what to type, and the rest is skipped."""
+"""`ray-on-ecs doctor`: each fault is a separate line with a command to type, and dependent checks are skipped."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from ray_on_ecs.cli import doctor
 from ray_on_ecs.node import code
 from tests.ray_on_ecs.cli.account import BIN, Laptop
 
-# Read by Python when it starts: the clock of the process is wrong by so many seconds.
+# Read by Python when it starts: shifts the clock of the process by some seconds.
 SHIFTED = """
 import os, time
 shifted, real = float(os.environ["SHIFTED"]), time.time
@@ -28,7 +28,7 @@ SKIPPED = doctor.MARKS["skipped"].strip()
 
 @pytest.fixture
 def stack(stack: Laptop) -> Laptop:
-    """One with which all is well."""
+    """A stack and a laptop without faults."""
     stack.head.add_worker()
     stack.head.add_worker()
     return stack
@@ -41,7 +41,7 @@ def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 def line_of(done: subprocess.CompletedProcess[str], check: str) -> str:
-    """What a check says, and what is to be typed."""
+    """The line of a check, and the command to type."""
     lines = done.stdout.splitlines()
     [index] = [index for index, line in enumerate(lines) if line[4:].startswith(f"{check}: ")]
     fix = lines[index + 1].strip() if lines[index + 1 :] and lines[index + 1].startswith("      ") else ""
@@ -49,13 +49,13 @@ def line_of(done: subprocess.CompletedProcess[str], check: str) -> str:
 
 
 def failed(done: subprocess.CompletedProcess[str], *checks: str) -> None:
-    """These checks fail, and whatever needs them is skipped."""
+    """Check that only these checks fail, and that dependent checks are skipped."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert [check for check, mark in states(done).items() if mark == "✗"] == list(checks), done.stdout
-    assert done.stderr == "", "every check has its line"
+    assert done.stderr == ""
 
 
-def test_all_is_well(stack: Laptop) -> None:
+def test_all_checks_pass(stack: Laptop) -> None:
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert states(done) == dict.fromkeys(ALL, "ok")
@@ -67,17 +67,17 @@ def test_all_is_well(stack: Laptop) -> None:
         line_of(done, "workers")
         == "2 instances of GPU workers; the stack's instances cost 140 USD a month while idle | "
     )
-    assert not stack.aws("s3").list_objects_v2(Bucket=stack.outputs["bucket"]).get("Contents"), "it leaves nothing"
+    assert not stack.aws("s3").list_objects_v2(Bucket=stack.outputs["bucket"]).get("Contents")
 
 
-def test_programs_get_the_same(stack: Laptop) -> None:
+def test_json_lists_all_checks(stack: Laptop) -> None:
     found = json.loads(stack.run("doctor", "--json").stdout)
     assert found["ok"] is True
     assert [each["check"] for each in found["checks"]] == ALL
     assert found["checks"][0] == {"check": "AWS CLI", "state": "ok", "line": "aws-cli/2.31.0", "type": ""}
 
 
-def test_without_the_plugin_it_says_how_to_install_it(stack: Laptop, tmp_path: Path) -> None:
+def test_missing_plugin_has_installation_instructions(stack: Laptop, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "aws").symlink_to(BIN / "aws")
     done = stack.run("doctor", PATH=f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin")
@@ -85,10 +85,10 @@ def test_without_the_plugin_it_says_how_to_install_it(stack: Laptop, tmp_path: P
     assert "command not found: session-manager-plugin | " in line_of(done, "Session Manager plugin")
     assert "session-manager-downloads/plugin/latest/" in line_of(done, "Session Manager plugin")
     assert line_of(done, "Ray") == "not checked without Session Manager plugin | "
-    assert states(done)["services"] == "ok", "what does not need it is checked"
+    assert states(done)["services"] == "ok"
 
 
-def test_without_pulumi_and_a_file_there_is_no_stack(stack: Laptop) -> None:
+def test_stack_requires_pulumi_or_a_file(stack: Laptop) -> None:
     done = stack.run_alone("doctor")
     failed(done, "stack")
     assert "command not found: pulumi" in line_of(done, "stack")
@@ -113,7 +113,7 @@ def test_outputs_of_no_stack(stack: Laptop, tmp_path: Path, text: str | None, sa
     assert line_of(done, "stack").endswith(f" | {types.format(file=file)}")
 
 
-def test_a_stack_that_is_down(stack: Laptop) -> None:
+def test_stack_that_is_down(stack: Laptop) -> None:
     stack.aws("ssm").delete_parameter(Name=stack.outputs["token_parameter"])
     done = stack.run("doctor")
     failed(done, "parameters")
@@ -121,7 +121,7 @@ def test_a_stack_that_is_down(stack: Laptop) -> None:
     assert line_of(done, "parameters").endswith(" | pulumi up")
 
 
-def test_another_token(stack: Laptop) -> None:
+def test_wrong_token(stack: Laptop) -> None:
     name = stack.outputs["token_parameter"]
     stack.aws("ssm").put_parameter(Name=name, Type="SecureString", Value="of-another", Overwrite=True)
     done = stack.run("doctor")
@@ -129,7 +129,7 @@ def test_another_token(stack: Laptop) -> None:
     assert line_of(done, "Ray").startswith("the Ray head refuses the token; ")
 
 
-def test_a_head_that_is_being_replaced(stack: Laptop) -> None:
+def test_head_during_replacement(stack: Laptop) -> None:
     stack.replace_service("head", 1, 0)
     done = stack.run("doctor")
     failed(done, "services")
@@ -137,14 +137,14 @@ def test_a_head_that_is_being_replaced(stack: Laptop) -> None:
     assert " | aws logs tail --since 1h --region us-east-1 " in line_of(done, "services")
 
 
-def test_workers_that_start_are_no_failure(stack: Laptop) -> None:
+def test_starting_workers_are_not_a_failure(stack: Laptop) -> None:
     stack.replace_service("workers", 2, 1)
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout
     assert states(done)["services"] == "!"
 
 
-def test_a_deployment_that_failed_is_named(stack: Laptop) -> None:
+def test_failed_deployment_is_named(stack: Laptop) -> None:
     stack.fail_deployment("workers", "ECS deployment circuit breaker: tasks failed to start.")
     done = stack.run("doctor")
     failed(done, "workers")
@@ -154,14 +154,14 @@ def test_a_deployment_that_failed_is_named(stack: Laptop) -> None:
     )
 
 
-def test_an_unhealthy_instance_is_named(stack: Laptop) -> None:
+def test_unhealthy_instance_is_named(stack: Laptop) -> None:
     instance_id = stack.mark_unhealthy()
     done = stack.run("doctor")
     assert states(done)["workers"] == "!"
     assert line_of(done, "workers").startswith(f"{instance_id} is marked unhealthy, such as for a GPU that fails; Auto")
 
 
-def test_a_task_that_a_scale_in_ended_is_no_reason(stack: Laptop) -> None:
+def test_task_ended_by_scale_in_is_ignored(stack: Laptop) -> None:
     stack.replace_service("workers", 2, 1)
     stack.stop_task({"stoppedReason": "Scaling activity initiated by (deployment ecs-svc/1)"})
     assert "Scaling activity" not in line_of(stack.run("doctor"), "services")
@@ -175,14 +175,14 @@ def test_a_task_that_a_scale_in_ended_is_no_reason(stack: Laptop) -> None:
         ({"containers": [{"exitCode": 137}], "stoppedReason": "OutOfMemory"}, "the last task stopped: OutOfMemory"),
     ],
 )
-def test_a_task_that_stopped_says_why(stack: Laptop, task: dict[str, Any], says: str) -> None:
+def test_stopped_task_has_its_reason(stack: Laptop, task: dict[str, Any], says: str) -> None:
     stack.replace_service("workers", 2, 1)
     stack.stop_task(task)
     assert says in line_of(stack.run("doctor"), "services")
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(3600, "failed"), (-3600, "failed"), (100, "warning"), (3, "ok")])
-def test_a_clock_that_is_wrong(stack: Laptop, tmp_path: Path, seconds: int, state: str) -> None:
+def test_wrong_clock(stack: Laptop, tmp_path: Path, seconds: int, state: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)
     path = f"{tmp_path}:{stack.variables['PYTHONPATH']}"
     done = stack.run("doctor", SHIFTED=str(seconds), PYTHONPATH=path)
@@ -193,7 +193,7 @@ def test_a_clock_that_is_wrong(stack: Laptop, tmp_path: Path, seconds: int, stat
         assert states(done)["credentials"] == SKIPPED
 
 
-def test_no_credentials(stack: Laptop) -> None:
+def test_missing_credentials(stack: Laptop) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         del stack.variables[name]
     done = stack.run("doctor")
@@ -205,13 +205,13 @@ def test_no_credentials(stack: Laptop) -> None:
     assert "nobody" in line_of(done, "credentials")
 
 
-def test_another_region_of_the_environment_is_a_note(stack: Laptop) -> None:
+def test_other_region_in_the_environment_is_a_note(stack: Laptop) -> None:
     done = stack.run("doctor", AWS_REGION="eu-west-1")
     assert done.returncode == 0, done.stdout
     assert "eu-west-1, is for other commands" in line_of(done, "region")
 
 
-def test_a_quota_that_is_too_low(stack: Laptop) -> None:
+def test_insufficient_quota(stack: Laptop) -> None:
     stack.front.answers["GetServiceQuota"] = {"Quota": {"QuotaName": "Running On-Demand G", "Value": 4.0}}
     done = stack.run("doctor")
     failed(done, "quota")
@@ -221,28 +221,28 @@ def test_a_quota_that_is_too_low(stack: Laptop) -> None:
     )
 
 
-def test_a_bucket_that_is_gone(stack: Laptop) -> None:
+def test_missing_bucket(stack: Laptop) -> None:
     stack.aws("s3").delete_bucket(Bucket=stack.outputs["bucket"])
     done = stack.run("doctor")
     failed(done, "bucket")
     assert line_of(done, "bucket").endswith(" | pulumi up")
 
 
-def test_a_bucket_that_can_only_be_read(stack: Laptop) -> None:
+def test_read_only_bucket(stack: Laptop) -> None:
     stack.front.refused = {f"PUT /{stack.outputs['bucket']}/"}
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout
     assert "can be read, which is enough to fetch, but not s3:PutObject" in line_of(done, "bucket")
 
 
-def test_a_bucket_that_may_not_be_listed(stack: Laptop) -> None:
+def test_bucket_without_list_permission(stack: Laptop) -> None:
     stack.front.refused = {f"GET /{stack.outputs['bucket']}?list-type"}
     done = stack.run("doctor")
     failed(done, "bucket")
     assert "s3:ListBucket" in line_of(done, "bucket")
 
 
-def test_what_aws_does_not_let_look_at_is_no_failure(stack: Laptop) -> None:
+def test_denied_aws_calls_are_not_failures(stack: Laptop) -> None:
     stack.front.refused = {"DescribeInstanceInformation", "GetServiceQuota", "DescribeRegions"}
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout
@@ -251,14 +251,14 @@ def test_what_aws_does_not_let_look_at_is_no_failure(stack: Laptop) -> None:
     assert line_of(done, "quota").startswith("unknown, AWS does not let you look ")
 
 
-def test_an_instance_that_session_manager_has_lost(stack: Laptop) -> None:
+def test_instance_lost_by_session_manager(stack: Laptop) -> None:
     stack.front.answers["DescribeInstanceInformation"] = {"InstanceInformationList": []}
     done = stack.run("doctor")
     failed(done, "head's instance")
     assert f"Session Manager does not reach {stack.outputs['head_instance_id']}" in line_of(done, "head's instance")
 
 
-def test_a_session_that_is_refused(stack: Laptop) -> None:
+def test_refused_session(stack: Laptop) -> None:
     done = stack.run("doctor", AWS_STAND_IN_REFUSES="TargetNotConnected")
     failed(done, "Ray")
     assert line_of(done, "Ray").startswith("the head's instance is not connected to Session Manager")
@@ -275,7 +275,7 @@ def test_other_versions_and_other_code_are_notes(stack: Laptop) -> None:
     )
 
 
-def test_nodes_that_have_ended_are_named(stack: Laptop) -> None:
+def test_ended_nodes_are_named(stack: Laptop) -> None:
     lost = {
         "state": "DEAD",
         "end_time_ms": 1000 * (time.time() - 60),
@@ -287,14 +287,14 @@ def test_nodes_that_have_ended_are_named(stack: Laptop) -> None:
     assert line_of(done, "nodes").startswith("1 and the head; 1 ended unexpectedly within an hour, the last one: ")
 
 
-def test_where_nothing_answers_it_ends_within_a_minute(stack: Laptop) -> None:
-    """192.0.2.0/24 is for documentation: no packet comes back."""
+def test_unreachable_services_end_within_a_minute(stack: Laptop) -> None:
+    """192.0.2.0/24 is reserved for documentation and never answers."""
     done = stack.run("doctor", AWS_ENDPOINT_URL="http://192.0.2.77:9")
     failed(done, "clock")
     assert "AWS can't be reached" in line_of(done, "clock")
 
 
-def test_an_aws_that_never_answers_is_not_waited_for(stack: Laptop) -> None:
+def test_silent_aws_has_a_timeout(stack: Laptop) -> None:
     stack.front.is_silent = True
     begun_at = time.monotonic()
     failed(stack.run("doctor"), "credentials")

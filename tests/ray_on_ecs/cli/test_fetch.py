@@ -28,7 +28,7 @@ def folders(
     s3_client: Any,
     request: pytest.FixtureRequest,
 ) -> Folders:
-    """A storage path of each kind with a run, `first`; the test's own folder is where it starts."""
+    """A storage path of each kind with a run, `first`; the test starts in a separate folder."""
     path = str(tmp_path / "results") if request.param == "folder" else f"s3://{BUCKET}/fetch-{time.time_ns()}"
     for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path}.items():
         monkeypatch.setenv(name, value)
@@ -52,19 +52,19 @@ def fetched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_run_is_copied_without_its_checkpoints_and_its_lock(folders: Folders) -> None:
+def test_run_is_copied_without_checkpoints_and_lock(folders: Folders) -> None:
     assert main(["fetch", "--local", "first"]) == 0
     assert files(Path("runs/first")) == RESULTS
     assert Path("runs/first/files/a.part").read_text() == "content of files/a.part"
     assert Path("runs/first/model.safetensors").read_text() == "content of model.safetensors"
 
 
-def test_checkpoints_are_copied_if_they_are_asked_for(folders: Folders) -> None:
+def test_checkpoints_are_copied_on_request(folders: Folders) -> None:
     assert main(["fetch", "--local", "first", "mine", "--checkpoints"]) == 0
     assert files(Path("mine/first")) == RESULTS | CHECKPOINT
 
 
-def test_the_second_time_only_what_is_new_is_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_fetch_copies_only_new_files(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     first = fetched(capsys, "first")
     assert set(first["copied"]) == set(first["files"]) == RESULTS
     assert fetched(capsys, "first")["copied"] == []
@@ -74,27 +74,25 @@ def test_the_second_time_only_what_is_new_is_copied(folders: Folders, capsys: py
     assert Path("runs/first/model.safetensors").read_bytes() == b"new"
 
 
-def test_a_file_that_is_brought_to_its_place_is_not_copied_again(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_renamed_file_is_not_copied_again(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     storage, key = folders.of("first"), "versions/0-1-a/a.part"
     storage.write(key, "another content")
     write_snapshot(storage, Snapshot({"a.part": KeptFile(key, 15, written_at=1_700_000_000_123_456_789)}))
     assert "files/a.part" in fetched(capsys, "first")["copied"]
-    storage.delete("files/a.part")  # on a disk, it is not another snapshot's
+    storage.delete("files/a.part")  # on a disk, it does not belong to another snapshot
     publish(storage)
     assert not storage.exists(key)
     assert fetched(capsys, "first")["copied"] == []
     assert Path("runs/first/files/a.part").read_text() == "another content"
 
 
-def test_a_file_has_the_storages_time_so_a_laptop_whose_clock_is_behind_copies_it_once(folders: Folders) -> None:
+def test_modification_time_comes_from_the_storage(folders: Folders) -> None:
     fetch_run(LocalCluster(), "first", "runs")
     there = folders.of("first").filesystem.get_file_info(folders.of("first").path("model.safetensors"))
     assert Path("runs/first/model.safetensors").stat().st_mtime == pytest.approx(there.mtime.timestamp(), abs=1)
 
 
-def test_only_some_files_are_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_selected_files_are_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(fetched(capsys, "first", "--only", "*.json", "--only", "logs/*")["files"]) == {
         "config.json",
         "result.json",
@@ -104,9 +102,7 @@ def test_only_some_files_are_copied(folders: Folders, capsys: pytest.CaptureFixt
     assert "*.bin" in capsys.readouterr().err
 
 
-def test_a_run_that_is_not_there_is_refused_with_the_nearest_names(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_run_is_refused_with_similar_names(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.status("another", "finished")
     assert main(["fetch", "--local", "frist"]) == 2
     assert "did you mean first?" in capsys.readouterr().err
@@ -114,7 +110,7 @@ def test_a_run_that_is_not_there_is_refused_with_the_nearest_names(
     assert not Path("runs").exists()
 
 
-def test_a_line_says_what_is_where(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_line_names_files_and_folder(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", "--local", "first"]) == 0
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("runs/first: 7 files, ")
@@ -122,19 +118,17 @@ def test_a_line_says_what_is_where(folders: Folders, capsys: pytest.CaptureFixtu
     fetch_run(LocalCluster(), "first", "runs")
     printed = capsys.readouterr()
     assert "nothing new" in printed.err
-    assert not printed.out, "run prints what scripts read"
+    assert not printed.out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_said(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folder_is_reported(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs").mkdir(mode=0o500)
     assert main(["fetch", "--local", "first"]) == 3
     assert "can't be copied" in capsys.readouterr().err
 
 
-def test_a_file_in_the_place_of_the_folder_is_said_and_no_half_files_stay(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_at_the_target_is_reported(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/first/logs").parent.mkdir(parents=True)
     Path("runs/first/logs").write_text("in the way")
     assert main(["fetch", "--local", "first"]) == 3

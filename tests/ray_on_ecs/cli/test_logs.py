@@ -26,7 +26,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
 
 
 @pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1), ("interrupted", 130), ("training", 3)])
-def test_follow_ends_with_the_status_of_a_run_that_has_ended(
+def test_follow_ends_with_status_of_ended_run(
     folders: Folders, capsys: pytest.CaptureFixture[str], state: str, status: int
 ) -> None:
     folders.status("mine", state)
@@ -35,7 +35,7 @@ def test_follow_ends_with_the_status_of_a_run_that_has_ended(
     assert main(["logs", "--local", "mine"]) == 0
 
 
-def test_follow_reads_the_status_where_the_head_lists_no_job(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_reads_status_without_a_job(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.status("mine", "failed")
     with head([]) as address:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)

@@ -17,7 +17,7 @@ from tests.ray_on_ecs.cli.folders import Folders, outputs
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """A storage path with a run, `first`, that has no report; no browser."""
+    """A storage path with a run, `first`, without a report, and a machine without a browser."""
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
@@ -28,19 +28,17 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     return found
 
 
-def test_a_run_without_a_report_gets_one_in_the_copy_alone(
+def test_missing_report_is_written_only_to_the_copy(
     folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["open", "--local", "--no-browser", "first"]) == 0
     report = Path(capsys.readouterr().out.strip())
     assert report == tmp_path / "runs/first/report.html"
     assert "first" in report.read_text()
-    assert not folders.of("first").exists("report.html"), "a look at a run does not change it"
+    assert not folders.of("first").exists("report.html")
 
 
-def test_the_runs_own_report_is_shown_unless_it_is_older_than_what_the_run_says(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outdated_report_is_replaced(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.of("first").write("report.html", "<p>its own")
     folders.of("first").write("curves.png", "picture")
     assert main(["open", "--local", "--no-browser", "--json", "first"]) == 0
@@ -53,14 +51,14 @@ def test_the_runs_own_report_is_shown_unless_it_is_older_than_what_the_run_says(
     assert "its own" not in Path(shown["report"]).read_text()
 
 
-def test_without_a_browser_the_path_is_printed(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_is_printed_without_a_browser(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["open", "--local", "first"]) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith("report.html\n")
     assert sys.platform != "linux" or "no browser" in printed.err
 
 
-def test_the_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> None:
+def test_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
     browser.chmod(0o755)
@@ -77,7 +75,7 @@ def test_the_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -
         ("cn-north-1", "cn-north-1.console.amazonaws.cn"),
     ],
 )
-def test_the_dashboard_is_in_the_console_of_its_partition(region: str, host: str) -> None:
+def test_dashboard_url_matches_the_partition(region: str, host: str) -> None:
     stack = replace(Stack(name="dev", **outputs("runs")), region=region)
     assert dashboard(stack) == f"https://{host}/cloudwatch/home?region={region}#dashboards/dashboard/dev-cluster"
 
@@ -87,7 +85,7 @@ def test_cloudwatch_needs_a_stack(folders: Folders, capsys: pytest.CaptureFixtur
     assert "--cloudwatch" in capsys.readouterr().err
 
 
-def test_a_broken_run_is_said_on_one_line(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_run_is_one_line(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.of("first").write("status.json", '{"state": "failed"}')
     assert main(["open", "--local", "first"]) == 2
     assert "can't be made" in capsys.readouterr().err

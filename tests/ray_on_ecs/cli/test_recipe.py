@@ -1,4 +1,4 @@
-"""The packaged jobs are listed, and copied without touching what is there."""
+"""The packaged jobs are listed, and copied without a change to existing files."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_is_listed_with_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_listed_with_their_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(RECIPES)
@@ -23,7 +23,7 @@ def test_each_is_listed_with_its_first_line(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_copy_stands_alone(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_needs_no_other_file(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "copy", name]) == 0
     copied = folder / f"{name}.py"
     assert copied.read_text() == path_of(name).read_text()
@@ -36,7 +36,7 @@ def test_a_copy_stands_alone(name: str, folder: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("target", ["mine.py", "deeper"])
-def test_the_target_is_a_file_or_a_folder(target: str, folder: Path) -> None:
+def test_target_is_a_file_or_folder(target: str, folder: Path) -> None:
     (folder / "deeper").mkdir()
     assert main(["recipe", "copy", "ray_train_ddp.py", target]) == 0
     assert (folder / target).is_file() or (folder / target / "ray_train_ddp.py").is_file()
@@ -51,7 +51,7 @@ def test_the_target_is_a_file_or_a_folder(target: str, folder: Path) -> None:
         (["image_classifier", "nowhere/x.py"], "FILE: 'nowhere/x.py' can't be written (No such file or directory)"),
     ],
 )
-def test_a_mistake_is_one_line_and_changes_nothing(
+def test_user_error_is_one_line_without_changes(
     words: list[str], line: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "here.py").write_text("mine")

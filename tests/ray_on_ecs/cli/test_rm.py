@@ -1,4 +1,4 @@
-"""`ray-on-ecs rm` and `prune`: what has ended is deleted, and what is under way stays."""
+"""`ray-on-ecs rm` and `prune`: ended runs are deleted, and active runs stay."""
 
 import os
 import time
@@ -22,7 +22,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
 
 
 def make(folders: Folders, name: str, *, age: float = 0, code: str = "", state: str = "finished") -> Path:
-    """A run whose folder was last written so many seconds ago."""
+    """A run whose folder was last written this many seconds ago."""
     folders.status(name, state)
     folders.of(name).write_json("config.json", {"format": 1, "settings": {"code": f"/x/.code/{code}.tar.gz=work"}})
     folders.of(name).write("checkpoints/step-000000001/rank-0", "weights")
@@ -32,14 +32,14 @@ def make(folders: Folders, name: str, *, age: float = 0, code: str = "", state: 
     return folder
 
 
-def test_a_run_is_deleted_with_all_that_it_left(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_deleted_with_all_its_files(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = make(folders, "first"), make(folders, "second")
     assert main(["rm", "--local", "first"]) == 0
     assert capsys.readouterr().err.endswith("run first is deleted\n")
     assert (first.exists(), second.exists()) == (False, True)
 
 
-def test_a_runs_secrets_go_with_it(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_deleted_with_the_run(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = make(folders, "first")
     folders.of("first").write_json("config.json", {"format": 1, "settings": {"secret": ["HF_TOKEN"]}})
@@ -50,7 +50,7 @@ def test_a_runs_secrets_go_with_it(folders: Folders, tmp_path: Path, monkeypatch
     assert not folder.exists()
 
 
-def test_a_run_that_trains_is_not_deleted(
+def test_active_run_is_not_deleted(
     folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, busy = make(folders, "ended"), make(folders, "busy", state="training")
@@ -59,7 +59,7 @@ def test_a_run_that_trains_is_not_deleted(
         assert main(["rm", "--local", "ended", "busy"]) == 2
     line = "ray-on-ecs: run busy is under way; ray-on-ecs stop --local busy ends it\n"
     assert capsys.readouterr().err.endswith(line)
-    assert ended.exists(), "nothing is deleted before all are checked"
+    assert ended.exists()
     assert busy.exists()
 
 
@@ -67,7 +67,7 @@ def test_a_run_that_trains_is_not_deleted(
     ("words", "says"),
     [(("frist",), "there is no run 'frist'"), ((), "Missing argument 'RUN...'")],
 )
-def test_a_mistake_deletes_nothing(
+def test_user_error_deletes_nothing(
     folders: Folders, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
 ) -> None:
     first = make(folders, "first")
@@ -76,7 +76,7 @@ def test_a_mistake_deletes_nothing(
     assert first.exists()
 
 
-def test_a_run_whose_driver_holds_its_lock_stays(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_a_held_lock_stays(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make(folders, "resumed", state="interrupted")
     folders.of("resumed").write("run.lock", "of a driver")
     assert main(["rm", "--local", "resumed"]) == 2
@@ -86,7 +86,7 @@ def test_a_run_whose_driver_holds_its_lock_stays(folders: Folders, capsys: pytes
     assert folder.exists()
 
 
-def test_a_folder_without_a_run_is_left_alone(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_a_run_stays(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     model = Path(folders.path) / "llama"
     folders.of("llama").write_json("config.json", {"hidden_size": 8})
     os.utime(model / "config.json", (time.time() - OLD, time.time() - OLD))
@@ -104,7 +104,7 @@ def code_of(folders: Folders, name: str) -> Path:
     return archive
 
 
-def test_old_runs_and_their_code_are_pruned(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_runs_and_code_are_pruned(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = make(folders, "old", age=OLD, code="aa"), make(folders, "new", code="bb")
     lost = make(folders, "lost", age=OLD, state="training")
     unused, used = code_of(folders, "aa"), code_of(folders, "bb")
@@ -115,14 +115,14 @@ def test_old_runs_and_their_code_are_pruned(folders: Folders, capsys: pytest.Cap
     assert [each.exists() for each in (new, used)] == [True] * 2
 
 
-def test_a_prune_asks_first(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_asks_for_confirmation(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make(folders, "old", age=OLD)
     monkeypatch.setattr("click.confirm", lambda text, **_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["prune", "--local", "--older-than", "7"]) == 130
     assert old.exists()
 
 
-def test_what_is_under_way_is_never_pruned(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_runs_are_never_pruned(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = make(folders, "busy", age=OLD, state="interrupted")
     with head([job("busy")]) as url:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
@@ -130,7 +130,7 @@ def test_what_is_under_way_is_never_pruned(folders: Folders, monkeypatch: pytest
     assert busy.exists()
 
 
-def test_code_stays_if_a_run_can_not_be_read(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_stays_with_an_unreadable_run(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     make(folders, "old", age=OLD)
     broken = make(folders, "broken")
     (broken / "config.json").write_text("{")

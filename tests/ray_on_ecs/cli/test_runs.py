@@ -28,7 +28,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """The storage path of `--local`, a folder; no head answers."""
+    """The storage path of `--local`, a folder, without a head."""
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
     return Folders(str(tmp_path / "results"))
@@ -67,9 +67,7 @@ def make_silent(name: str) -> None:
             keys[key].last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=5)
 
 
-def test_a_storage_path_without_runs_says_how_to_start_one(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_storage_path_has_a_hint(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--local", "--no-head"]) == 0
     printed = capsys.readouterr()
     assert not printed.out
@@ -79,7 +77,7 @@ def test_a_storage_path_without_runs_says_how_to_start_one(
 
 
 @pytest.mark.parametrize("state", ["waiting", "training", "finished", "failed", "interrupted"])
-def test_a_state_is_that_of_the_status(folders: Folders, listed: Callable[..., Any], state: str) -> None:
+def test_state_comes_from_the_status(folders: Folders, listed: Callable[..., Any], state: str) -> None:
     folders.status("mine", state)
     run = listed("--no-head")["mine"]
     assert run["state"] == state
@@ -94,7 +92,7 @@ def test_a_state_is_that_of_the_status(folders: Folders, listed: Callable[..., A
 
 
 @pytest.mark.parametrize("state", ["waiting", "training"])
-def test_a_run_whose_driver_is_silent_is_lost_unless_its_job_runs(
+def test_silent_run_without_a_job_is_lost(
     folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     folders.status("mine", state)
@@ -108,14 +106,14 @@ def test_a_run_whose_driver_is_silent_is_lost_unless_its_job_runs(
         assert listed()["mine"]["state"] == state
 
 
-def test_a_lock_that_is_refreshed_shows_that_the_driver_is_there(folders: Folders, listed: Callable[..., Any]) -> None:
+def test_refreshed_lock_means_a_live_driver(folders: Folders, listed: Callable[..., Any]) -> None:
     folders.status("mine", "training")
     folders.of("mine").write(layout.LOCK, "{}")
     folders.age(130, "mine/status.json")
     assert listed("--no-head")["mine"]["state"] == "training"
 
 
-def test_a_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any]) -> None:
+def test_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any]) -> None:
     bucket.status("lost-run", "training")
     bucket.status("other-run", "training")
     make_silent("lost-run")
@@ -126,7 +124,7 @@ def test_a_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any])
 
 
 @pytest.mark.parametrize("error", [-HOUR, HOUR], ids=["behind", "ahead"])
-def test_the_clock_of_the_laptop_does_not_matter_to_runs_in_s3(
+def test_local_clock_is_ignored_in_s3(
     bucket: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
     wrong = SimpleNamespace(time=lambda: time.time() + error)
@@ -137,7 +135,7 @@ def test_the_clock_of_the_laptop_does_not_matter_to_runs_in_s3(
     assert 700 < run["started_seconds_ago"] < 800
 
 
-def test_a_clock_that_is_behind_gives_no_negative_times(
+def test_late_clock_gives_no_negative_times(
     folders: Folders, listed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders.status("mine", "training", started=moment(-HOUR))
@@ -147,7 +145,7 @@ def test_a_clock_that_is_behind_gives_no_negative_times(
 
 
 def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[..., Any]) -> None:
-    """Those whose driver ended before it wrote one."""
+    """Their driver ended before it wrote a status."""
     folders.script("early-finished")
     for name in ("early-training", "early-killed", "early-interrupted"):
         folders.script(name, is_finished=False)
@@ -167,7 +165,7 @@ def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[...
     assert 120 < found["no-settings-yet"]["started_seconds_ago"] < 190
 
 
-def test_a_resumed_run_without_a_status_is_starting(
+def test_resumed_run_without_a_status_is_starting(
     folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders.script("mine", is_finished=False)
@@ -179,7 +177,7 @@ def test_a_resumed_run_without_a_status_is_starting(
 @pytest.mark.parametrize(
     "content", ["{", "[1]", '{"state": "training"}', '{"started": 7, "state": "training"}', "\xff"]
 )
-def test_one_broken_document_hides_no_other_run(folders: Folders, listed: Callable[..., Any], content: str) -> None:
+def test_broken_document_hides_no_other_run(folders: Folders, listed: Callable[..., Any], content: str) -> None:
     folders.status("broken", "training")
     folders.of("broken").write(layout.STATUS, content.encode("latin-1"))
     folders.status("fine", "training")
@@ -188,7 +186,7 @@ def test_one_broken_document_hides_no_other_run(folders: Folders, listed: Callab
     assert found["fine"]["state"] == "training"
 
 
-def test_numbers_that_are_none_are_left_out(
+def test_invalid_numbers_are_omitted(
     folders: Folders, listed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders.status("waits", "waiting", step=None, loss=None, cost_usd=None, workers=None)
@@ -203,7 +201,7 @@ def test_numbers_that_are_none_are_left_out(
     assert "None" not in capsys.readouterr().out
 
 
-def test_what_is_no_run_is_not_listed(folders: Folders, listed: Callable[..., Any]) -> None:
+def test_other_folders_are_not_listed(folders: Folders, listed: Callable[..., Any]) -> None:
     folders.status("mine", "finished")
     folders.of("notes").write("read.me", "mine")
     folders.of("").write(".write-check", "")
@@ -230,7 +228,7 @@ def test_jobs_without_a_folder_are_starting(
     assert found["new"]["job"] == "new"
 
 
-def test_a_run_that_is_resumed_is_starting_until_its_driver_says_otherwise(
+def test_resumed_run_is_starting_until_its_driver_reports(
     folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders.status("mine", "interrupted")
@@ -240,12 +238,10 @@ def test_a_run_that_is_resumed_is_starting_until_its_driver_says_otherwise(
         found = listed()
     assert found["mine"]["state"] == "starting"
     assert found["mine"]["job"] == "mine.2"
-    assert found["ends"]["state"] == "finished", "its driver has written its end and is about to exit"
+    assert found["ends"]["state"] == "finished", "its driver has written the end and is about to exit"
 
 
-def test_without_a_head_the_runs_are_listed_and_one_line_says_why(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_listed_without_a_head(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.status("mine", "finished")
     assert main(["runs", "--local"]) == 0
     printed = capsys.readouterr()
@@ -255,9 +251,7 @@ def test_without_a_head_the_runs_are_listed_and_one_line_says_why(
     assert NO_HEAD in line
 
 
-def test_the_newest_runs_come_first_and_a_limit_says_that_there_are_more(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newest_runs_come_first_up_to_limit(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for index in range(5):
         folders.status(f"run-{index}", "finished", started=moment(100 * (index + 1)))
         folders.age(90 * index, f"run-{index}/status.json")
@@ -267,7 +261,7 @@ def test_the_newest_runs_come_first_and_a_limit_says_that_there_are_more(
     assert "--limit" in printed.err
 
 
-def test_two_hundred_runs_in_s3_are_listed_in_a_few_requests(
+def test_many_s3_runs_need_few_requests(
     bucket: Folders, listed: Callable[..., Any], s3_client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefix = bucket.path.removeprefix(f"s3://{BUCKET}/")
@@ -280,11 +274,11 @@ def test_two_hundred_runs_in_s3_are_listed_in_a_few_requests(
     assert len(found) == 20
     requests = [record.getMessage() for record in caplog.records]
     assert len([each for each in requests if "list-type=2" in each]) <= 2
-    assert len(requests) <= 60, "a status is read for those that are shown alone"
+    assert len(requests) <= 60
     assert len(listed("--no-head", "--limit", "500")) == 200
 
 
-def test_a_bucket_that_is_not_there_is_named(
+def test_missing_bucket_is_named(
     bucket: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", "s3://no-such-bucket-of-anyone/runs")
@@ -292,7 +286,7 @@ def test_a_bucket_that_is_not_there_is_named(
     assert "no-such-bucket-of-anyone" in capsys.readouterr().err
 
 
-def test_s3_that_does_not_answer_is_said_soon(
+def test_unreachable_s3_is_reported_soon(
     bucket: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", NO_HEAD)
@@ -302,7 +296,7 @@ def test_s3_that_does_not_answer_is_said_soon(
     assert "can't be reached" in capsys.readouterr().err
 
 
-def test_the_runs_of_a_stack_are_those_of_its_bucket(
+def test_runs_of_a_stack_are_in_its_bucket(
     bucket: Folders, s3_client: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
@@ -313,7 +307,7 @@ def test_the_runs_of_a_stack_are_those_of_its_bucket(
     assert main(["runs", "--outputs", str(file), "--json"]) == 0
     printed = capsys.readouterr()
     assert [run["name"] for run in json.loads(printed.out)] == ["mine"]
-    assert "may be old" in printed.err, "there is no head behind these outputs"
+    assert "may be old" in printed.err
     file.write_text(json.dumps(outputs("bucket-that-is-gone")))
     assert main(["runs", "--outputs", str(file), "--no-head"]) == 3
     assert "pulumi up" in capsys.readouterr().err
@@ -322,7 +316,7 @@ def test_the_runs_of_a_stack_are_those_of_its_bucket(
 LONG_NAMES = ("ddp-snapshot-20261124-221236-6707", "training-mymodels-mlp-digits-20261124-220740-10288")
 
 
-def test_a_pipe_gets_whole_names(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_has_whole_names(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for name in LONG_NAMES:
         folders.status(name, "finished")
     assert main(["runs", "--local", "--no-head"]) == 0
@@ -332,7 +326,7 @@ def test_a_pipe_gets_whole_names(folders: Folders, capsys: pytest.CaptureFixture
     assert {row.rstrip() for row in rows} == {f"{name:<{max(map(len, LONG_NAMES))}}  {rest}" for name in LONG_NAMES}
 
 
-def test_a_narrow_terminal_cuts_names_alone(folders: Folders) -> None:
+def test_narrow_terminal_cuts_only_names(folders: Folders) -> None:
     for name in LONG_NAMES:
         folders.status(name, "finished")
     terminal, screen = os.openpty()

@@ -1,4 +1,4 @@
-"""`ray-on-ecs status` of a stack: what Ray and AWS know, and what AWS refuses is left out."""
+"""`ray-on-ecs status` of a stack: the state of Ray and AWS, without values that AWS refuses."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
 
-SPOT_USD = 0.00001  # moto's price of everything
+SPOT_USD = 0.00001  # moto's price of all types
 MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
 NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
@@ -28,7 +28,7 @@ def shown(done: object) -> dict[str, str]:
     return found
 
 
-def test_it_is_one_screen(stack: Laptop) -> None:
+def test_status_is_one_screen(stack: Laptop) -> None:
     stack.head.add_worker(used=1.0)
     stack.head.add_worker()
     stack.head.jobs = ["RUNNING", "PENDING", "SUCCEEDED"]
@@ -51,19 +51,17 @@ def test_it_is_one_screen(stack: Laptop) -> None:
     }
 
 
-def test_programs_get_the_same(stack: Laptop) -> None:
+def test_status_as_json(stack: Laptop) -> None:
     stack.head.add_worker(**{"ray.io/market-type": "spot"})
     found = json.loads(stack.run("status", "--json").stdout)
     assert found["gpus"] == {"used": 0, "there": 1, "wanted": 0}
     assert found["services"]["workers"] == {"running": 2, "desired": 2, "fault": None}
-    assert found["hourly_usd"]["workers"] == pytest.approx(SPOT_USD + 1.006, abs=1e-4), (
-        "one on spot, and one that starts"
-    )
+    assert found["hourly_usd"]["workers"] == pytest.approx(SPOT_USD + 1.006, abs=1e-4)
     assert found["hourly_usd"]["now"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
     assert found["unknown"] == {}
 
 
-def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
+def test_idle_workers_show_their_stop_time(stack: Laptop) -> None:
     stack.head.add_worker()
     stack.put_alarm("idle", "OK")
     assert shown(stack.run("status"))["stops"] == "idle workers stop after 30 minutes (not so at present, for 0 min)"
@@ -75,12 +73,12 @@ def test_idle_workers_say_when_they_stop(stack: Laptop) -> None:
     )
 
 
-def test_cpu_workers_that_stay_name_their_own_key(stack: Laptop) -> None:
+def test_permanent_cpu_workers_name_their_config_key(stack: Laptop) -> None:
     stack.put_workers(scaling={**NEVER, "cpu-workers": {"min": 1, "max": 2, "idle_minutes": 60}})
     assert "pulumi config set minCpuWorkers 0 and pulumi up" in shown(stack.run("status"))["stops"]
 
 
-def test_workers_without_an_idle_time_say_what_they_cost(stack: Laptop) -> None:
+def test_workers_without_idle_time_show_their_cost(stack: Laptop) -> None:
     stack.put_workers(scaling=NEVER)
     stack.head.add_worker()
     stack.head.add_worker()
@@ -90,33 +88,33 @@ def test_workers_without_an_idle_time_say_what_they_cost(stack: Laptop) -> None:
     )
 
 
-def test_an_alarm_that_is_not_there_stops_nothing(stack: Laptop) -> None:
+def test_missing_alarm_stops_nothing(stack: Laptop) -> None:
     assert "(but its alarm is not there: pulumi up makes it)" in shown(stack.run("status"))["stops"]
 
 
-def test_a_launch_that_failed_is_one_line(stack: Laptop) -> None:
+def test_failed_launch_is_one_line(stack: Laptop) -> None:
     now = datetime.now(UTC).isoformat()
     stack.front.texts["DescribeScalingActivities"] = FAILED.format(now=now, why=NO_CAPACITY)
     assert shown(stack.run("status"))["EC2"] == f"asked for 2 workers, has 2; the last launch failed: {NO_CAPACITY}"
 
 
-def test_what_aws_refuses_is_left_out(stack: Laptop) -> None:
+def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
     stack.front.refused = {"DescribeServices", "DescribeAutoScalingGroups", "DescribeInstances"}
     done = stack.run("status")
     assert done.returncode == 0, done.stderr
     found = shown(done)
     assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", found["ECS"])
     assert found["EC2"].startswith("unknown (autoscaling: ")
-    assert re.match(r"unknown \(ec2: .*\), Ray ", found["head"]), "its node is known, its instance is not"
+    assert re.match(r"unknown \(ec2: .*\), Ray ", found["head"])
     assert found["cost"].startswith("0.19 USD an hour now")
 
 
-def test_without_a_price_the_costs_are_not_known(stack: Laptop) -> None:
+def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
     stack.put_workers(head_usd=None)
     assert shown(stack.run("status"))["cost"].startswith("unknown (the stack knows no price of a node); at most 2.20")
 
 
-def test_a_parameter_of_another_version_is_said_to_be_one(stack: Laptop) -> None:
+def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
     stack.put_workers(scaling=...)
     found = shown(stack.run("status"))
     why = f"unknown ({stack.outputs['cluster_info_parameter']} does not say what the workers are; pulumi up writes it)"
@@ -124,7 +122,7 @@ def test_a_parameter_of_another_version_is_said_to_be_one(stack: Laptop) -> None
     assert found["cost"].startswith(f"{why}; at most 2.20")
 
 
-def test_without_its_head_it_says_what_aws_knows_and_why(stack: Laptop) -> None:
+def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
     stack.replace_service("head", 1, 0)
     done = stack.run("status", AWS_STAND_IN_REFUSES="TargetNotConnected")
     assert done.returncode == 3
@@ -134,14 +132,14 @@ def test_without_its_head_it_says_what_aws_knows_and_why(stack: Laptop) -> None:
     assert line.startswith("ray-on-ecs: the head's instance is not connected to Session Manager")
 
 
-def test_a_head_that_is_being_replaced_is_said_to_be(stack: Laptop) -> None:
+def test_head_replacement_is_reported(stack: Laptop) -> None:
     stack.replace_service("head", 1, 0)
     done = stack.run("status", AWS_STAND_IN_HOSTS=json.dumps({stack.outputs["head_host"]: "127.0.0.1:9"}))
     assert done.returncode == 3
     assert done.stderr.startswith("ray-on-ecs: the head's task is not running: it is starting or being replaced")
 
 
-def test_a_stack_that_is_down_is_one_line(stack: Laptop) -> None:
+def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
     stack.aws("ssm").delete_parameter(Name=stack.outputs["token_parameter"])
     stack.outputs["services"] = {}
     done = stack.run("status")
@@ -150,7 +148,7 @@ def test_a_stack_that_is_down_is_one_line(stack: Laptop) -> None:
     assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: us-east-1 has nothing")
 
 
-def test_another_token_is_a_line(stack: Laptop) -> None:
+def test_wrong_token_is_one_line(stack: Laptop) -> None:
     stack.aws("ssm").put_parameter(
         Name=stack.outputs["token_parameter"], Type="SecureString", Value="of-another", Overwrite=True
     )
@@ -159,7 +157,7 @@ def test_another_token_is_a_line(stack: Laptop) -> None:
     assert done.stderr.startswith("ray-on-ecs: the Ray head refuses the token; ")
 
 
-def test_the_outputs_file_has_to_be_there_and_of_a_stack_that_is_up(stack: Laptop) -> None:
+def test_invalid_outputs_file_is_refused(stack: Laptop) -> None:
     done = stack.run_alone("status", "--outputs", "nowhere.json")
     assert done.returncode == 2
     assert "--outputs: nowhere.json can't be read" in done.stderr
@@ -169,24 +167,24 @@ def test_the_outputs_file_has_to_be_there_and_of_a_stack_that_is_up(stack: Lapto
     assert done.stderr.endswith("is not up; pulumi up creates it\n")
 
 
-def test_without_pulumi_and_without_a_file_it_says_what_to_do(stack: Laptop) -> None:
+def test_missing_pulumi_and_file_have_a_hint(stack: Laptop) -> None:
     done = stack.run_alone("status")
     assert done.returncode == 2
     assert done.stderr.startswith("ray-on-ecs: command not found: pulumi; install Pulumi, or give the stack's outputs")
 
 
-def test_a_failed_deployment_is_named(stack: Laptop) -> None:
+def test_failed_deployment_is_named(stack: Laptop) -> None:
     stack.fail_deployment("workers", "tasks failed to start.")
     assert "workers: the last deployment failed: tasks failed to start; pulumi" in shown(stack.run("status"))["ECS"]
 
 
-def test_a_task_whose_gpu_failed_is_named(stack: Laptop) -> None:
+def test_task_with_a_failed_gpu_is_named(stack: Laptop) -> None:
     stack.replace_service("workers", 2, 1)
     stack.stop_task({"containers": [{"exitCode": 4}]})
     assert "workers: the last task stopped because a GPU is missing" in shown(stack.run("status"))["ECS"]
 
 
-def test_an_unhealthy_instance_is_named(stack: Laptop) -> None:
+def test_unhealthy_instance_is_named(stack: Laptop) -> None:
     instance_id = stack.mark_unhealthy()
     assert f"; unhealthy, being replaced: {instance_id}" in shown(stack.run("status"))["EC2"]
 
@@ -200,7 +198,7 @@ def test_an_unhealthy_instance_is_named(stack: Laptop) -> None:
         ({"cpu-workers": {"min": 1, "max": 2, "idle_minutes": 60}}, None),
     ],
 )
-def test_the_cost_of_an_idle_stack(stack: Laptop, workers: dict[str, object], monthly: float | None) -> None:
+def test_cost_of_an_idle_stack(stack: Laptop, workers: dict[str, object], monthly: float | None) -> None:
     stack.put_workers(scaling={"workers": {"min": 0, "max": 2, "idle_minutes": 30}, **workers})
     found = json.loads(stack.run("status", "--json").stdout)
     assert found["idle_monthly_usd"] == (pytest.approx(monthly, abs=1) if monthly else None)

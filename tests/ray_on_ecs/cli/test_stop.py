@@ -1,4 +1,4 @@
-"""`ray-on-ecs stop`: one run, or all that is under way."""
+"""`ray-on-ecs stop`: one run, or all active runs."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.serving import serving
 
 
 class Jobs(HTTPServer):
-    """The Jobs API of a head, with these jobs; one that is stopped has ended."""
+    """The Jobs API of a head, with these jobs; a stopped job has ended."""
 
     def __init__(self, *jobs: dict[str, Any]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -50,26 +50,26 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(document).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the tests say what went wrong."""
+        """Print nothing: the tests report errors."""
 
 
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """A head with two runs and a job of Ray's own commands under way, and one that has ended."""
+    """A head with two active runs, an active job of Ray's commands, and an ended job."""
     plain = job("plain", metadata=None, submission_id="raysubmit_1")
     with serving(Jobs(job("first"), job("second", "PENDING"), job("done", "SUCCEEDED"), plain)) as server:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
         yield server
 
 
-def test_a_run_is_stopped_alone(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_named_run_is_stopped(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", "first"]) == 0
     assert "run first is stopped" in capsys.readouterr().err
     assert head.states == {"first": "STOPPED", "second": "PENDING", "done": "SUCCEEDED", "raysubmit_1": "RUNNING"}
 
 
 @pytest.mark.parametrize("words", [("first",), ("--all",)], ids=["one", "all"])
-def test_secrets_are_deleted_with_a_stop(
+def test_stop_deletes_secrets(
     head: Jobs, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -79,7 +79,7 @@ def test_secrets_are_deleted_with_a_stop(
         store.put({"TOKEN": "value"})
     assert main(["stop", "--local", *words]) == 0
     assert [name for name, store in stores.items() if store.read(["TOKEN"])] == ["done"]
-    stores["first"].put({"TOKEN": "value"})  # as if it could not be deleted then
+    stores["first"].put({"TOKEN": "value"})  # as if it could not be deleted earlier
     assert main(["stop", "--local", "first"]) == 2
     assert not stores["first"].read(["TOKEN"])
 
@@ -96,6 +96,6 @@ def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "first")], ids=["neither", "both"])
-def test_it_takes_a_run_or_all(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_requires_a_run_or_all(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", *words]) == 2
     assert "RUN: give the name of one run, or --all" in capsys.readouterr().err

@@ -16,7 +16,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     """The folder of a run, on a disk and in S3."""
     if request.param == "disk":
         return RunStorage.open(str(tmp_path / "storage"), "mine")
-    for name, value in environment(request.getfixturevalue("aws_server")).items():  # the tests fail calls themselves
+    for name, value in environment(request.getfixturevalue("aws_server")).items():  # the tests inject faults
         monkeypatch.setenv(name, value)
     request.getfixturevalue("s3_client")
     return RunStorage.open(f"s3://{BUCKET}/folders", re.sub(r"\W+", "-", request.node.name))

@@ -1,10 +1,10 @@
-"""The time that the workers of an attempt have to begin."""
+"""The startup limit of the workers of an attempt."""
 
 from ray_on_ecs.run.attempts import BEGIN_SECONDS, LOOK_SECONDS, BeginWatch
 
 
 class Cluster:
-    """A cluster on which workers have places or not, and its clock."""
+    """A cluster with or without places for workers, and its clock."""
 
     now = 0.0
     places = True
@@ -22,7 +22,7 @@ def watch_of(cluster: Cluster) -> BeginWatch:
     return BeginWatch(lambda: cluster.places, lambda: cluster.now)
 
 
-def test_workers_that_do_not_begin_are_ended_each_time() -> None:
+def test_workers_that_do_not_begin_are_ended() -> None:
     cluster = Cluster()
     watch = watch_of(cluster)
     assert not cluster.passes(watch, BEGIN_SECONDS)
@@ -31,7 +31,7 @@ def test_workers_that_do_not_begin_are_ended_each_time() -> None:
     assert cluster.passes(watch, 3 * LOOK_SECONDS)
 
 
-def test_workers_that_wait_for_places_are_not_ended() -> None:
+def test_workers_waiting_for_places_are_not_ended() -> None:
     cluster = Cluster()
     cluster.places = False
     watch = watch_of(cluster)

@@ -13,7 +13,7 @@ from ray_on_ecs.run import cluster_token
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a server that accepts connections and says nothing."""
+    """The port of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -28,7 +28,7 @@ def http() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("server", ["silent", "http"])
-def test_what_is_not_a_ray_cluster_is_named(
+def test_address_without_a_ray_cluster_is_named(
     server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_token, "BUSY_SECONDS", 0.0)

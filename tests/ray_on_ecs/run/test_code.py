@@ -78,7 +78,7 @@ def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: 
     assert (tmp_path / "node" / "large.npy").stat().st_size == LARGE
 
 
-def test_a_linked_file_that_is_elsewhere_is_named(tmp_path: Path, project: Path) -> None:
+def test_linked_file_missing_on_a_node_is_named(tmp_path: Path, project: Path) -> None:
     config = store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"))
     (project / "large.npy").unlink()
     with pytest.raises(OSError, match=r"large\.npy is not on this node; give s3://bucket/prefix as --storage-path"):
@@ -93,18 +93,18 @@ def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
     (project / name / "mine" / "model.pt").write_text("1")
     said: list[str] = []
     assert store(config_of(project), storage, said.append).code == first.code
-    assert name not in "".join(said), "the user did not ask for them to be taken"
+    assert name not in "".join(said)
     assert "cache/" in "".join(said)
 
 
-def test_the_name_of_a_folder_may_have_any_character(tmp_path: Path, project: Path) -> None:
+def test_folder_name_may_have_any_character(tmp_path: Path, project: Path) -> None:
     odd = project.rename(project.with_name("lr=0.1 #1"))
     config = store(config_of(odd), RunStorage.open(str(tmp_path / "results"), "mine"))
     assert Code.of(config).name == "lr=0.1 #1"
     assert "train.py" in placed(config, tmp_path / "node")
 
 
-def test_what_is_left_out_is_told(storage: RunStorage, project: Path) -> None:
+def test_excluded_files_are_reported(storage: RunStorage, project: Path) -> None:
     said: list[str] = []
     config = store(config_of(project), storage, said.append)
     assert said == ["left out: cache/ (1 byte, .gitignore), data/one.bin (1 byte, .gitignore)"]
@@ -119,7 +119,7 @@ def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatc
     assert store(config_of(project, exclude=("*.npy",)), storage).code
 
 
-def test_the_commit_is_recorded(storage: RunStorage, project: Path) -> None:
+def test_commit_is_recorded(storage: RunStorage, project: Path) -> None:
     assert store(config_of(project), storage).git == {}
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
     for command in (("init", "-q"), ("add", "train.py"), (*identity, "commit", "-qm", "first")):

@@ -171,7 +171,7 @@ def test_other_code_has_other_bytes(code: Path, change: str) -> None:
     assert packed(code) != before
 
 
-def test_files_that_change_are_taken_as_they_are(code: Path) -> None:
+def test_changed_files_are_archived_in_their_current_version(code: Path) -> None:
     listed = list_code(code)
     (code / "train.py").write_bytes(b"shorter")
     (code / "pkg/__init__.py").write_bytes(b"longer")

@@ -133,7 +133,7 @@ def test_tracked_files_are_uploaded_though_ignored(tmp_path: Path) -> None:
     assert names_of(tmp_path) == [".gitignore", ".rayignore"]
 
 
-def test_submodule_has_rules_of_its_own(tmp_path: Path) -> None:
+def test_submodule_has_its_own_rules(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     write(tmp_path, ".gitignore", content=b"*.txt\n")
     git(write(tmp_path / "lib", "a.txt", "b.log"), "init", "-q")
@@ -261,7 +261,7 @@ def test_unreadable_entries_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     assert names_of(tmp_path, [], ["/a", "secret"]) == ["c.py"]
 
 
-def test_a_folder_whose_files_can_t_be_reached_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_unreachable_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "listed/x", "c.py")
 
     def lstat(path: Any) -> Any:

@@ -13,7 +13,7 @@ def config(*arguments: str) -> RunConfig:
     return parse(arguments, {})
 
 
-def test_what_follows_the_script_is_its_own() -> None:
+def test_arguments_after_the_script_belong_to_it() -> None:
     found = config("--run-name", "mine", "train.py", "--epochs", "3", "--run-name", "other", "-m")
     assert found.run_name == "mine"
     assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
@@ -31,9 +31,7 @@ def test_what_follows_the_script_is_its_own() -> None:
     ],
     ids=["driver", "job", "local job"],
 )
-def test_a_run_is_continued_by_the_command_that_started_it(
-    monkeypatch: pytest.MonkeyPatch, of_job: dict[str, str], typed: str
-) -> None:
+def test_same_command_continues_a_run(monkeypatch: pytest.MonkeyPatch, of_job: dict[str, str], typed: str) -> None:
     for name in (JOB_VARIABLE, LOCAL_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name, value in of_job.items():
@@ -51,7 +49,7 @@ def test_a_run_is_continued_by_the_command_that_started_it(
         (".", "'.' can't be read ([Errno 21] "),
     ],
 )
-def test_a_requirements_file_that_nodes_lack_is_refused(tmp_path: Path, given: str, message: str) -> None:
+def test_unavailable_requirements_file_is_refused(tmp_path: Path, given: str, message: str) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     for file in (folder / "train.py", tmp_path / "other.txt"):
@@ -62,7 +60,7 @@ def test_a_requirements_file_that_nodes_lack_is_refused(tmp_path: Path, given: s
     assert str(caught.value).startswith(f"--requirements: {message.format(folder=folder)}")
 
 
-def test_torchrun_s_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchrun_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--rdzv-backend", "c10d", "--rdzv_id=7", "--master_addr=host", "--standalone")
     assert config(*flags, "--max-restarts=2", "train.py", "--rdzv-id", "8") == config(
         "--max-restarts=2", "train.py", "--rdzv-id", "8"
@@ -80,9 +78,7 @@ def test_torchrun_s_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureF
         (["--no-python", "./train.sh", "-x"], ("./train.sh", "-x")),
     ],
 )
-def test_a_script_a_module_and_a_program_are_started_as_by_torchrun(
-    given: list[str], command_line: tuple[str, ...]
-) -> None:
+def test_entrypoints_are_started_like_torchrun(given: list[str], command_line: tuple[str, ...]) -> None:
     assert config(*given).argv("python3") == command_line
 
 
@@ -98,7 +94,7 @@ def test_a_script_a_module_and_a_program_are_started_as_by_torchrun(
         (["--nnodes", "1", "--nproc-per-node", "gpu"], None),
     ],
 )
-def test_the_number_of_workers_may_be_given_as_to_torchrun(given: list[str], workers: tuple[int, int] | None) -> None:
+def test_torchrun_flags_give_the_number_of_workers(given: list[str], workers: tuple[int, int] | None) -> None:
     assert config(*given, "train.py").workers == workers
 
 
@@ -121,13 +117,13 @@ def test_the_number_of_workers_may_be_given_as_to_torchrun(given: list[str], wor
         (["--epochs", "3", "x.py"], "--epochs"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_starts(given: list[str], message: str) -> None:
+def test_wrong_command_line_is_one_line(given: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         config(*given)
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_that_continues_a_run_has_all_that_was_given() -> None:
+def test_continuing_command_repeats_all_settings() -> None:
     given = [
         *("--module", "--env", "A=1", "--env", "B=", "--metric", "loss=loss: (.*)"),
         *("--run-name", "a", "train", "--run"),

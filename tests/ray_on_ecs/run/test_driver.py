@@ -14,7 +14,7 @@ from ray_on_ecs.tracking.records import RecordFile
 from ray_on_ecs.tracking.storage import RunStorage
 
 
-def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_id(tmp_path: Path) -> None:
     config = RunConfig(command=("train.py",), run_name="first")
     storage = RunStorage.open(str(tmp_path), "first")
     _, first = driver._begin(config, storage, None)
@@ -46,7 +46,7 @@ def test_failed_trials_are_counted_in_the_last_line(
     assert capsys.readouterr().out == said
 
 
-def test_a_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage = RunStorage.open(str(tmp_path), "first")
     log = MetricsLog({"loss": "loss: (.*)"})
     log.read_line("loss: 0.5")
@@ -56,7 +56,7 @@ def test_a_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == "--metric 'accuracy=acc: {number}': no line of the output matched\n"
 
 
-def test_flags_of_the_earlier_command_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_flags_of_the_earlier_command_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage = RunStorage.open(str(tmp_path), "first")
     config = RunConfig(command=("train.py",), run_name="first", requirements="r.txt", env=("A=1",))
     driver._begin(config, storage, None)

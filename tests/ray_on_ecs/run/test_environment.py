@@ -1,4 +1,4 @@
-"""The variables of a script are those that torchrun sets: it is asked what it sets."""
+"""The variables of a script match the variables that torchrun sets here."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from ray_on_ecs.run.environment import WorkerEnvironment
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
-# Of torchrun's own affairs: files and errors of its agent.
+# Internal variables of torchrun: files and errors of its agent.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 
@@ -21,7 +21,7 @@ def worker(**changed: Any) -> WorkerEnvironment:
     return WorkerEnvironment(**given | changed)
 
 
-def test_they_are_those_of_torchrun(tmp_path: Path) -> None:
+def test_variables_match_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--rdzv-id=mine", str(script)]
@@ -40,14 +40,14 @@ def test_they_are_those_of_torchrun(tmp_path: Path) -> None:
 def test_ranks_sizes_and_addresses() -> None:
     found = worker().variables([("a", 1), ("a", 2), ("b", 3), ("b", 4)])
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")
-    assert found["MAX_WORLD_SIZE"] == "6", "more workers may come"
+    assert found["MAX_WORLD_SIZE"] == "6"
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "1")
     assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "2")
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "5")
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_tensorflow_finds_all_workers_and_its_own_index(rank: int) -> None:
+def test_tensorflow_has_all_workers_and_its_index(rank: int) -> None:
     found = json.loads(worker(rank=rank).variables([("a", 1), ("a", 2), ("b", 3), ("b", 4)])["TF_CONFIG"])
     assert found == {
         "cluster": {"worker": ["a:1", "a:2", "b:3", "b:4"]},

@@ -1,4 +1,4 @@
-"""Restarts after failures, by a clock and a run of the test's own."""
+"""Restarts after failures, by a clock and a run of the test."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ WAIT_SECONDS = 600.0
 
 
 class Run:
-    """A run whose attempts the test lets fail."""
+    """A run with attempts that the test fails."""
 
     def __init__(self, max_restarts: int = 3, mark: Mark | None = None) -> None:
         self.now = 1_000_000.0
@@ -31,7 +31,7 @@ class Run:
         self.policy.began()
 
     def fail(self, failure: Failure, seconds: float = 1.0) -> Restart | Wait | Raise:
-        """Let the attempt fail after so many seconds, and the next one begin."""
+        """Let the attempt fail after these seconds, and the next one begin."""
         self.now += seconds
         decision = self.policy.decide(failure)
         self.policy.began()
@@ -85,18 +85,18 @@ KILLED = failed(status=-9)
     ],
     ids=lambda failure: failure.words.text.partition(":")[0] or str(failure.status),
 )
-def test_a_users_mistake_ends_the_run_before_its_first_progress_alone(failure: Failure) -> None:
+def test_user_error_ends_only_a_run_without_progress(failure: Failure) -> None:
     decision = Run().fail(failure)
     assert isinstance(decision, Raise)
     assert (decision.error, decision.is_recorded) == (UsageError, True)
     for earlier in (Mark(step=7), Mark(stored_at=5.0)):
-        assert isinstance(Run(mark=earlier).fail(failure), Restart), "the run has worked before"
+        assert isinstance(Run(mark=earlier).fail(failure), Restart)
     run = Run()
     run.step(1)
     assert isinstance(run.fail(failure), Restart)
 
 
-def test_a_missing_package_is_named_with_its_way_out() -> None:
+def test_missing_package_is_named_with_its_remedy() -> None:
     decision = Run().fail(failed("ModuleNotFoundError: No module named 'x'"))
     assert isinstance(decision, Raise)
     assert decision.line.endswith("No module named 'x'; name its package in a file for --requirements")
@@ -119,24 +119,24 @@ def test_a_missing_package_is_named_with_its_way_out() -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None, True),
     ],
 )
-def test_the_same_exception_ends_the_run_the_second_time(first: str, second: str | None, ends: bool) -> None:
+def test_repeated_exception_ends_the_run(first: str, second: str | None, ends: bool) -> None:
     run = Run()
     assert isinstance(run.fail(failed(first)), Restart)
     run.step(100)
     decision = run.fail(failed(second or first))
-    assert isinstance(decision, Raise) is ends, "progress in between or not"
+    assert isinstance(decision, Raise) is ends
     if isinstance(decision, Raise):
         assert decision.error is TrainingError
         assert ("smaller batch" in decision.line) is ("out of memory" in first)
 
 
-def test_the_same_type_in_another_line_is_another_error() -> None:
+def test_same_type_in_another_line_is_another_error() -> None:
     run = Run()
     assert isinstance(run.fail(failed("RuntimeError: a", place="train.py:3")), Restart)
     assert isinstance(run.fail(failed("RuntimeError: a", place="train.py:4")), Restart)
 
 
-def test_a_wrong_flag_of_a_run_that_has_worked_ends_it_the_second_time() -> None:
+def test_repeated_flag_error_ends_a_run_with_progress() -> None:
     run, wrong = Run(mark=Mark(step=5)), Failure("x", status=2, words=LastWords("error: unrecognized arguments"))
     assert isinstance(run.fail(wrong), Restart)
     assert isinstance(run.fail(wrong), Raise)
@@ -159,15 +159,15 @@ def test_failures_without_progress_are_limited(max_restarts: int, failure: Failu
     assert fail_often(Run(max_restarts), failure, lambda number: None) == max_restarts
 
 
-def test_a_greater_step_is_progress_and_an_earlier_one_is_not() -> None:
+def test_only_a_greater_step_is_progress() -> None:
     run = Run(1)
     assert fail_often(run, KILLED, lambda number: run.step(10 * number)) == 10
     run = Run(1)
-    assert fail_often(run, KILLED, lambda number: run.step(10 - number)) == 1, "the first step alone is progress"
+    assert fail_often(run, KILLED, lambda number: run.step(10 - number)) == 1
 
 
 @pytest.mark.parametrize(("seconds", "survived"), [(SETTLING_SECONDS - 1, 1), (SETTLING_SECONDS, 10)])
-def test_a_file_is_progress_if_the_attempt_had_lasted_a_while(seconds: float, survived: int) -> None:
+def test_new_file_is_progress_after_a_long_attempt(seconds: float, survived: int) -> None:
     run = Run(1)
 
     def store(number: int) -> None:
@@ -189,24 +189,24 @@ def test_failures_with_progress_are_limited_within_a_day() -> None:
     assert fail_often(run, KILLED, a_while_later, times=100) == 100, "weeks on machines that fail every two hours"
 
 
-def test_a_storage_that_cannot_be_read_counts_as_no_progress() -> None:
+def test_unreadable_storage_is_not_progress() -> None:
     run = Run(1)
     run.step(5)
     run.is_lost = True
     assert [type(run.fail(KILLED)) for _ in range(2)] == [Restart, Raise]
 
 
-def test_preemptions_count_as_no_failures() -> None:
+def test_preemptions_are_not_failures() -> None:
     run, reclaimed = Run(max_restarts=2), Failure("", "reclaimed")
     assert fail_often(run, reclaimed, run.step, times=100) == 100
-    assert fail_often(run, reclaimed, lambda number: None) == 2, "nodes that are reclaimed before any progress"
+    assert fail_often(run, reclaimed, lambda number: None) == 2, "nodes reclaimed before any progress"
     run = Run(max_restarts=1)
     assert isinstance(run.fail(reclaimed), Restart)
     assert isinstance(run.fail(KILLED), Restart)
     assert isinstance(Run(max_restarts=0).fail(reclaimed), Restart)
 
 
-def test_workers_are_waited_for_and_not_for_ever() -> None:
+def test_wait_for_workers_is_limited() -> None:
     run, missing = Run(), Failure("they did not come back", "no workers")
     run.fail(KILLED)
     run.now += WAIT_SECONDS - 1
@@ -215,7 +215,7 @@ def test_workers_are_waited_for_and_not_for_ever() -> None:
     assert run.policy.decide(missing) == Raise(TrainingError, "training failed: they did not come back")
 
 
-def test_workers_that_never_started_are_a_lack_of_resources() -> None:
+def test_workers_that_never_started_mean_missing_resources() -> None:
     run = Run()
     run.policy = FailurePolicy(3, Mark, worker_timeout=WAIT_SECONDS, clock=lambda: run.now)
     assert run.policy.decide(Failure("not there", "no workers")) == Wait()
@@ -224,7 +224,7 @@ def test_workers_that_never_started_are_a_lack_of_resources() -> None:
     assert run.policy.decide(Failure("not there", "no workers")) == expected
 
 
-def test_a_busy_cluster_is_waited_for_without_a_limit() -> None:
+def test_wait_for_a_busy_cluster_is_unlimited() -> None:
     run = Run()
     for _ in range(100):
         run.now += WAIT_SECONDS
@@ -233,6 +233,6 @@ def test_a_busy_cluster_is_waited_for_without_a_limit() -> None:
 
 
 @pytest.mark.parametrize("cause", [UsageError("--x: no"), StorageError("it is away")], ids=["usage", "storage"])
-def test_what_no_restart_can_mend_ends_the_run(cause: TrainingError) -> None:
+def test_permanent_failure_ends_the_run(cause: TrainingError) -> None:
     decision = Run(mark=Mark(step=5)).fail(Failure(str(cause), rank=1, cause=cause))
     assert decision == Raise(type(cause), str(cause), is_recorded=isinstance(cause, StorageError))

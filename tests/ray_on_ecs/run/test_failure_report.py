@@ -1,4 +1,4 @@
-"""What a run that failed leaves; tests/faults has whole ones."""
+"""Files of a failed run; tests/faults has whole runs."""
 
 import shlex
 from pathlib import Path
@@ -16,7 +16,7 @@ from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
 
 
-def test_a_failure_of_no_worker_has_no_rank() -> None:
+def test_failure_outside_the_workers_has_no_rank() -> None:
     cause = ValueError("no")
     assert failure_report._first_cause(WorkerGroupError("failed", {2: ValueError("b"), 1: cause})) == (1, cause)
     assert failure_report._first_cause(ControllerError(cause)) == (None, cause)
@@ -28,20 +28,20 @@ def run(tmp_path: Path) -> tuple[RunConfig, RunStorage]:
     return config, RunStorage.open(config.storage_path, "failed")
 
 
-def test_the_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> None:
+def test_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> None:
     folder = failure_report.store_stacks({0: "waits in all_reduce", 1: ""}, run[1])
     stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
     assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
 
 
-def test_a_worker_that_died_is_named_with_the_end_of_its_log() -> None:
+def test_dead_worker_is_named_with_its_last_log() -> None:
     workers = [WorkerDump(0), WorkerDump(1, ["its last line"])]
     failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers)
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
     assert failure.log == ("its last line",)
 
 
-def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
+def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
     config, storage = run
     failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [])
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
@@ -53,7 +53,7 @@ def test_the_error_names_the_file_and_the_way_to_continue(run: tuple[RunConfig, 
     assert document["log"] == ["the worker's node is gone"]
 
 
-def test_the_command_to_go_on_says_what_is_not_the_default() -> None:
+def test_command_to_continue_has_only_changed_settings() -> None:
     flags = ["--run-name", "mine", "--keep-gib", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
     command = shlex.join(parse([*flags, "train.py", "--epochs", "5"], {}).command_line())
     assert command.startswith("python -m ray_on_ecs.run ")

@@ -27,12 +27,12 @@ def test_files_and_links_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [".git", ".venv", "venv", "__pycache__", "node_modules", ".pytest_cache"])
-def test_folders_of_tools_are_passed_over(tmp_path: Path, folder: str) -> None:
+def test_tool_folders_are_skipped(tmp_path: Path, folder: str) -> None:
     write(tmp_path, {f"{folder}/a": "1", f"deep/{folder}/a": "1", f"deep/my{folder}/a": "1"})
     assert FolderScanner(tmp_path).scan().keys() == {f"deep/my{folder}/a"}
 
 
-def test_what_is_no_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("ipc.sock")
@@ -41,13 +41,13 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
         assert FolderScanner(tmp_path).scan().keys() == {"core.py", "core.d/a", "model.pt"}
 
 
-def test_excluded_paths_are_passed_over(tmp_path: Path) -> None:
+def test_excluded_paths_are_skipped(tmp_path: Path) -> None:
     write(tmp_path, {"data/a": "1", "a": "1", "b": "1"})
     assert FolderScanner(tmp_path, lambda name, is_folder: name in ("data", "b")).scan().keys() == {"a"}
 
 
 @pytest.mark.parametrize("change", ["content", "time", "mode", "inode", "link"])
-def test_a_change_shows_in_the_state(tmp_path: Path, change: str) -> None:
+def test_content_change_changes_the_state(tmp_path: Path, change: str) -> None:
     file = tmp_path / "a"
     file.write_text("1")
     os.utime(file, (1, 1))
@@ -68,14 +68,14 @@ def test_a_change_shows_in_the_state(tmp_path: Path, change: str) -> None:
     assert state_of(file) not in (None, before)
 
 
-def test_a_hard_link_leaves_the_state(tmp_path: Path) -> None:
+def test_hard_link_keeps_the_state(tmp_path: Path) -> None:
     write(tmp_path, {"a": "1"})
     before = state_of(tmp_path / "a")
     os.link(tmp_path / "a", tmp_path / "b")
     assert state_of(tmp_path / "a") == state_of(tmp_path / "b") == before
 
 
-def test_a_folder_with_many_entries_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_many_entries_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_scan, "MAX_ENTRIES", 3)
     write(tmp_path, {f"{folder}{n}": "" for folder in ("", "few/", "deep/many/") for n in range(3)})
     write(tmp_path, {"3": "", "deep/many/3": ""})
@@ -84,7 +84,7 @@ def test_a_folder_with_many_entries_is_named(tmp_path: Path, monkeypatch: pytest
     assert scanner.too_many == {"deep/many/"}
 
 
-def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"a": "1", "deep/secret/b": "2"})
     scanner, list_folder = FolderScanner(tmp_path), os.scandir  # root may read all
 
@@ -101,13 +101,13 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
     assert not scanner.unreadable
 
 
-def test_logs_by_their_names() -> None:
+def test_logs_are_recognized_by_name() -> None:
     names = ("train.log", "runs/events.out.tfevents.17.host", "model.pt", "metrics.csv", "db-wal")
     assert [is_log(name) for name in names] == [True, True, False, False, False]
     assert [grows(name) for name in names] == [True, True, False, True, True]
 
 
-def test_a_fault_does_not_look_like_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_error_is_not_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"a": "1"})
 
     def fail(path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_fault_does_not_look_like_deletion(tmp_path: Path, monkeypatch: pytest
         FolderScanner(tmp_path).scan()
 
 
-def test_a_folder_that_goes_meanwhile_is_empty(tmp_path: Path) -> None:
+def test_folder_deleted_during_the_scan_is_empty(tmp_path: Path) -> None:
     assert FolderScanner(tmp_path / "gone").scan() == {}
 
 
@@ -135,12 +135,12 @@ def test_open_files_are_found(tmp_path: Path, mode: str, expected: dict[str, boo
         assert open_for_writing(tmp_path / "other", [psutil.Process()]) == {}
 
 
-def test_one_that_writes_decides_over_appending(tmp_path: Path) -> None:
+def test_write_mode_overrides_append_mode(tmp_path: Path) -> None:
     with (tmp_path / "a").open("a"), (tmp_path / "a").open("r+"), (tmp_path / "a").open("a"):
         assert open_for_writing(tmp_path, [psutil.Process()]) == {"a": False}
 
 
-def test_a_process_that_ended_has_nothing_open(tmp_path: Path) -> None:
+def test_ended_process_has_no_open_files(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     ended = psutil.Process(process.pid)
     process.wait()
@@ -157,7 +157,7 @@ def test_a_process_that_ended_has_nothing_open(tmp_path: Path) -> None:
         (0, 10, set(), ["x/", "a", "y/", "b"]),
     ],
 )
-def test_the_largest_are_left_out(max_bytes: int, max_files: int, kept: set[str], named: list[str]) -> None:
+def test_largest_files_are_excluded(max_bytes: int, max_files: int, kept: set[str], named: list[str]) -> None:
     sizes = {"a": 30, "b": 1, "x/1": 20, "x/2": 20, "y/1": 9}
     files = {name: FileState(1, size, 1, 0o644, None) for name, size in sizes.items()}
     found, left_out = fitting(files, max_bytes, max_files)

@@ -1,4 +1,4 @@
-"""The check of GPUs before a script starts again, in a child of a program with the name of the node's command."""
+"""The check of GPUs before a script restarts, in a child of a program with the name of the node's command."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# A node: it starts a worker's process, and ends with a status of its own when it is asked to stop.
+# A node: it starts a worker's process, and ends with a distinct status after SIGTERM.
 NODE = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

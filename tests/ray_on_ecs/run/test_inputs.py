@@ -40,9 +40,7 @@ def contents(folder: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("source", [f"s3://{BUCKET}/data", f"s3://{BUCKET}/data/", "run:other"])
-def test_a_prefix_of_a_bucket_is_fetched_once(
-    storage: RunStorage, source: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bucket_prefix_is_fetched_once(storage: RunStorage, source: str, capsys: pytest.CaptureFixture[str]) -> None:
     address = inputs.resolve("data", source, storage)
     folder = inputs.fetch(address)
     assert contents(folder) == {"a.txt": "a", "deep/b.txt": "bb"}
@@ -51,7 +49,7 @@ def test_a_prefix_of_a_bucket_is_fetched_once(
     assert not capsys.readouterr().out
 
 
-def test_an_object_is_fetched_as_a_file(storage: RunStorage) -> None:
+def test_object_is_fetched_as_a_file(storage: RunStorage) -> None:
     path = inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/data/a.txt", storage))
     assert (Path(path).name, Path(path).read_text()) == ("a.txt", "a")
 
@@ -74,7 +72,7 @@ def put(s3: Any, prefix: str, keys: Iterable[str]) -> str:
     return f"s3://{BUCKET}/{prefix}"
 
 
-def test_odd_keys_are_files_of_their_names(storage: RunStorage, s3: Any) -> None:
+def test_unusual_keys_keep_their_names(storage: RunStorage, s3: Any) -> None:
     names = ["a b+c=#1%.txt", "ünï.txt", "100%25.txt", "q?x&y.txt", "back\\slash", " trail ", "tab\t", "'\"", "..."]
     names += ["x" * 255, "sub/" + "é" * 127, "sub/~", "-rf"]
     source = put(s3, "odd", [*names, "", "empty/", "sub/"])  # as the console makes folders
@@ -107,9 +105,9 @@ def test_keys_that_cannot_be_files_are_named(
         inputs.resolve("data", source, storage)
     assert str(caught.value) == f"--input: data={source} has keys that can't be files: {named}; {way_out}"
     with pytest.raises(UsageError) as caught:
-        inputs.fetch(source)  # it has got them since the driver looked
+        inputs.fetch(source)  # they were added after the driver's check
     assert str(caught.value) == f"--input: {source} has keys that can't be files: {named}; {way_out}"
-    assert not cache.exists(), "nothing is fetched"
+    assert not cache.exists()
     assert inputs.resolve("data", f"stream:{source}", storage) == f"stream:{source}"
 
 
@@ -119,13 +117,13 @@ def test_keys_of_several_lines_are_named_on_one() -> None:
         filesystem.check_names("s3://bucket", ["../two\nlines"], "--input", "give less")
 
 
-def test_a_folder_marker_with_content_is_named(storage: RunStorage, s3: Any) -> None:
+def test_folder_marker_with_content_is_named(storage: RunStorage, s3: Any) -> None:
     s3.put_object(Bucket=BUCKET, Key="marked/folder/", Body=b"content")
     with pytest.raises(UsageError, match=r"ends with / and is not empty \(.*marked/folder.*give st"):
         inputs.fetch(f"s3://{BUCKET}/marked")
 
 
-def test_an_object_that_goes_meanwhile_may_be_tried_again(
+def test_object_deleted_during_fetch_may_be_retried(
     storage: RunStorage, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = put(s3, "going", ["a", "b"])
@@ -142,9 +140,7 @@ def test_an_object_that_goes_meanwhile_may_be_tried_again(
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [80]], ids=["many small files", "a large file"])
-def test_several_reads_are_under_way_at_a_time(
-    sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_run_concurrently(sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "PIECE_BYTES", 2)
     all_at_once = threading.Barrier(filesystem.FETCH_THREADS, timeout=30)
     reads = itertools.count()
@@ -168,7 +164,7 @@ def test_several_reads_are_under_way_at_a_time(
     assert next(reads) == 40
 
 
-def test_an_object_that_shrinks_meanwhile_is_refused(storage: RunStorage, s3: Any, tmp_path: Path) -> None:
+def test_object_truncated_during_fetch_is_refused(storage: RunStorage, s3: Any, tmp_path: Path) -> None:
     s3.put_object(Bucket=BUCKET, Key="shrinking/a", Body=b"long")
     found, path = filesystem.open_filesystem(f"s3://{BUCKET}/shrinking")
     [listed] = filesystem.list_files(found, path)
@@ -177,7 +173,7 @@ def test_an_object_that_shrinks_meanwhile_is_refused(storage: RunStorage, s3: An
         filesystem.copy_to_disk(found, {tmp_path / "a": listed})
 
 
-def test_what_has_changed_in_the_bucket_is_fetched_anew(storage: RunStorage, s3: Any) -> None:
+def test_changed_objects_are_fetched_again(storage: RunStorage, s3: Any) -> None:
     s3.put_object(Bucket=BUCKET, Key="changing/a.txt", Body=b"a")
     before = inputs.fetch(inputs.resolve("data", f"s3://{BUCKET}/changing", storage))
     s3.put_object(Bucket=BUCKET, Key="changing/a.txt", Body=b"longer")
@@ -185,7 +181,7 @@ def test_what_has_changed_in_the_bucket_is_fetched_anew(storage: RunStorage, s3:
     assert (contents(before), contents(after)) == ({"a.txt": "a"}, {"a.txt": "longer"})
 
 
-def test_a_folder_of_the_disk_is_used_where_it_is(storage: RunStorage, tmp_path: Path) -> None:
+def test_local_folder_is_used_in_place(storage: RunStorage, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("a")
     assert inputs.fetch(inputs.resolve("data", str(tmp_path / "data"), storage)) == str(tmp_path / "data")
@@ -194,9 +190,9 @@ def test_a_folder_of_the_disk_is_used_where_it_is(storage: RunStorage, tmp_path:
         inputs.fetch(str(tmp_path / "data"))
 
 
-def test_a_stream_is_its_address(storage: RunStorage, cache: Path) -> None:
+def test_streamed_input_is_its_address(storage: RunStorage, cache: Path) -> None:
     assert inputs.fetch(inputs.resolve("data", f"stream:s3://{BUCKET}/data", storage)) == f"s3://{BUCKET}/data"
-    assert not cache.exists(), "nothing is fetched"
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize(
@@ -210,13 +206,13 @@ def test_a_stream_is_its_address(storage: RunStorage, cache: Path) -> None:
         "stream:s3://none/x",
     ],
 )
-def test_what_is_not_there_is_refused_in_a_line(storage: RunStorage, source: str) -> None:
+def test_missing_input_is_refused_in_one_line(storage: RunStorage, source: str) -> None:
     with pytest.raises(UsageError, match=f"--input: data={source} can't be read") as caught:
         inputs.resolve("data", source, storage)
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_disk_has_no_room_for_is_refused(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_larger_than_the_disk_is_refused(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder: usage(filesystem.SPARE_BYTES + 2))
     with pytest.raises(UsageError, match=rf"there is room for 0.0 GiB .* give stream:s3://{BUCKET}/data"):

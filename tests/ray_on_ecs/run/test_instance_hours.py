@@ -9,7 +9,7 @@ G5 = InstanceKind("g5.xlarge", "on-demand")
 SPOT = InstanceKind("g5.xlarge", "spot")
 
 
-def test_each_interval_counts_by_the_instances_at_its_end() -> None:
+def test_intervals_count_the_instances_at_their_end() -> None:
     counts = iter([{G5: 2}, {G5: 2, SPOT: 1}, {}])
     hours = InstanceHours(lambda: next(counts))
     for now in (1000.0, 1000.0 + 3600, 1000.0 + 5400, 1000.0 + 9000):

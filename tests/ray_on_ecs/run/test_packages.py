@@ -1,4 +1,4 @@
-"""The packages of a requirements file, from wheels and sources on the disk: no index is needed."""
+"""The packages of a requirements file, from wheels and sources on the disk, without an index."""
 
 import hashlib
 import os
@@ -79,7 +79,7 @@ def write_library(folder: Path, says: str) -> None:
 
 
 def says(folder: Path, storage: RunStorage, name: str, module: str, variables: dict[str, str] = OFFLINE) -> str:
-    """Install a requirements file and return what a module then says."""
+    """Install a requirements file and return a module's output."""
     requirements = Requirements(folder, name, variables)
     python = requirements.install(requirements.resolve(storage))
     command = [python, "-P", "-c", f"import {module}; print({module}.SAYS)"]
@@ -87,20 +87,18 @@ def says(folder: Path, storage: RunStorage, name: str, module: str, variables: d
 
 
 def leave_caches() -> None:
-    """Let go of them, as a process does that ends."""
+    """Release them, as a process does at its end."""
     for descriptor in node_cache._held.values():
         os.close(descriptor)
     node_cache._held.clear()
 
 
-def test_they_are_added_to_what_is_installed_once(
-    folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packages_are_installed_once(folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str]) -> None:
     make_wheel(folder, "1.0", needs="Requires-Dist: filelock\n")
     # A module of the folder has the name of one that pip imports.
     write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "queue.py": "raise SystemExit('wrong')\n"})
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
-    assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is here"
+    assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is already installed"
     resolving, installing, installed = capsys.readouterr().out.splitlines()
     assert resolving == "resolving the packages of --requirements"
     assert installing == "installing 1 package of --requirements on this node"
@@ -123,7 +121,7 @@ def test_they_are_added_to_what_is_installed_once(
     ],
     ids=["a file and pins", "from another folder"],
 )
-def test_paths_mean_what_pip_has_them_mean(
+def test_paths_are_relative_like_in_pip(
     folder: Path, storage: RunStorage, files: dict[str, str], expected: str
 ) -> None:
     for version in ("1.0", "2.0"):
@@ -133,7 +131,7 @@ def test_paths_mean_what_pip_has_them_mean(
     assert says(folder, storage, "req/gpu.txt", "greeting", variables) == expected
 
 
-def test_an_edit_of_a_local_package_is_installed(folder: Path, storage: RunStorage) -> None:
+def test_edit_of_a_local_package_is_installed(folder: Path, storage: RunStorage) -> None:
     write(folder, {"requirements.txt": "./lib\n"})
     for text in ("one", "two, and not one"):
         write_library(folder / "lib", text)
@@ -141,7 +139,7 @@ def test_an_edit_of_a_local_package_is_installed(folder: Path, storage: RunStora
 
 
 @pytest.mark.parametrize(("line", "number"), [("./lib", 1), ("-e ./lib", 2)])
-def test_a_package_used_in_its_place_is_of_one_folder(
+def test_editable_package_belongs_to_one_folder(
     folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, line: str, number: int
 ) -> None:
     write(folder, {"requirements.txt": f"{line}\n"})
@@ -168,7 +166,7 @@ def test_a_package_used_in_its_place_is_of_one_folder(
     ],
     ids=["an edit", "a module", "a build", "results", "data", "in its place", "its declaration"],
 )
-def test_only_sources_tell_a_package_from_another(
+def test_package_identity_depends_only_on_sources(
     folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, changed: dict[str, str], is_other: bool
 ) -> None:
     report = {
@@ -196,7 +194,7 @@ def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunS
         assert says(folder, storage, "requirements.txt", "greeting") == text
 
 
-def test_a_run_keeps_its_versions_until_the_file_changes(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunStorage, cache: Path) -> None:
     wheels = folder / "wheels"
     make_wheel(wheels, "1.0")
     write(folder, {"requirements.txt": "--find-links wheels\n-r more.txt\n", "more.txt": "greeting\n"})
@@ -205,7 +203,7 @@ def test_a_run_keeps_its_versions_until_the_file_changes(folder: Path, storage: 
     make_wheel(wheels, "2.0")
     leave_caches()
     node_cache.make_room(2**60)
-    assert not list(cache.glob("training-packages/*/")), "as on a new node"
+    assert not list(cache.glob("training-packages/*/"))
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
     other = RunStorage.open(str(folder.parent / "runs"), "other")
     assert says(folder, other, "requirements.txt", "greeting") == "2.0"
@@ -213,7 +211,7 @@ def test_a_run_keeps_its_versions_until_the_file_changes(folder: Path, storage: 
     assert says(folder, storage, "requirements.txt", "greeting") == "2.0"
 
 
-def test_a_branch_that_moves_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", OFFLINE)
@@ -224,7 +222,7 @@ def test_a_branch_that_moves_stays_at_its_commit(folder: Path, storage: RunStora
     assert says(folder, storage, "requirements.txt", "mylib") == "one"
 
 
-def test_a_secret_in_an_address_is_kept_by_its_name(folder: Path, storage: RunStorage, cache: Path) -> None:
+def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage, cache: Path) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": "git+file://${PLACE}@main#egg=mylib\n"})
     requirements = Requirements(folder, "requirements.txt", OFFLINE, {"PLACE": str(repository)})
@@ -243,7 +241,7 @@ def test_a_secret_in_an_address_is_kept_by_its_name(folder: Path, storage: RunSt
 
 
 def make_repository(folder: Path) -> tuple[Path, list[str]]:
-    """Make a repository with the library `mylib`; return it, and git's arguments that commit what has changed."""
+    """Make a repository with the library `mylib`; return it, and git's arguments that commit changes."""
     repository = folder.parent / "repository"
     commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--all", "--message=x"]
     write_library(repository, "one")
@@ -283,7 +281,9 @@ def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) 
     ],
     ids=["an unknown package", "an unknown file", "an unknown folder", "of conda", "without the file"],
 )
-def test_a_file_that_pip_refuses_is_one_line(folder: Path, storage: RunStorage, text: str | None, message: str) -> None:
+def test_requirements_refused_by_pip_are_one_line(
+    folder: Path, storage: RunStorage, text: str | None, message: str
+) -> None:
     if text is not None:
         write(folder, {"requirements.txt": text})
     with pytest.raises(UsageError, match=f"^--requirements: {message}") as caught:
@@ -292,7 +292,7 @@ def test_a_file_that_pip_refuses_is_one_line(folder: Path, storage: RunStorage, 
     assert not storage.exists(layout.PACKAGES)
 
 
-def test_a_long_installation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_installation_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     monkeypatch.setattr(packages, "NEWS_SECONDS", 0.01)
     monkeypatch.setattr(packages, "print", lambda line, **_: "Downloading" in line and told.touch(), raising=False)

@@ -1,4 +1,4 @@
-"""A script's process: real ones, that fail, hang, are killed, or leave children behind."""
+"""Real processes of a script that fail, hang, are killed, or leave children behind."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def start(tmp_path: Path, lines: list[str]) -> Iterator[Start]:
         each.__exit__(None, None, None)
 
 
-def test_output_and_errors_come_line_by_line_and_the_status_at_the_end(start: Start, lines: list[str]) -> None:
+def test_output_comes_by_line_and_status_last(start: Start, lines: list[str]) -> None:
     process = start("import sys; print('out'); print('error', file=sys.stderr); sys.exit(3)")
     assert until(lambda: process.poll() is not None)
     assert process.poll() == 3
@@ -49,13 +49,13 @@ def test_output_and_errors_come_line_by_line_and_the_status_at_the_end(start: St
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed", "crashed"])
-def test_a_signal_that_ended_it_is_its_status(start: Start, number: int) -> None:
+def test_fatal_signal_is_the_exit_status(start: Start, number: int) -> None:
     process = start(f"import os; os.kill(os.getpid(), {int(number)})")
     until(lambda: process.poll() is not None)
     assert process.poll() == -number
 
 
-def test_a_program_that_is_not_there_ends_as_in_a_shell(tmp_path: Path, lines: list[str]) -> None:
+def test_missing_program_has_the_status_of_a_shell(tmp_path: Path, lines: list[str]) -> None:
     with ScriptProcess(["./nothing"], os.environ, tmp_path, lines.append) as process:
         until(lambda: process.poll() is not None)
         assert process.poll() == 127
@@ -76,16 +76,16 @@ def test_sigterm_reaches_the_script(start: Start, lines: list[str]) -> None:
     assert lines == ["ready\n", "saved\n"]
 
 
-def test_a_script_that_hangs_leaves_its_stacks(start: Start, lines: list[str]) -> None:
+def test_hanging_script_leaves_its_stacks(start: Start, lines: list[str]) -> None:
     process = start("import threading\ndef stuck():\n  print('here')\n  threading.Event().wait()\nstuck()")
     until(lambda: "here\n" in lines)
     stacks = process.stacks()
     assert "in stuck" in stacks
-    assert "here" not in stacks, "what it said before is in its log"
+    assert "here" not in stacks
     assert process.poll() == -signal.SIGABRT
 
 
-def test_a_script_that_the_system_has_stopped_is_killed(start: Start, lines: list[str]) -> None:
+def test_script_stopped_by_the_system_is_killed(start: Start, lines: list[str]) -> None:
     process = start(
         "import os, signal, time\nprint(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)"
     )
@@ -113,7 +113,7 @@ def has_ended(pid: int) -> bool:
 
 @pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
 @pytest.mark.parametrize("then", ["sys.exit(0)", "time.sleep(600)"], ids=["it ends", "it is killed"])
-def test_its_children_end_with_it(start: Start, lines: list[str], then: str, alone: bool) -> None:
+def test_children_end_with_the_script(start: Start, lines: list[str], then: str, alone: bool) -> None:
     process = start(FAMILY.format(then=then, alone=alone))
     until(lambda: lines)
     if "sleep" in then:
@@ -123,7 +123,7 @@ def test_its_children_end_with_it(start: Start, lines: list[str], then: str, alo
 
 @pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
 @pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
-def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path, first: bool, alone: bool) -> None:
+def test_script_ends_with_its_parent(tmp_path: Path, first: bool, alone: bool) -> None:
     script = tmp_path / "family.py"
     script.write_text(FAMILY.format(then="time.sleep(600)", alone=alone))
     worker = (
@@ -148,7 +148,7 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Pa
         until(lambda: have_ended(family))
 
 
-# Says when it begins, and leaves a file when it is told to end.
+# Reports its start, and writes a file after SIGTERM.
 GENTLE = """
 import signal, sys, time
 from pathlib import Path
@@ -162,7 +162,7 @@ signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(600)
 """
-# Starts it, and waits; says its process ID.
+# Starts the script, prints its process ID, and waits.
 WORKER = """
 import os, sys, time
 from pathlib import Path
@@ -176,7 +176,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
-def test_a_script_whose_worker_was_killed_has_time_to_save(tmp_path: Path, first: bool) -> None:
+def test_script_of_a_killed_worker_may_save(tmp_path: Path, first: bool) -> None:
     command = [sys.executable, "-c", WORKER, GENTLE, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout
@@ -185,12 +185,12 @@ def test_a_script_whose_worker_was_killed_has_time_to_save(tmp_path: Path, first
             for child in psutil.Process(worker.pid).children():
                 child.kill()
         worker.kill()
-    assert not wait_for_end(tmp_path / "lock", 0), "who comes next must wait for it"
+    assert not wait_for_end(tmp_path / "lock", 0)
     assert wait_for_end(tmp_path / "lock", 60)
     assert (tmp_path / "saved").exists()
 
 
-def test_a_script_whose_supervisor_was_killed_has_ended_for_its_worker(start: Start) -> None:
+def test_worker_sees_end_after_supervisor_is_killed(start: Start) -> None:
     process = start("import time; time.sleep(600)")
     until(lambda: psutil.Process(process.pid).children(recursive=True))
     os.kill(process.pid, signal.SIGKILL)
@@ -198,7 +198,7 @@ def test_a_script_whose_supervisor_was_killed_has_ended_for_its_worker(start: St
     assert process.poll() == -signal.SIGKILL
 
 
-def test_a_script_that_is_killed_has_no_time(start: Start, lines: list[str], tmp_path: Path) -> None:
+def test_killed_script_has_no_grace_period(start: Start, lines: list[str], tmp_path: Path) -> None:
     process = start(GENTLE)
     until(lambda: lines)
     process.kill()
@@ -206,7 +206,7 @@ def test_a_script_that_is_killed_has_no_time(start: Start, lines: list[str], tmp
     assert not (tmp_path / "saved").exists()
 
 
-def test_the_time_of_its_end_is_known(start: Start) -> None:
+def test_end_time_is_known(start: Start) -> None:
     before = time.time()
     process = start("pass")
     until(lambda: process.poll() is not None)
@@ -214,20 +214,20 @@ def test_the_time_of_its_end_is_known(start: Start) -> None:
     assert before < process.ended_at <= time.time()
 
 
-def test_a_part_of_a_line_is_a_sign_of_life(start: Start, lines: list[str]) -> None:
+def test_partial_line_counts_as_activity(start: Start, lines: list[str]) -> None:
     process = start("import time\nprint('.', end='', flush=True)\ntime.sleep(600)")
     begun = process.heard_at
     until(lambda: process.heard_at > begun)
     assert not lines
 
 
-def test_output_that_is_not_text_is_passed_on(start: Start, lines: list[str]) -> None:
+def test_binary_output_is_passed_on(start: Start, lines: list[str]) -> None:
     process = start("import os; os.write(1, b'\\xff a\\r\\n' + 'ä'.encode() + b'\\nlast')")
     until(lambda: process.poll() is not None)
     assert lines == ["\ufffd a\n", "ä\n", "last"]
 
 
-def test_the_stacks_of_a_script_are_read_while_it_runs_on(start: Start, lines: list[str]) -> None:
+def test_stacks_are_read_while_the_script_runs(start: Start, lines: list[str]) -> None:
     process = start("import threading\ndef stuck():\n  print('here')\n  threading.Event().wait()\nstuck()")
     until(lambda: lines)
     stacks = process.dump()
@@ -235,8 +235,8 @@ def test_the_stacks_of_a_script_are_read_while_it_runs_on(start: Start, lines: l
     assert process.poll() is None
 
 
-def test_a_process_in_the_middle_of_execve_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has its mark only at the end of it, which a busy machine may put off."""
+def test_process_during_execve_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has its mark only after execve, which a busy machine may delay."""
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, supervisor.MARK: "of this test"})
     read, seen = supervisor._environment, []
 
@@ -261,7 +261,7 @@ def test_a_process_in_the_middle_of_execve_is_not_forgotten(monkeypatch: pytest.
     ],
     ids=["running", "in the middle of execve", "a zombie or a kernel thread", "ended"],
 )
-def test_what_the_kernel_shows_of_a_process(
+def test_process_marks_are_read_from_proc(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     environ: str | None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Prints what Ray Train and Ray Tune take for a configuration without a path and a name, and how it was started.
+# Prints the defaults of Ray Train and Ray Tune for path and name, and the way it was started.
 SCRIPT = """
 import json, sys
 import helper
@@ -23,7 +23,7 @@ print(json.dumps([
 
 
 @pytest.mark.parametrize("started", [["train.py"], ["-m", "train"]], ids=["file", "module"])
-def test_the_run_is_rays_default(started: list[str], tmp_path: Path) -> None:
+def test_ray_storage_defaults_to_the_run(started: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").touch()
     variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
@@ -38,7 +38,7 @@ def test_the_run_is_rays_default(started: list[str], tmp_path: Path) -> None:
     assert found[8] == str(tmp_path / "helper.py")
 
 
-def test_a_script_may_set_what_ray_reads_when_it_is_imported(tmp_path: Path) -> None:
+def test_script_may_set_import_variables_of_ray(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print([each for each in sys.modules if each.startswith('ray.')])")
     variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
     command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program_main", "train.py"]

@@ -25,7 +25,7 @@ def of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def records(folder: Path, history: Any = ()) -> list[dict[str, Any]]:
-    """The metrics that a run makes of what was reported so far."""
+    """The metrics of a run from the reports so far."""
     log = MetricsLog({}, history)
     for report in ReportReader(folder).read_new():
         log.take_report(report)
@@ -40,7 +40,7 @@ def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
     return SimpleNamespace(run_config=SimpleNamespace(storage_path=str(folder), name="one", storage_filesystem=None))
 
 
-def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
+def test_reports_are_numbered_records(tmp_path: Path) -> None:
     reporter = program_reports.TrainReporter()
     reporter.after_controller_start(run_of(tmp_path, None))
     reporter.before_worker_group_start(None)
@@ -56,7 +56,7 @@ def test_each_report_is_a_record_under_its_number(tmp_path: Path) -> None:
     assert records(tmp_path) == [{"step": 1, "epoch": 0.0, "loss": 0.5}, {"step": 2, "epoch": 1.0}]
 
 
-def test_reports_that_a_killed_program_left_unstored_are_read_from_the_checkpoints(tmp_path: Path) -> None:
+def test_reports_of_a_killed_program_come_from_checkpoints(tmp_path: Path) -> None:
     kept = [{"metrics": {"loss": 0.2}}, {"metrics": {"loss": 0.3}}]
     snapshot = {"checkpoint_results": kept, "checkpoint_report_indices": [1, 2], "current_report_index": 3}
     reporter = program_reports.TrainReporter()
@@ -71,7 +71,7 @@ def test_reports_that_a_killed_program_left_unstored_are_read_from_the_checkpoin
     assert [each["loss"] for each in records(tmp_path, before)] == [0.1, 0.2, 0.3, 0.4]
 
 
-def test_reports_since_the_last_checkpoint_are_made_again(tmp_path: Path) -> None:
+def test_reports_since_the_last_checkpoint_are_repeated(tmp_path: Path) -> None:
     reporter = program_reports.TrainReporter()
     reporter.before_worker_group_start(None)
     reporter.after_report(WITH, [{"loss": 1}])
@@ -81,7 +81,7 @@ def test_reports_since_the_last_checkpoint_are_made_again(tmp_path: Path) -> Non
     assert records(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 3.0}]
 
 
-def test_a_second_trainer_follows_the_first(tmp_path: Path) -> None:
+def test_second_trainer_continues_the_numbers(tmp_path: Path) -> None:
     for loss in (1, 2):
         reporter = program_reports.TrainReporter()
         reporter.before_worker_group_start(None)
@@ -90,7 +90,7 @@ def test_a_second_trainer_follows_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["gs://bucket/runs", "hdfs://host/runs", "s3://bucket/runs?region=us-east-1"])
-def test_a_storage_that_can_not_be_read_ends_nothing(path: str, tmp_path: Path) -> None:
+def test_unreadable_storage_ends_no_run(path: str, tmp_path: Path) -> None:
     reporter = program_reports.TrainReporter()
     config = SimpleNamespace(storage_path=path, name="one", storage_filesystem=None)
     reporter.after_controller_start(SimpleNamespace(run_config=config))
@@ -99,7 +99,7 @@ def test_a_storage_that_can_not_be_read_ends_nothing(path: str, tmp_path: Path) 
     assert [each["loss"] for each in records(tmp_path, [{"step": 1, "time": "", "loss": 1.0}])] == [1.0, 2.0]
 
 
-def test_the_trials_of_tune_are_records_and_a_table(tmp_path: Path) -> None:
+def test_tune_trials_are_records_and_a_table(tmp_path: Path) -> None:
     trials = [SimpleNamespace(trial_id=name, status="RUNNING", config={"lr": 0.1}, last_result={}) for name in "ab"]
     reporter = program_reports.TuneReporter()
     for number, trial in enumerate([*trials, trials[0]]):
@@ -117,8 +117,8 @@ def test_the_trials_of_tune_are_records_and_a_table(tmp_path: Path) -> None:
     assert [*table] == ["a", "b", "c"]
 
 
-def test_a_sweep_and_a_trainer_after_it_add_to_what_there_is(tmp_path: Path) -> None:
-    before = [{"step": number, "time": "", "loss": number} for number in (1, 2)]  # of a program that was killed
+def test_sweep_and_later_trainer_add_records(tmp_path: Path) -> None:
+    before = [{"step": number, "time": "", "loss": number} for number in (1, 2)]  # of a killed program
     sweep = program_reports.TuneReporter()
     trial = SimpleNamespace(trial_id="a", status="RUNNING", config={}, last_result={})
     sweep.on_trial_result(0, [trial], trial, {"loss": 3})

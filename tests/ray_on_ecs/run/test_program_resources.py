@@ -1,4 +1,4 @@
-"""The nodes of a Ray program: the wait for them is told once, and has a limit; those that go excuse a failure."""
+"""The nodes of a Ray program: a limited wait, reported once, and failures excused by lost nodes."""
 
 from collections import Counter
 from typing import Any
@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Program:
-    """A program that needs what a test says."""
+    """A program whose requests a test sets."""
 
     def __init__(self) -> None:
         self.needs: Any = Counter()
@@ -39,12 +39,12 @@ class Program:
         return self.needs
 
 
-def test_a_wait_is_told_once_with_its_end(clock: Clock) -> None:
+def test_wait_is_reported_once_with_its_end(clock: Clock) -> None:
     program = Program()
     program.watch.look()
     program.needs = GPUS
     program.watch.look()
-    assert program.told == [], "it has no places for a moment whenever it starts workers"
+    assert program.told == [], "during each start of workers it briefly has no places"
     for _ in range(3):
         program.watch.look()
     program.needs = Counter()
@@ -52,7 +52,7 @@ def test_a_wait_is_told_once_with_its_end(clock: Clock) -> None:
     assert program.told == [GPUS, Counter()]
 
 
-def test_a_wait_has_a_limit(clock: Clock) -> None:
+def test_wait_is_limited(clock: Clock) -> None:
     program = Program()
     program.needs = GPUS
     program.watch.look()
@@ -72,7 +72,7 @@ def test_a_wait_has_a_limit(clock: Clock) -> None:
     assert not program.watch.is_waiting()
 
 
-def test_a_look_that_fails_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     program = Program()
     program.needs = GPUS
     program.watch.look()
@@ -80,31 +80,31 @@ def test_a_look_that_fails_ends_no_program(clock: Clock, capsys: pytest.CaptureF
     program.needs = RuntimeError("the GCS is away")
     program.watch.look()
     clock.now += 1000
-    assert program.watch.shortage(10) is None, "it may train"
+    assert program.watch.shortage(10) is None
     assert "the GCS is away" in capsys.readouterr().out
 
 
-def test_a_failure_soon_after_an_own_node_was_draining_is_excused_once(clock: Clock) -> None:
+def test_failure_after_own_node_drained_is_excused_once(clock: Clock) -> None:
     program = Program()
     program.nodes, program.draining = {"a", "b"}, {"b"}
     program.watch.look()
-    program.nodes, program.draining = set(), set()  # the node is gone, and the program with it
+    program.nodes, program.draining = set(), set()  # the node and the program have ended
     program.watch.look()
     clock.now += 100
     assert program.watch.was_reclaimed()
     assert not program.watch.was_reclaimed()
 
 
-def test_a_program_that_ends_before_the_next_look_is_excused(clock: Clock) -> None:
+def test_program_ending_before_next_query_is_excused(clock: Clock) -> None:
     program = Program()
     program.nodes = {"a", "b"}
     program.watch.look()
     program.nodes, program.draining = set(), {"b"}
     assert program.watch.was_reclaimed()
-    assert not program.watch.was_reclaimed(), "the next program is elsewhere"
+    assert not program.watch.was_reclaimed()
 
 
-def test_a_failure_long_after_or_beside_a_draining_node_counts(clock: Clock) -> None:
+def test_late_or_unrelated_failure_counts(clock: Clock) -> None:
     program = Program()
     program.nodes, program.draining = {"a"}, {"another's"}
     program.watch.look()
@@ -120,5 +120,5 @@ def test_a_failure_long_after_or_beside_a_draining_node_counts(clock: Clock) -> 
     ("needs", "words"),
     [({"GPU": 1}, "1 GPU"), ({"CPU": 3, "GPU": 0.5}, "0.5 GPUs and 3 CPUs"), ({"CPU": 2.0}, "2 CPUs")],
 )
-def test_needs_are_in_words(needs: dict[str, float], words: str) -> None:
+def test_requests_are_in_words(needs: dict[str, float], words: str) -> None:
     assert describe(Counter(needs)) == words

@@ -1,4 +1,4 @@
-"""Ray programs are told from other scripts by their source."""
+"""Ray programs are distinguished from other scripts by their source."""
 
 from pathlib import Path
 
@@ -33,12 +33,12 @@ TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(pr
         ("", None),
     ],
 )
-def test_the_first_call_of_a_trainer_or_a_tuner_is_named(source: str, call: str | None, tmp_path: Path) -> None:
+def test_first_call_of_trainer_or_tuner_is_named(source: str, call: str | None, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(source)
     assert first_start(tmp_path / "s.py") == call
 
 
-def test_a_file_that_is_not_text_starts_nothing(tmp_path: Path) -> None:
+def test_binary_file_is_not_a_ray_program(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_bytes(b"\x00\xff\xfe")
     assert first_start(tmp_path / "s.py") is None
     assert first_start(tmp_path / "missing.py") is None
@@ -49,7 +49,7 @@ def config(folder: Path, *flags: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("flags", [["s.py"], ["-m", "s"], ["-m", "package"], ["-m", "package.s"]])
-def test_a_ray_program_gets_driver_by_itself(flags: list[str], tmp_path: Path) -> None:
+def test_ray_program_implies_driver_mode(flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     for name in ("s.py", "package/__main__.py", "package/s.py"):
         (tmp_path / name).write_text(TRAINER)
@@ -57,13 +57,13 @@ def test_a_ray_program_gets_driver_by_itself(flags: list[str], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("flags", [["--no-driver", "s.py"], ["--mpi", "s.py"], ["--no-python", "s.py"]])
-def test_other_settings_overrule_the_source(flags: list[str], tmp_path: Path) -> None:
+def test_settings_override_the_source(flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(TRAINER)
     assert driver_reason(config(tmp_path, *flags)) is None
     assert not with_driver(config(tmp_path, *flags)).driver
 
 
-def test_a_number_of_workers_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_number_of_workers_is_refused_with_reason(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(TRAINER)
     line = r"--num-workers: leave it out; a Ray program sets .* \(s.py:3 calls TorchTrainer: .*--no-driver"
     with pytest.raises(UsageError, match=line):
@@ -71,11 +71,11 @@ def test_a_number_of_workers_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [["--num-workers=2"], ["--nnodes=2"], ["--mpi"], ["--no-python"], ["--no-driver"]])
-def test_a_setting_that_a_ray_program_has_no_use_for_is_refused(flags: list[str]) -> None:
+def test_settings_without_effect_are_refused(flags: list[str]) -> None:
     with pytest.raises(UsageError, match="leave it out; a Ray program"):
         parse(["--driver", *flags, "s.py"], {})
 
 
-def test_the_number_of_workers_of_the_environment_is_not_a_ray_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_num_workers_of_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
     assert parse(["--driver", "s.py"]).workers is None

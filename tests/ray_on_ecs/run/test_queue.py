@@ -1,4 +1,4 @@
-"""Runs start in the order of their submission, as many as the cluster holds, and a dead driver leaves the queue."""
+"""Runs start in the order of their submission while the cluster has room, and a dead driver leaves the queue."""
 
 import signal
 import subprocess
@@ -62,7 +62,7 @@ def ticket(name: str, workers: int | None, device: str = "auto", since: float = 
         "GPUs that have not come",
     ],
 )
-def test_a_run_is_queued_behind_the_last_that_leaves_no_room(
+def test_run_is_queued_behind_the_blocking_run(
     before: tuple[Ticket, ...], own: Ticket, gpus: int, behind: str | None
 ) -> None:
     found = predecessor(before, own, gpus)
@@ -79,7 +79,7 @@ def test_runs_wait_in_the_order_of_submission(tmp_path: Path) -> None:
         assert places["first"].tickets_before() == []
 
 
-def test_a_run_that_was_submitted_earlier_does_not_overtake_one_that_trains(tmp_path: Path) -> None:
+def test_earlier_run_does_not_overtake_a_running_one(tmp_path: Path) -> None:
     later = Place(ticket("later", 4, since=20.0), tmp_path)
     earlier = Place(ticket("earlier", 4, since=10.0), tmp_path)  # its code took minutes to upload
     with later:
@@ -90,7 +90,7 @@ def test_a_run_that_was_submitted_earlier_does_not_overtake_one_that_trains(tmp_
             assert later.tickets_before() == [ticket("earlier", 4, since=10.0)]
 
 
-def test_a_cluster_that_does_not_answer_starts_no_second_run(tmp_path: Path) -> None:
+def test_unreachable_cluster_starts_no_second_run(tmp_path: Path) -> None:
     with (
         Place(ticket("first", 4, since=1.0), tmp_path) as first,
         Place(ticket("second", 1, since=2.0), tmp_path) as second,
@@ -100,12 +100,12 @@ def test_a_cluster_that_does_not_answer_starts_no_second_run(tmp_path: Path) -> 
         assert second.begin_if_free(8) is None
 
 
-def test_a_cluster_that_does_not_answer_holds_up_no_ray_program() -> None:
+def test_unreachable_cluster_delays_no_ray_program() -> None:
     assert predecessor((ticket("a", 4),), ticket("own", 4), None) == ticket("a", 4)
     assert predecessor((ticket("a", 4),), ticket("own", 0), None) is None
 
 
-def test_a_driver_that_is_killed_leaves_the_queue(tmp_path: Path) -> None:
+def test_killed_driver_leaves_the_queue(tmp_path: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout
     with driver, Place(ticket("own", 4, since=2.0), tmp_path) as own:
@@ -113,10 +113,10 @@ def test_a_driver_that_is_killed_leaves_the_queue(tmp_path: Path) -> None:
         assert [each.run_name for each in own.tickets_before()] == ["first"]
         driver.send_signal(signal.SIGKILL)
         until(lambda: not own.tickets_before())
-    assert not list(tmp_path.iterdir()), "no ticket is left"
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_ticket_that_is_no_ticket_holds_up_nothing(tmp_path: Path) -> None:
+def test_invalid_ticket_delays_no_run(tmp_path: Path) -> None:
     (tmp_path / "begun-0000000000.500-1.ticket").write_text("{")
     with Place(ticket("own", 4), tmp_path) as own:
         assert own.tickets_before() == []
@@ -126,12 +126,12 @@ def test_a_ticket_that_is_no_ticket_holds_up_nothing(tmp_path: Path) -> None:
     ("given", "workers"),
     [({}, None), ({"num_workers": "3"}, 3), ({"num_workers": "1:4"}, 4), ({"driver": True}, 0)],
 )
-def test_a_ticket_counts_the_most_workers_of_a_run(given: dict[str, object], workers: int | None) -> None:
+def test_ticket_counts_the_maximum_workers(given: dict[str, object], workers: int | None) -> None:
     config = RunConfig(command=("train.py",), run_name="own", **given)  # ty: ignore[invalid-argument-type]
     assert Ticket.of(config, "ada", 1.0).workers == workers
 
 
-def test_without_a_named_cluster_there_is_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_requires_a_named_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     waited: list[Ticket] = []
     with queue.turn(ticket("own", 1), waited.append):

@@ -43,15 +43,15 @@ ON_A_GPU = WorkerAllocation(1, True, 4)
         ([], {}, None),
     ],
 )
-def test_workers_get_the_most_cpus_with_which_all_fit(
+def test_workers_get_the_most_cpus_that_fit(
     nodes: list[dict[str, float]], settings: dict[str, object], expected: WorkerAllocation | None
 ) -> None:
     assert allocate_workers(RunConfig(**settings), nodes) == expected  # ty: ignore[invalid-argument-type]
 
 
-def test_the_interface_is_the_one_that_leads_to_the_head() -> None:
+def test_interface_is_on_the_route_to_the_head() -> None:
     assert nccl_interface.interface_towards("127.0.0.1") == _loopback(), "the route decides, not the name"
-    assert nccl_interface.interface_towards("no-such-host.invalid") is None, "no route is no interface"
+    assert nccl_interface.interface_towards("no-such-host.invalid") is None
 
 
 def _loopback() -> str:
@@ -65,12 +65,12 @@ def head_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nccl_interface.ray, "get_runtime_context", Context)
     for name in nccl_interface.VARIABLES:
-        monkeypatch.setenv(name, "")  # so that what the code sets is taken back after the test
+        monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
 
 
 @pytest.mark.usefixtures("head_on_loopback")
-def test_nccl_and_gloo_are_pointed_at_that_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_and_gloo_use_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_interface, "interface_towards", lambda host: {"127.0.0.1": "eth7"}[host])
     nccl_interface.use_route_to_head()
     assert nccl_interface.os.environ["NCCL_SOCKET_IFNAME"] == "=eth7", "without '=' NCCL would take eth70 as well"
@@ -78,19 +78,19 @@ def test_nccl_and_gloo_are_pointed_at_that_interface(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("head_on_loopback")
-def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
     nccl_interface.use_route_to_head()
     assert nccl_interface.os.environ["NCCL_SOCKET_IFNAME"] == "mine"
 
 
 @pytest.mark.parametrize("address", ["auto", "local"])
-def test_a_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def refuse(**options: object) -> None:
         raise AuthenticationError("Authentication token is missing or incorrect")
 
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # so that what the code sets is taken back
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # restored after the test
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
     with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
         ray_cluster.connect(RunConfig())
@@ -100,13 +100,13 @@ def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
     raise AssertionError(f"instances would be started for {bundles}")
 
 
-def test_where_there_is_room_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
     assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
 
 
-def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
     with pytest.raises(ResourceError):
@@ -115,14 +115,14 @@ def test_without_a_wait_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster of a head alone, to which nothing is added."""
+    """A cluster of only a head, without new nodes."""
     monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
     monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
 
 
 class Capacity:
-    """A watch that finds out what is lacking at its first look."""
+    """A watch that finds the shortage at its first look."""
 
     def __init__(self) -> None:
         self.shortage = ""
@@ -134,7 +134,7 @@ class Capacity:
 
 
 @pytest.mark.usefixtures("nothing_to_join")
-def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: Capacity())
     console = Console(record=True, force_terminal=True, width=200)
     with pytest.raises(ResourceError) as error:
@@ -143,11 +143,11 @@ def test_a_wait_in_vain_says_what_ec2_lacks(monkeypatch: pytest.MonkeyPatch) -> 
         "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
         "of 0 s; EC2 has no g5.xlarge [at all]"
     )
-    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text(), "who waits sees it meanwhile"
+    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text()
 
 
 @pytest.mark.usefixtures("nothing_to_join")
-def test_a_job_that_waits_for_nodes_has_a_line_in_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_job_logs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ResourceError):
         ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
     line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
@@ -155,17 +155,17 @@ def test_a_job_that_waits_for_nodes_has_a_line_in_its_log(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("nothing_to_join")
-def test_workers_that_have_joined_are_not_moved_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     capacity = Capacity()
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
     assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
-    assert capacity.looks == 1, "a look may end instances, so there is none between their coming and the run"
+    assert capacity.looks == 1, "a look may end instances, so none is allowed before the run"
 
 
 @pytest.mark.usefixtures("nothing_to_join")
-def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_without_a_stack_calls_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
@@ -176,14 +176,14 @@ def test_without_a_stack_a_wait_asks_no_aws(monkeypatch: pytest.MonkeyPatch) -> 
     [(4, True, 1, 4), (4, True, 4, 1), (5, True, 4, 2), (8, False, 4, 1)],
     ids=["a GPU each", "four GPUs", "rounded up", "without GPUs"],
 )
-def test_workers_need_so_many_instances(num_workers: int, use_gpu: bool, gpus: int, needed: int) -> None:
+def test_number_of_instances_for_the_workers(num_workers: int, use_gpu: bool, gpus: int, needed: int) -> None:
     workers: Any = {"gpus": gpus}
     assert ray_cluster._instances_needed(num_workers, use_gpu, workers) == needed
 
 
 @pytest.mark.usefixtures("nothing_to_join")
 @pytest.mark.parametrize(("given", "workers"), [({}, 1), ({"num_workers": 4}, 4), ({"num_workers": "2:4"}, 2)])
-def test_a_wait_watches_for_the_fewest_workers(
+def test_wait_watches_for_the_fewest_workers(
     given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -198,7 +198,7 @@ LABELS = {"instance-type": "g5.xlarge", "ray.io/market-type": "spot", "ray.io/no
 
 
 class Cluster:
-    """What Ray says of a cluster with a head, a CPU worker without GPUs, and two workers, a and b."""
+    """Ray's state of a cluster with a head, a CPU worker without GPUs, and two workers, a and b."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = {"head": HEAD, "cpu-worker": {"CPU": 8.0}, "a": dict(G5_XLARGE), "b": dict(G5_XLARGE)}
@@ -214,7 +214,7 @@ class Cluster:
         monkeypatch.setattr(ray_cluster, "placement_group_table", lambda: self.groups)
 
     def place(self, job: str, *nodes: str) -> None:
-        """Place a group of a job, a CPU and a GPU on each node; it waits if there is none."""
+        """Place a group of a job, a CPU and a GPU on each node; without nodes it waits."""
         bundle = {"CPU": 1.0, "GPU": 1.0}
         self.groups[f"6885d6fc52fa502fbbe7eea350cf{job}"] = {
             "state": "CREATED" if nodes else "PENDING",
@@ -242,40 +242,38 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
         ({"device": "cpu", "num_workers": 9}, {}),
     ],
 )
-def test_cpu_workers_are_left_to_the_data_unless_workers_need_their_cpus(
-    cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]
-) -> None:
+def test_cpu_workers_are_reserved_for_data(cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]) -> None:
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
     allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0, Console())
-    assert allocation.node_labels == labels, "a pipeline would wait for a CPU for ever"
+    assert allocation.node_labels == labels, "a pipeline would wait for a CPU forever"
 
 
-def test_gpus_that_wait_for_this_job_alone_are_idle(cluster: Cluster) -> None:
+def test_gpus_waiting_only_for_this_job_are_idle(cluster: Cluster) -> None:
     assert ray_cluster.gpus_are_idle()
     cluster.place(OTHER_JOB)
-    assert ray_cluster.gpus_are_idle(), "a group that waits holds nothing"
+    assert ray_cluster.gpus_are_idle(), "a waiting group holds no GPU"
     cluster.place(OWN_JOB, "a")
-    assert ray_cluster.gpus_are_idle(), "what this job holds waits with it"
+    assert ray_cluster.gpus_are_idle(), "GPUs of this job wait with it"
     cluster.use("cpu-worker", {"CPU": 4.0})
     assert ray_cluster.gpus_are_idle(), "a node without GPUs does not move with the workers"
 
 
 @pytest.mark.parametrize("used", [{"GPU": 1.0}, {"GPU": 0.5}, {"CPU": 1.0}])
-def test_gpus_with_anything_else_on_their_nodes_are_not_idle(used: dict[str, float], cluster: Cluster) -> None:
+def test_gpus_on_shared_nodes_are_not_idle(used: dict[str, float], cluster: Cluster) -> None:
     cluster.place(OWN_JOB, "a")
     cluster.use("b", used)
     assert not ray_cluster.gpus_are_idle(), "its work would be lost"
 
 
-def test_gpus_that_another_job_holds_are_not_idle(cluster: Cluster) -> None:
+def test_gpus_of_another_job_are_not_idle(cluster: Cluster) -> None:
     cluster.place(OTHER_JOB, "a")
     assert not ray_cluster.gpus_are_idle()
 
 
-def test_only_other_jobs_that_want_gpus_wait(cluster: Cluster) -> None:
+def test_only_other_jobs_with_gpu_requests_wait(cluster: Cluster) -> None:
     cluster.place(OWN_JOB)
     cluster.place(OTHER_JOB, "a")
-    assert not ray_cluster.other_jobs_wait(), "one has its place, the other is this job"
+    assert not ray_cluster.other_jobs_wait(), "one group has its place, the other belongs to this job"
     cluster.place(OTHER_JOB)
     assert ray_cluster.other_jobs_wait()
     for group in cluster.groups.values():
@@ -283,14 +281,14 @@ def test_only_other_jobs_that_want_gpus_wait(cluster: Cluster) -> None:
     assert not ray_cluster.other_jobs_wait(), "they wait for CPUs"
 
 
-def test_instances_count_once_and_by_what_their_nodes_say(cluster: Cluster) -> None:
+def test_instances_count_once_by_node_labels(cluster: Cluster) -> None:
     assert ray_cluster.instances_with_workers() == {}
     cluster.place(OTHER_JOB, "b")
     cluster.place(OWN_JOB, "a", "a", "b")
     assert ray_cluster.instances_with_workers() == {InstanceKind("g5.xlarge", "spot"): 1, InstanceKind(): 1}
 
 
-def test_a_cluster_that_does_not_answer_has_no_instances(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_cluster_has_no_instances(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("Ray has not been started")
 
@@ -298,17 +296,17 @@ def test_a_cluster_that_does_not_answer_has_no_instances(cluster: Cluster, monke
     assert ray_cluster.instances_with_workers() == {}
 
 
-def test_only_a_job_without_any_worker_waits(cluster: Cluster) -> None:
-    assert ray_cluster._is_waiting(), "an elastic run asks for places only where there is room"
+def test_only_a_job_without_workers_waits(cluster: Cluster) -> None:
+    assert ray_cluster._is_waiting(), "an elastic run requests only free places"
     cluster.place(OWN_JOB)
     assert ray_cluster._is_waiting()
     cluster.place(OWN_JOB, "a", "b")
-    assert not ray_cluster._is_waiting(), "its workers run"
+    assert not ray_cluster._is_waiting()
     next(iter(cluster.groups.values()))["state"] = "RESCHEDULING"
-    assert not ray_cluster._is_waiting(), "the workers that are left may be saving a checkpoint"
+    assert not ray_cluster._is_waiting(), "the remaining workers may be saving a checkpoint"
 
 
-def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([False, True, True, False, *[True] * 20])
     over = threading.Event()
     watches: list[Capacity] = []
@@ -320,7 +318,7 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
         return bool(found)
 
     def watch(console: Console, num_workers: int, use_gpu: bool) -> Capacity:
-        assert (num_workers, use_gpu) == (2, True), "an elastic run goes on with its fewest workers"
+        assert (num_workers, use_gpu) == (2, True)
         watches.append(Capacity())
         return watches[-1]
 
@@ -332,10 +330,10 @@ def test_a_run_that_waits_for_lost_workers_looks_what_ec2_has(monkeypatch: pytes
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"
-    assert second.looks > first.looks, "workers that are just starting are no shortage"
+    assert second.looks > first.looks, "starting workers are not a shortage"
 
 
-def test_ray_is_started_again_when_a_busy_machine_was_too_slow() -> None:
+def test_ray_is_restarted_after_a_slow_start() -> None:
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
@@ -351,7 +349,7 @@ def test_ray_is_started_again_when_a_busy_machine_was_too_slow() -> None:
     second.wait()
 
 
-def test_ray_that_does_not_start_is_one_line() -> None:
+def test_failed_start_of_ray_is_one_line() -> None:
     def start() -> None:
         raise Exception("The current node timed out during startup.")
 

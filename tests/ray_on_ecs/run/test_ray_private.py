@@ -1,4 +1,4 @@
-"""Each private name of Ray that a run uses, as this release of Ray has it."""
+"""The private names of Ray that a run uses, in this release of Ray."""
 
 import inspect
 import os
@@ -16,12 +16,12 @@ from ray_on_ecs.run import failure_report, ray_private
 from ray_on_ecs.run.environment import OF_CLUSTER, without_ray
 
 
-def test_every_name_is_there() -> None:
+def test_private_names_exist() -> None:
     for name in ray_private.__all__:
         assert getattr(ray_private, name) is not None
 
 
-def test_the_trainer_takes_what_a_run_gives() -> None:
+def test_trainer_accepts_the_arguments_of_a_run() -> None:
     given = {"train_loop_config", "backend_config", "scaling_config", "run_config"}
     assert given <= set(inspect.signature(ray_private.Trainer.__init__).parameters)
     assert {"label_selector", "resources_per_worker"} <= set(inspect.signature(ScalingConfig).parameters)
@@ -29,7 +29,7 @@ def test_the_trainer_takes_what_a_run_gives() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's settings
-def test_the_trainer_has_ray_trains_callbacks_but_its_cleaner() -> None:
+def test_trainer_has_default_callbacks_without_the_cleaner() -> None:
     of_ray, ours = (
         [type(each).__name__ for each in trainer(lambda: None)._create_default_callbacks()]
         for trainer in (DataParallelTrainer, ray_private.Trainer)
@@ -42,7 +42,7 @@ def test_ray_train_reads_these_variables(name: str) -> None:
     assert name in [*vars(constants).values(), *vars(ray.train.constants).values()]
 
 
-def test_the_error_of_workers_that_did_not_start_is_known() -> None:
+def test_startup_error_of_workers_is_known() -> None:
     from ray.train import ControllerError
 
     error = ray_private.WorkerGroupStartupTimeoutError(2)
@@ -51,12 +51,12 @@ def test_the_error_of_workers_that_did_not_start_is_known() -> None:
     assert not failure_report.is_start_timeout(ValueError("no"))
 
 
-def test_nodes_that_drain_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draining_nodes_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_private.state, "get_draining_nodes", lambda: {"a": 1_700_000_000_500, "b": 0})
     assert ray_private.draining_nodes() == {"a": 1_700_000_000.5, "b": None}
 
 
-# Asks a new local Ray each question. Eight threads create the run's actor at once, and a task finds it.
+# Makes each call on a new local Ray. Eight threads create the run's actor at once, and a task finds it.
 ASK = """
 import json, ray
 from concurrent.futures import ThreadPoolExecutor
@@ -74,14 +74,14 @@ print(json.dumps([ray_private.draining_nodes(), resources["CPU"], len(actors)]))
 """
 
 
-def test_a_ray_that_runs_answers_these_questions() -> None:
+def test_running_ray_answers_all_calls() -> None:
     variables: dict[str, Any] = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", ASK], env=variables, capture_output=True, text=True, timeout=480)
     assert done.stdout.splitlines()[-1:] == ["[{}, 1.0, 1]"], done.stderr
 
 
-def test_the_token_is_found_where_ray_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_found_where_ray_stores_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "from ray_on_ecs.run.ray_private import *\n"
         "from ray_on_ecs.run import ray_private\n"
@@ -95,7 +95,7 @@ def test_the_token_is_found_where_ray_looks_for_it(monkeypatch: pytest.MonkeyPat
     assert done.stdout == "RAY_AUTH_MODE Bearer of-the-tests\n", done.stderr
 
 
-def test_nothing_of_a_ray_worker_reaches_a_script_but_its_way_to_the_cluster() -> None:
+def test_script_has_only_the_cluster_address_of_ray() -> None:
     kept = {
         **dict.fromkeys(OF_CLUSTER, "x"),
         "CUDA_VISIBLE_DEVICES": "0",

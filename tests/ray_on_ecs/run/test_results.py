@@ -11,7 +11,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 from ray_on_ecs.tracking.totals import earlier_of
 
 
-def test_the_weights_that_it_exported_are_named(tmp_path: Path) -> None:
+def test_exported_weights_are_named(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "first")
     for name in ("model.safetensors", "best.safetensors"):
         storage.write(name, b"")
@@ -23,7 +23,7 @@ def test_the_weights_that_it_exported_are_named(tmp_path: Path) -> None:
     assert storage.read_json("result.json")["files"] == document["files"]
 
 
-def test_a_run_that_is_finished_or_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_finished_or_incompatible_run_is_refused(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "first")
     storage.write_json("config.json", {"format": 1, "settings": {}})
     check_not_finished(storage)

@@ -1,4 +1,4 @@
-"""The folder of a run on one node: what is stored of it and when, and what a reset brings back."""
+"""The folder of a run on one node: stored files, the time of storage, and resets."""
 
 import os
 import socket
@@ -115,7 +115,7 @@ def test_links_are_restored(storage: RunStorage, start: Start) -> None:
 
 
 @ON_DISK
-def test_a_socket_holds_up_nothing(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_delays_no_snapshot(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start()
     monkeypatch.chdir(first.folder)
     with socket.socket(socket.AF_UNIX) as server:
@@ -128,7 +128,7 @@ def test_a_socket_holds_up_nothing(storage: RunStorage, start: Start, monkeypatc
     assert first.nodes[0].failed == {}
 
 
-def test_odd_names_are_restored_and_published(storage: RunStorage, start: Start) -> None:
+def test_unusual_names_are_restored_and_published(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {name: name.encode(errors="surrogateescape") for name in NAMES})
     (first.folder / os.fsdecode(b"l\xe9")).symlink_to(os.fsdecode(b"\xe9"))
@@ -145,7 +145,7 @@ def test_odd_names_are_restored_and_published(storage: RunStorage, start: Start)
 
 
 @ON_DISK
-def test_a_part_waits_until_it_is_quiet(storage: RunStorage, start: Start) -> None:
+def test_part_waits_until_files_are_quiet(storage: RunStorage, start: Start) -> None:
     first = start()
     for content in "123":
         write(first.folder, {"a": content})
@@ -156,7 +156,7 @@ def test_a_part_waits_until_it_is_quiet(storage: RunStorage, start: Start) -> No
 
 
 @ON_DISK
-def test_an_open_file_holds_up_a_part(storage: RunStorage, start: Start, me: tuple[psutil.Process, ...]) -> None:
+def test_open_file_delays_a_part(storage: RunStorage, start: Start, me: tuple[psutil.Process, ...]) -> None:
     first = start()
     first.writers = me
     write(first.folder, {"a": "1"})
@@ -169,7 +169,7 @@ def test_an_open_file_holds_up_a_part(storage: RunStorage, start: Start, me: tup
     assert in_manifest(storage) == {"a": "1", "b": "2"}
 
 
-def test_a_log_holds_up_nothing(storage: RunStorage, start: Start, me: tuple[psutil.Process, ...]) -> None:
+def test_log_delays_no_snapshot(storage: RunStorage, start: Start, me: tuple[psutil.Process, ...]) -> None:
     first = start()
     first.writers = me
     write(first.folder, {"model.pt": "1"})
@@ -196,7 +196,7 @@ def test_a_log_holds_up_nothing(storage: RunStorage, start: Start, me: tuple[psu
     assert not any(kept.is_log for kept in read_snapshot(storage).files.values())
 
 
-def test_a_log_that_is_opened_for_each_line_holds_up_nothing(storage: RunStorage, start: Start) -> None:
+def test_log_opened_per_line_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {"model.pt": "1"})
     for number in range(4):
@@ -210,7 +210,7 @@ def test_a_log_that_is_opened_for_each_line_holds_up_nothing(storage: RunStorage
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_a_status_file_becomes_a_log(
+def test_status_file_becomes_a_log(
     storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
 ) -> None:
     monkeypatch.setattr(run_folder, "OVERDUE_SECONDS", 2 * RESTLESS_SECONDS)
@@ -226,7 +226,7 @@ def test_a_status_file_becomes_a_log(
     polls = int(RESTLESS_SECONDS / QUIET_SECONDS)
     for number in range(polls):
         step(number)
-    assert in_manifest(storage) == {}, "it may be a checkpoint"
+    assert in_manifest(storage) == {}
     for number in range(4):
         step(polls + number)
     assert in_manifest(storage).keys() == {"model.pt", "status.json"}
@@ -237,7 +237,7 @@ def test_a_status_file_becomes_a_log(
 
 @ON_DISK
 @pytest.mark.parametrize("is_written", [False, True])
-def test_a_file_held_open_becomes_a_log(
+def test_file_held_open_becomes_a_log(
     storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], is_written: bool
 ) -> None:
     first = start()
@@ -255,7 +255,7 @@ def test_a_file_held_open_becomes_a_log(
 
 
 @ON_DISK
-def test_a_pause_after_a_kill_is_none(storage: RunStorage, start: Start) -> None:
+def test_pause_after_a_kill_is_ignored(storage: RunStorage, start: Start) -> None:
     first = start()
     with subprocess.Popen(["sleep", "60"]) as script:
         first.writers = (psutil.Process(script.pid),)
@@ -268,7 +268,7 @@ def test_a_pause_after_a_kill_is_none(storage: RunStorage, start: Start) -> None
 
 
 @ON_DISK
-def test_a_script_that_never_pauses_is_stored(storage: RunStorage, start: Start) -> None:
+def test_script_without_pauses_is_stored(storage: RunStorage, start: Start) -> None:
     first = start()
     polls = int(OVERDUE_SECONDS / QUIET_SECONDS)
     for number in range(polls + 2):
@@ -280,7 +280,7 @@ def test_a_script_that_never_pauses_is_stored(storage: RunStorage, start: Start)
 
 
 @ON_DISK
-def test_a_small_file_may_change_during_an_upload(
+def test_small_file_may_change_during_upload(
     storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start()
@@ -298,7 +298,7 @@ def test_a_small_file_may_change_during_an_upload(
 
 @ON_DISK
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_a_large_file_that_changes_during_upload(
+def test_large_file_may_change_during_upload(
     storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
 ) -> None:
     first = start()
@@ -333,13 +333,13 @@ def test_one_bad_file_is_named(storage: RunStorage, start: Start, monkeypatch: p
         assert first.nodes[0].failed == {"bad": "may not be read"}
         number = first.nodes[0].part.number
         first.settle()
-        assert first.nodes[0].part.number == number, "it is tried again when something changes"
+        assert first.nodes[0].part.number == number
     first.end()
     assert in_manifest(storage) == {"bad": "1", "good": "1"}
     assert first.nodes[0].failed == {}
 
 
-def test_a_storage_that_is_away_is_tried_again(storage: RunStorage, start: Start) -> None:
+def test_unavailable_storage_is_retried(storage: RunStorage, start: Start) -> None:
     is_away = False
     first = start(on=FaultyStorage.of(storage, lambda call: "before" if is_away else None))
     write(first.folder, {"a": "1"})
@@ -355,7 +355,7 @@ def test_a_storage_that_is_away_is_tried_again(storage: RunStorage, start: Start
     assert first.nodes[0].failed == {}
 
 
-def test_an_object_of_the_manifest_stays_until_the_next(storage: RunStorage, start: Start) -> None:
+def test_manifest_object_stays_until_the_next(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {"a": "1"})
     first.settle()
@@ -373,7 +373,7 @@ def test_an_object_of_the_manifest_stays_until_the_next(storage: RunStorage, sta
     assert len(storage.files("files")) + len(storage.files("versions")) == 1
 
 
-def test_a_deleted_file_is_gone_from_the_next(storage: RunStorage, start: Start) -> None:
+def test_deleted_file_is_missing_from_next_snapshot(storage: RunStorage, start: Start) -> None:
     first = start(code=CODE)
     write(first.folder, {"old/a": "1", "b": "1", "train.py": "changed"})
     first.settle()
@@ -381,11 +381,11 @@ def test_a_deleted_file_is_gone_from_the_next(storage: RunStorage, start: Start)
         (first.folder / name).unlink()
     first.settle()
     assert in_manifest(storage) == {"b": "1"}
-    assert contents(start(code=CODE).folder) == {**CODE, "b": "1"}, "code comes back"
+    assert contents(start(code=CODE).folder) == {**CODE, "b": "1"}
 
 
 @pytest.mark.parametrize("name", ["a", "train.py", "link", "folder"])
-def test_a_file_and_a_folder_replace_each_other(storage: RunStorage, start: Start, name: str) -> None:
+def test_file_and_folder_replace_each_other(storage: RunStorage, start: Start, name: str) -> None:
     first = start(code=CODE)
     if name == "a":
         write(first.folder, {"a": "1"})
@@ -408,7 +408,7 @@ def test_a_file_and_a_folder_replace_each_other(storage: RunStorage, start: Star
 
 
 @ON_DISK
-def test_a_folder_of_code_becomes_a_file(start: Start) -> None:
+def test_code_folder_becomes_a_file(start: Start) -> None:
     first = start(code={"lib/a.py": "a"})
     (first.folder / "lib" / "a.py").unlink()
     (first.folder / "lib").rmdir()
@@ -418,7 +418,7 @@ def test_a_folder_of_code_becomes_a_file(start: Start) -> None:
 
 
 @ON_DISK
-def test_what_exceeds_a_limit_is_named(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_over_a_limit_are_named(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_scan, "MAX_ENTRIES", 3)
     first = start(max_bytes=100)
     write(first.folder, {"data/large": "1" * 101, "model.pt": "1", **{f"many/{n}": "1" for n in range(4)}})
@@ -426,7 +426,7 @@ def test_what_exceeds_a_limit_is_named(storage: RunStorage, start: Start, monkey
     assert in_manifest(storage) == {"model.pt": "1"}
     left_out = ("many/ (more than 10,000 entries)", "data/ (1 file, 0.0 GiB)")
     assert read_snapshot(storage).left_out == left_out
-    assert first.nodes[0].part.number == 1, "it is stored once"
+    assert first.nodes[0].part.number == 1
     (first.folder / "model.pt").unlink()
     write(first.folder, {"data/large": "1"})
     first.settle()
@@ -434,7 +434,9 @@ def test_what_exceeds_a_limit_is_named(storage: RunStorage, start: Start, monkey
 
 
 @ON_DISK
-def test_what_fits_again_is_stored(storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_within_the_limit_again_are_stored(
+    storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_folder, "MAX_FILES", 3)
     first = start()
     write(first.folder, {"a/1": "1", "a/2": "1", "b": "1", "c": "1"})
@@ -446,7 +448,7 @@ def test_what_fits_again_is_stored(storage: RunStorage, start: Start, monkeypatc
 
 
 @ON_DISK
-def test_a_folder_that_grew_too_large_is_restored(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_folder_is_restored(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start()
     write(first.folder, {f"many/{n}": "1" for n in range(4)})
     first.settle()
@@ -456,7 +458,7 @@ def test_a_folder_that_grew_too_large_is_restored(start: Start, monkeypatch: pyt
         assert contents(first.folder) == {f"many/{n}": "1" for n in range(4)}
 
 
-def test_a_surviving_node_fetches_what_has_changed(storage: RunStorage, start: Start) -> None:
+def test_surviving_node_fetches_changed_files(storage: RunStorage, start: Start) -> None:
     faulty = FaultyStorage.of(storage, lambda call: None)
     first = start(on=faulty)
     write(first.folder, {"a": "1", "b": "1", "c": "1", "d/e": "1", "link": "x"})
@@ -483,7 +485,7 @@ def test_a_surviving_node_fetches_what_has_changed(storage: RunStorage, start: S
 
 
 @ON_DISK
-def test_the_last_part_waits_for_nothing(storage: RunStorage, start: Start) -> None:
+def test_last_part_does_not_wait(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {"a": "1"})
     first.end()
@@ -495,7 +497,7 @@ def direct(tmp_path: Path, clock: Clock, code: dict[str, str] | None = None) -> 
     return Nodes(storage, tmp_path / "unused", clock, code=code, is_direct=True)
 
 
-def test_on_one_machine_it_works_in_place(tmp_path: Path, clock: Clock) -> None:
+def test_single_machine_works_in_place(tmp_path: Path, clock: Clock) -> None:
     storage = RunStorage.open(str(tmp_path / "storage"), "mine")
     first = direct(tmp_path, clock, CODE)
     assert first.folder == tmp_path / "storage" / "mine" / "files" / "code"
@@ -514,7 +516,7 @@ def test_on_one_machine_it_works_in_place(tmp_path: Path, clock: Clock) -> None:
     assert not (tmp_path / "storage" / "mine" / "versions").exists()
 
 
-def test_a_published_run_in_place_can_continue(tmp_path: Path, clock: Clock) -> None:
+def test_published_run_in_place_can_continue(tmp_path: Path, clock: Clock) -> None:
     storage = RunStorage.open(str(tmp_path / "storage"), "mine")
     first = direct(tmp_path, clock, CODE)
     write(first.folder, {"a": "1", "d/b": "1", "deleted": "1", "edited": "1"})
@@ -529,7 +531,7 @@ def test_a_published_run_in_place_can_continue(tmp_path: Path, clock: Clock) -> 
     assert contents(direct(tmp_path, clock, CODE).folder)["a"] == "1"
 
 
-def test_the_original_files_behind_links_stay(tmp_path: Path, clock: Clock) -> None:
+def test_original_files_behind_links_stay(tmp_path: Path, clock: Clock) -> None:
     storage = RunStorage.open(str(tmp_path / "storage"), "mine")
     write(tmp_path / "project", {"data/a": "1", "b": "1"})
     code = {"data": f"-> {tmp_path}/project/data", "b": f"-> {tmp_path}/project/b"}
@@ -542,7 +544,7 @@ def test_the_original_files_behind_links_stay(tmp_path: Path, clock: Clock) -> N
     assert contents(tmp_path / "project") == {"data/a": "1", "b": "1"}
 
 
-def test_the_reset_of_an_interrupted_reset(storage: RunStorage, start: Start, tmp_path: Path) -> None:
+def test_interrupted_reset_can_be_repeated(storage: RunStorage, start: Start, tmp_path: Path) -> None:
     first = start()
     write(first.folder, {"a": "1", "b": "2", "link": "3"})
     first.settle()

@@ -29,7 +29,7 @@ from ray_on_ecs.tracking.storage import RunStorage
     ids=["finished", "failed", "mistake", "no workers", "interrupted", "signal", "held", "lost"],
 )
 @pytest.mark.parametrize("is_job", [True, False], ids=["job", "by hand"])
-def test_secrets_stay_where_the_run_may_go_on(
+def test_secrets_stay_while_the_run_can_continue(
     end: BaseException | None,
     stays_of_job: bool,
     stays_by_hand: bool,
@@ -56,14 +56,14 @@ def test_secrets_stay_where_the_run_may_go_on(
     assert bool(secrets.store(storage.uri).read(["TOKEN"])) == (stays_of_job if is_job else stays_by_hand)
 
 
-def test_a_run_without_secrets_touches_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_secrets_uses_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with run_secrets.till_end(RunConfig(), RunStorage.open(str(tmp_path), "mine"), {}):
         pass
     assert not list(tmp_path.iterdir())
 
 
-def test_a_resumed_run_needs_its_secrets_again(tmp_path: Path) -> None:
+def test_resumed_run_needs_its_secrets_again(tmp_path: Path) -> None:
     storage = RunStorage.open(str(tmp_path), "mine")
     arn = "arn:aws:secretsmanager:us-west-2:123456789012:secret:b"
     settings = RunConfig(secret=("A", f"B={arn}")).to_dict()
@@ -73,5 +73,5 @@ def test_a_resumed_run_needs_its_secrets_again(tmp_path: Path) -> None:
         run_secrets.check_repeated(RunConfig(secret=("A",)), storage)
 
 
-def test_a_new_run_may_lack_secrets(tmp_path: Path) -> None:
+def test_new_run_may_lack_secrets(tmp_path: Path) -> None:
     run_secrets.check_repeated(RunConfig(), RunStorage.open(str(tmp_path), "new"))

@@ -1,4 +1,4 @@
-"""The driver's side of a worker group, with an actor in this process and workers that the test plays."""
+"""The driver's side of a worker group, with an actor in this process and simulated workers."""
 
 import time
 from dataclasses import replace
@@ -26,7 +26,7 @@ class LocalClient(RunClient):
 
 
 class Group:
-    """Two workers on two nodes, and what the driver was asked to do."""
+    """Two workers on two nodes, and the requests to the driver."""
 
     def __init__(self, **settings: Any) -> None:
         self.client = LocalClient()
@@ -49,7 +49,7 @@ class Group:
         self.members[rank] = replace(self.members[rank], **changes)
 
     def poll(self) -> Directive:
-        """Let the workers talk and the driver poll; return what they are told."""
+        """Let the workers report and the driver poll; return the replies."""
         for _ in range(2):
             for rank, each in enumerate(self.members):
                 self.client.actor.update(self.name, rank, each, False)
@@ -76,7 +76,7 @@ class Group:
         return "stalls/1"
 
 
-def test_scripts_that_have_all_ended_well_let_the_workers_leave() -> None:
+def test_workers_leave_after_all_scripts_succeed() -> None:
     group = Group()
     assert group.poll().action == "run"
     group.end(0, status=0)
@@ -87,13 +87,13 @@ def test_scripts_that_have_all_ended_well_let_the_workers_leave() -> None:
     assert group.scripts.error is None
 
 
-def test_a_failed_script_ends_the_others_and_all_are_started_again() -> None:
+def test_failed_script_restarts_the_group() -> None:
     group = Group()
     group.tell(1, status=1, ended_at=100.0, words=LastWords("RuntimeError: x", "RuntimeError"))
     told = group.poll()
     assert (told.action, told.generation) == ("end", 0)
     assert 25 < told.end_at - time.time() <= 30
-    assert not group.failures, "the other one has its 30 s"
+    assert not group.failures
     group.end()
     told = group.poll()
     assert (told.action, told.generation) == ("run", 1)
@@ -103,7 +103,7 @@ def test_a_failed_script_ends_the_others_and_all_are_started_again() -> None:
     assert group.poll().action == "leave"
 
 
-def test_a_run_that_is_given_up_ends_without_a_failure_of_ray_train() -> None:
+def test_failed_run_ends_without_ray_train_error() -> None:
     group = Group()
     group.error = TrainingError("no more")
     group.tell(0, status=1, ended_at=100.0)
@@ -113,7 +113,7 @@ def test_a_run_that_is_given_up_ends_without_a_failure_of_ray_train() -> None:
     assert group.scripts.error is group.error
 
 
-def test_a_notice_gives_the_scripts_until_its_deadline() -> None:
+def test_scripts_have_until_the_deadline_of_a_notice() -> None:
     group = Group()
     group.draining = {"node-1": time.time() + 100, "node-of-another-run": time.time() + 5}
     group.scripts._asked_notice_at = 0.0
@@ -136,10 +136,10 @@ def test_a_notice_gives_the_scripts_until_its_deadline() -> None:
         ({"hang_timeout": 3000.0}, {"has_steps": True}, False),
     ],
 )
-def test_a_silent_script_hangs_if_it_has_reported_steps(settings: Any, told: Any, ends: bool) -> None:
+def test_silence_after_reported_steps_is_a_hang(settings: Any, told: Any, ends: bool) -> None:
     group = Group(**settings)
     group.tell(0, silent_seconds=1000.0, **told)
-    assert group.poll().action == "run", "the other rank is at work"
+    assert group.poll().action == "run"
     group.tell(1, silent_seconds=1000.0)
     assert (group.poll().action == "abort") is ends
     if ends:
@@ -151,14 +151,14 @@ def test_a_silent_script_hangs_if_it_has_reported_steps(settings: Any, told: Any
         assert group.stacks == [{0: "of rank 0", 1: "of rank 1"}]
 
 
-def test_scripts_that_have_ended_are_silent_and_do_not_hang() -> None:
+def test_ended_scripts_do_not_hang() -> None:
     group = Group(hang_timeout=600.0)
     for rank in range(2):
         group.tell(rank, status=0, ended_at=1.0, silent_seconds=float("inf"), has_steps=True, has_ended=True)
-    assert group.poll().action == "run", "their files are being stored"
+    assert group.poll().action == "run"
 
 
-def test_a_script_that_never_reported_a_step_runs_on_and_its_stacks_are_stored_once() -> None:
+def test_silent_script_without_steps_continues() -> None:
     group = Group()
     for rank in range(2):
         group.tell(rank, silent_seconds=1000.0)
@@ -172,7 +172,7 @@ def test_a_script_that_never_reported_a_step_runs_on_and_its_stacks_are_stored_o
     assert "has been silent for 1000 s" in group.said[0]
 
 
-def test_a_stop_ends_the_scripts_and_the_run() -> None:
+def test_stop_ends_scripts_and_run() -> None:
     group = Group()
     group.scripts.stop(Interrupted("stop"))
     assert group.poll().action == "end"
@@ -182,10 +182,10 @@ def test_a_stop_ends_the_scripts_and_the_run() -> None:
     assert not group.failures
 
 
-def test_other_workers_are_another_generation_and_the_lost_ones_are_not_heard() -> None:
+def test_lost_workers_are_ignored() -> None:
     group = Group()
     group.scripts.new_fit()
-    assert group.poll().group == "", "these are lost"
+    assert group.poll().group == ""
     group.name = "second"
     group.restart()
     told = group.poll()
@@ -217,13 +217,13 @@ def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
     ],
     ids=["killed", "killed after a line", "crashed", "first", "left early", "left at once", "of mpirun"],
 )
-def test_the_rank_that_left_first_is_to_blame(members: list[WorkerStatus], rank: int, what: str) -> None:
+def test_first_rank_to_leave_is_blamed(members: list[WorkerStatus], rank: int, what: str) -> None:
     failure = describe(dict(enumerate(members)), "train.py")
     assert (failure.rank, failure.what) == (rank, what)
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["to the end of the script", "while it stores"])
-def test_a_group_that_ray_train_starts_during_a_stop_leaves_at_once(ends: bool) -> None:
+def test_group_started_during_a_stop_leaves(ends: bool) -> None:
     group = Group()
     error = TrainingError("interrupted")
     group.scripts.stop(error)
@@ -238,7 +238,7 @@ def test_a_group_that_ray_train_starts_during_a_stop_leaves_at_once(ends: bool) 
     assert group.scripts.error is error
 
 
-def test_a_group_that_ray_train_starts_after_the_end_of_the_scripts_leaves_at_once() -> None:
+def test_group_started_after_the_end_leaves() -> None:
     group = Group()
     group.end(status=0)
     assert group.poll().action == "leave"
@@ -247,13 +247,13 @@ def test_a_group_that_ray_train_starts_after_the_end_of_the_scripts_leaves_at_on
     assert (told.group, told.action) == ("second", "leave")
 
 
-def test_a_stop_before_there_are_workers_waits_for_none() -> None:
+def test_stop_before_workers_start_does_not_wait() -> None:
     scripts = ScriptGroup(LocalClient(), RunConfig(command=("train.py",)), cast("Decider", None), dict)
     scripts.stop(TrainingError("interrupted"))
     assert scripts.waits_until < time.time() + 5
 
 
-def test_a_run_whose_last_files_could_not_be_stored_has_not_ended_well() -> None:
+def test_run_without_its_last_files_fails() -> None:
     group = Group(run_name="mine")
     group.end(status=0)
     group.tell(1, not_stored="503 SlowDown")
@@ -262,7 +262,7 @@ def test_a_run_whose_last_files_could_not_be_stored_has_not_ended_well() -> None
     assert str(group.scripts.error) == wanted
 
 
-def test_a_run_that_starts_again_says_that_files_could_not_be_stored() -> None:
+def test_restarted_run_reports_unstored_files() -> None:
     group = Group()
     group.tell(1, status=1, ended_at=100.0)
     group.poll()
@@ -273,7 +273,7 @@ def test_a_run_that_starts_again_says_that_files_could_not_be_stored() -> None:
     assert group.said == ["the last files could not be stored (503 SlowDown)"]
 
 
-def test_a_group_that_another_one_has_followed_is_not_heard_by_an_actor_that_was_restarted() -> None:
+def test_restarted_actor_ignores_the_previous_group() -> None:
     group = Group()
     past, group.name = group.members, "second"
     group.poll()
@@ -296,12 +296,12 @@ def test_a_group_that_another_one_has_followed_is_not_heard_by_an_actor_that_was
         ("ValueError: data/train.bin is too short", None),
     ],
 )
-def test_a_file_that_was_left_out_is_named(text: str, hint: str | None) -> None:
+def test_excluded_file_is_named(text: str, hint: str | None) -> None:
     said = f"; {hint} was left out of the upload, and --include '{hint}' brings it" if hint else ""
     assert missed(text, ["data/", "weights.pt"]) == said
 
 
-def test_a_few_files_that_were_left_out_are_named() -> None:
+def test_few_excluded_files_are_named() -> None:
     names = ["a.bin", "b.bin", "c.bin", "d.bin"]
     assert missed("OSError: b.bin and a.bin: not found", names) == (
         "; a.bin, b.bin were left out of the upload, and --include 'a.bin' --include 'b.bin' brings them"
@@ -322,7 +322,7 @@ def test_a_few_files_that_were_left_out_are_named() -> None:
         ("ValueError: denied", "s3://mine/runs", ""),
     ],
 )
-def test_a_bucket_that_refuses_is_explained(text: str, storage: str, said: str) -> None:
+def test_access_denied_by_the_bucket_is_explained(text: str, storage: str, said: str) -> None:
     config = RunConfig(command=("train.py",), storage_path=storage)
     assert denied(text, config).startswith(said)
     assert bool(denied(text, config)) == bool(said)

@@ -1,4 +1,4 @@
-"""Snapshots of several nodes: complete, of one moment, and never torn, whichever call to the storage fails."""
+"""Snapshots of several nodes: complete, of one moment, and never torn after any failed storage call."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
     return start
 
 
-def test_every_node_has_the_files_of_all(storage: RunStorage, start: Start) -> None:
+def test_all_nodes_have_all_files(storage: RunStorage, start: Start) -> None:
     first = start()
     for node, each in enumerate(first.nodes):
         write(each.folder, {f"shard{node}": str(node)})
@@ -45,7 +45,7 @@ def test_every_node_has_the_files_of_all(storage: RunStorage, start: Start) -> N
 
 @ON_DISK
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_another_number_of_nodes_keeps_all(storage: RunStorage, start: Start, count: int) -> None:
+def test_changed_node_count_keeps_all_files(storage: RunStorage, start: Start, count: int) -> None:
     first = start(3)
     for node, each in enumerate(first.nodes):
         write(each.folder, {f"shard{node}": str(node)})
@@ -62,7 +62,7 @@ def test_another_number_of_nodes_keeps_all(storage: RunStorage, start: Start, co
 
 
 @ON_DISK
-def test_the_first_node_wins_and_says_so_once(
+def test_first_node_wins_with_one_warning(
     storage: RunStorage, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = start()
@@ -74,7 +74,7 @@ def test_the_first_node_wins_and_says_so_once(
     assert capsys.readouterr().out == "several nodes write same; those of the first node are kept\n"
 
 
-def test_a_file_behind_another_of_its_name_comes(storage: RunStorage, start: Start) -> None:
+def test_shadowed_file_appears_after_deletion(storage: RunStorage, start: Start) -> None:
     first = start()
     for node, each in enumerate(first.nodes):
         write(each.folder, {"same": str(node)})
@@ -90,7 +90,7 @@ def test_a_file_behind_another_of_its_name_comes(storage: RunStorage, start: Sta
 
 @ON_DISK
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("a/b/c", "a")])
-def test_a_folder_and_a_file_of_one_name(storage: RunStorage, start: Start, names: tuple[str, str]) -> None:
+def test_folder_and_file_with_one_name(storage: RunStorage, start: Start, names: tuple[str, str]) -> None:
     first = start()
     for node, each in enumerate(first.nodes):
         write(each.folder, {names[node]: str(node), f"own{node}": "1"})
@@ -110,13 +110,13 @@ def test_files_of_one_folder_stand_together() -> None:
 
 
 @ON_DISK
-def test_a_node_that_goes_on_holds_up_nothing(storage: RunStorage, start: Start) -> None:
+def test_busy_node_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
     first = start()
     for step in range(8):
         write(first.nodes[1].folder, {"checkpoint": str(step)})
         for _ in range(2):
             first.poll(QUIET_SECONDS)
-    assert int(in_manifest(storage)["checkpoint"]) >= 6, "node 1 has never been at its part when node 0 asked"
+    assert int(in_manifest(storage)["checkpoint"]) >= 6
 
 
 @ON_DISK
@@ -134,7 +134,7 @@ def test_parts_of_the_same_time_are_committed(storage: RunStorage, start: Start)
 
 
 @ON_DISK
-def test_a_change_before_the_confirmation_counts(storage: RunStorage, start: Start) -> None:
+def test_change_before_confirmation_counts(storage: RunStorage, start: Start) -> None:
     first = start()
     for each in first.nodes:
         write(each.folder, {f"shard{each._node}": "1"})
@@ -144,7 +144,7 @@ def test_a_change_before_the_confirmation_counts(storage: RunStorage, start: Sta
     first.wait(QUIET_SECONDS)
     leader.poll(first.statuses)
     first.statuses[0] = leader.status
-    assert leader.status.parts == {0: 1, 1: 1}, "both have told their parts"
+    assert leader.status.parts == {0: 1, 1: 1}
     write(first.nodes[0].folder, {"shard0": "2"})
     first.wait(QUIET_SECONDS)
     leader.poll(first.statuses)
@@ -156,7 +156,7 @@ def test_a_change_before_the_confirmation_counts(storage: RunStorage, start: Sta
 
 @ON_DISK
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_node_that_is_never_quiet_holds_all(storage: RunStorage, start: Start, late: int) -> None:
+def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late: int) -> None:
     first = start()
     write(first.nodes[1 - late].folder, {"ready": "1"})
     for number in range(10):
@@ -168,7 +168,7 @@ def test_a_node_that_is_never_quiet_holds_all(storage: RunStorage, start: Start,
 
 
 @ON_DISK
-def test_a_node_whose_script_ended_holds_up_nothing(storage: RunStorage, start: Start) -> None:
+def test_node_of_an_ended_script_delays_none(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.nodes[1].folder, {"last": "1"})
     first.rounds[1].finish()
@@ -181,7 +181,7 @@ def test_a_node_whose_script_ended_holds_up_nothing(storage: RunStorage, start: 
 
 
 @ON_DISK
-def test_the_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
+def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.nodes[0].folder, {"shard0": "1"})
     write(first.nodes[1].folder, {"shard1": "1"})
@@ -207,7 +207,7 @@ def test_logs_of_a_restored_run_stay(storage: RunStorage, start: Start) -> None:
 
 
 def train(nodes: Nodes, step: int) -> None:
-    """Do a step of a script on each node: what a restart finds must be of one step."""
+    """Do a step of a script on each node: a restart must find files of one step."""
     for node, each in enumerate(nodes.nodes):
         folder = each.folder
         write(folder, {f"in_place{node}": str(step), "new": str(step), f"ckpt-{step}/shard{node}": str(step)})
@@ -221,7 +221,7 @@ def train(nodes: Nodes, step: int) -> None:
 
 
 def whole(step: int, count: int) -> dict[str, str]:
-    """Return what the nodes have left after this step."""
+    """Return the files of the nodes after this step."""
     if step == 0:
         return {}
     names = [f"{kind}{node}" for kind in ("in_place", "renamed", f"ckpt-{step}/shard") for node in range(count)]
@@ -243,7 +243,7 @@ def attempt(nodes: Nodes, first: int) -> None:
 
 
 def calls_of(storage: RunStorage, start: Start, count: int) -> int:
-    """Return how many calls an attempt after another one makes."""
+    """Return the number of calls of an attempt after another one."""
     attempt(start(count), 1)
     faulty = FaultyStorage.of(storage, lambda call: None)
     attempt(start(count, on=faulty), 4)
@@ -253,7 +253,7 @@ def calls_of(storage: RunStorage, start: Start, count: int) -> int:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("kind", ["before", "after"])
-def test_a_crash_at_any_call_tears_nothing(storage: RunStorage, start: Start, count: int, kind: str) -> None:
+def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     lock = threading.Lock()
     step = 6
@@ -279,7 +279,7 @@ def test_a_crash_at_any_call_tears_nothing(storage: RunStorage, start: Start, co
 
 @pytest.mark.parametrize("kind", ["before", "after"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_call_that_fails_once_tears_nothing(storage: RunStorage, start: Start, count: int, kind: str) -> None:
+def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     step = 6
     for failing in range(1, calls + 1, 1 if storage.is_local else calls // 4):
@@ -297,12 +297,12 @@ def test_a_call_that_fails_once_tears_nothing(storage: RunStorage, start: Start,
                     found = steps_of(storage)
                     assert in_manifest(storage) == whole(found, count)
             assert in_manifest(storage) == whole(step, count)
-        if failing % 3 == 1:  # the next attempt has all of it
+        if failing % 3 == 1:  # the next attempt has all files
             assert contents(start(count).folder) == whole(step, count)
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
-def test_an_interrupted_publish_is_completed(storage: RunStorage, start: Start, kind: str) -> None:
+def test_interrupted_publish_is_completed(storage: RunStorage, start: Start, kind: str) -> None:
     first = start()
     train(first, 1)
     first.settle()
@@ -325,7 +325,7 @@ def test_an_interrupted_publish_is_completed(storage: RunStorage, start: Start, 
             name: text.encode() for name, text in whole(2, 2).items() if name != "latest"
         }
         assert storage.files("versions") == storage.files("parts") == {}
-        # Again as it was before, for the next fault.
+        # The earlier state, for the next fault.
         for name, kept in read_snapshot(storage).files.items():
             if (was := manifest.files[name]).key.startswith("versions/"):
                 storage.write(was.key, storage.read(kept.key))

@@ -1,4 +1,4 @@
-"""Scripts that write in every way there is and are killed at any moment: what a restart finds is never torn."""
+"""Scripts with all kinds of writes, killed at any moment: a restart never finds torn files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KILLS = int(os.environ.get("TORTURE_KILLS", "12"))
 SCAN_SECONDS, QUIET_SECONDS = 0.08, 0.3
 # A request that is repeated takes up to a second, in which the next step begins.
 DROPPED, LOST = 0.02, 0.02
-# A writer that the machine has stopped for so long in the middle of a step looks as if it rested.
+# A writer that the machine has stopped this long in the middle of a step looks idle.
 STALL_SECONDS = QUIET_SECONDS * 0.7
 
 # Each step is written in place, by a temporary file and a rename, as a folder of shards with rotation and a link to it.
@@ -110,7 +110,7 @@ def is_torn_on_disk(folder: Path, node: int) -> bool:
 
 
 def tags_of(read: Any, node: int) -> tuple[int, set[str]]:
-    """Return the step that a node's files are of, and what is torn."""
+    """Return the step of a node's files, and the torn ones."""
     model = read(f"model{node}.pt")
     if model is None:
         return 0, set()
@@ -122,7 +122,7 @@ def tags_of(read: Any, node: int) -> tuple[int, set[str]]:
 
 
 def check_folder(folder: Path, count: int) -> tuple[int, set[str]]:
-    """Return the step of a node's folder, and what is torn in it."""
+    """Return the step of a node's folder, and the torn files in it."""
     found = [tags_of(reader(folder), node) for node in range(count)]
     step = found[0][0]
     torn = set().union(*(torn for _, torn in found)) | {f"node {n}" for n, (s, _) in enumerate(found) if s != step}
@@ -139,7 +139,7 @@ def manifest_step(storage: RunStorage) -> int:
 
 
 class Attempt:
-    """Writers on nodes with empty disks, and a thread for each node that stores what they write."""
+    """Writers on nodes with empty disks, and a thread for each node that stores their files."""
 
     def __init__(self, storage: RunStorage, root: Path, count: int, seed: int, pause: float) -> None:
         self.nodes = Nodes(storage, root / f"disks{seed}", time, count)  # ty: ignore[invalid-argument-type]
@@ -197,7 +197,7 @@ def has_stalled(root: Path, step: int, killed_at: float) -> bool:
 
 
 @pytest.mark.parametrize(("count", "pause"), [(1, 1.2), (2, 1.5)])
-def test_a_killed_script_leaves_nothing_torn(storage: RunStorage, tmp_path: Path, count: int, pause: float) -> None:
+def test_killed_script_leaves_no_torn_files(storage: RunStorage, tmp_path: Path, count: int, pause: float) -> None:
     chance = random.Random(7)
     killed_at = 0.0
     last, on_disk, stalls, new = 0, 0, 0, 0

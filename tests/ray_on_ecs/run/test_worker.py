@@ -11,7 +11,7 @@ from ray_on_ecs.run.worker import ScriptWorker
 
 
 class Actor:
-    """Answers, or doesn't."""
+    """An actor that may not answer."""
 
     answer: Any = (Directive("group", 0), {})
 
@@ -20,7 +20,7 @@ class Actor:
 
 
 class Rounds:
-    """Snapshots whose storage is away."""
+    """Snapshots with an unreachable storage."""
 
     status = FilesStatus(part=3)
 
@@ -44,17 +44,17 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
     return worker
 
 
-def test_a_worker_that_has_not_asked_for_long_is_not_alone(worker: ScriptWorker) -> None:
+def test_late_poll_does_not_isolate_a_worker(worker: ScriptWorker) -> None:
     worker._talk()
     time.sleep(0.2)
-    assert worker._is_to_run, "it has restored many files, or its S3 was away"
+    assert worker._is_to_run, "it restored many files, or S3 was unreachable"
 
 
-def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: ScriptWorker) -> None:
+def test_silent_driver_isolates_a_worker(worker: ScriptWorker) -> None:
     worker._talk()
     worker._actor.answer = None  # ty: ignore[missing-attribute]
     worker._talk()
-    assert worker._is_to_run, "one answer may be lost"
+    assert worker._is_to_run
     time.sleep(0.2)
     worker._talk()
     assert not worker._is_to_run
@@ -74,7 +74,7 @@ def test_a_worker_whose_driver_does_not_answer_is_alone_after_a_while(worker: Sc
     ],
     ids=["rank 0", "rank 1", "mpi", "the user's ID", "the user's mode"],
 )
-def test_only_rank_0_continues_a_run_of_wandb(
+def test_only_rank_0_continues_a_wandb_run(
     worker: Any, rank: int, mpi: bool, users: dict[str, str], wanted: dict[str, str]
 ) -> None:
     worker._rank, worker._config = rank, type("Config", (), {"mpi": mpi})
@@ -82,11 +82,11 @@ def test_only_rank_0_continues_a_run_of_wandb(
     assert worker._of_tracker(users) == wanted
 
 
-def test_an_id_of_wandb_has_at_most_64_characters() -> None:
+def test_wandb_id_has_at_most_64_characters() -> None:
     assert module.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
 
 
-def test_last_files_that_are_not_stored_are_told(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unstored_last_files_are_reported(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
     worker._store()
     assert worker._member.not_stored is None
     assert "will be tried again (503 SlowDown)" in capsys.readouterr().out
