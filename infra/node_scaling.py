@@ -185,7 +185,7 @@ class NodeScaling(pulumi.ComponentResource):
             threshold=above,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
             metric_queries=[result, *(_query(key, metric) for key, metric in metrics.items())],
-            # Without any data there is no service to scale, or no head that requests.
+            # If all data is missing, the service does not exist or the head does not run.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
             tags=tags(f"{name}-{kind}-alarm"),

@@ -168,7 +168,7 @@ def _renamed(others: Sequence[Remembered]) -> Remembered | None:
     """Zones of the other stacks with a created VPC, if all have the same.
 
     After `pulumi stack rename` the tags still have the old name: one of the others is this stack, and must keep its
-    zones. A new stack can use them as well. Where the others differ, check_state refuses to move a renamed stack.
+    zones. A new stack can use them as well. If the others differ, check_state refuses to move a renamed stack.
     """
     places = {(stack.zone, stack.zones): stack for stack in others if stack.zones}
     return next(iter(places.values())) if len(places) == 1 else None

@@ -23,7 +23,7 @@ DAY_SECONDS = 86400.0
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @on_cluster
 def command(cluster: Cluster, older_than: float, yes: bool) -> None:
-    """Delete runs that ended more than DAYS ago, and code that is no longer needed, after listing them and asking.
+    """Delete runs that ended more than DAYS ago, and unused code. The command lists them and asks first.
 
     Runs that are under way stay.
     """

@@ -38,7 +38,7 @@ ABOUT = """\
 Run SCRIPT on the workers of the cluster, as torchrun or mpirun would start it.
 
 The folder with the code (--working-dir) is uploaded, without the files that .gitignore or .rayignore lists. The
-arguments after SCRIPT are its own. It starts in a copy of the folder, and the files that it writes there are kept.
+arguments after SCRIPT go to the script. It starts in a copy of the folder, and files that it writes there are kept.
 
 The run continues when this command ends, also after Ctrl-C. The same command with the same --run-name follows it
 again, or resumes it if it was interrupted. With --local, Ctrl-C stops the run.
@@ -259,11 +259,11 @@ def _again(cluster: Cluster, work: Submission) -> str:
     again = f"the same command with --run-name {name}"
     with contextlib.suppress(OSError, UsageError, ValueError):
         storage = cluster.storage(name)
-        if not has_stored(work.script, storage):
-            return f"nothing is stored yet, so {again} starts from the beginning"
         if newest := newest_stored(work.script, storage):
             file, stored_at = newest
             return f"{again} resumes it from {file} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
+        if not has_stored(work.script, storage):
+            return f"nothing is stored yet, so {again} starts from the beginning"
     return f"{again} resumes it"
 
 

@@ -1,7 +1,6 @@
-"""The workers of a run on Ray Train: started, and started again after each failure that the failure policy allows.
+"""Workers of a run on Ray Train, restarted after each failure that the failure policy allows.
 
-Ray Train's `fit` runs on its own thread, so that it does not touch the main thread's signals; the main thread polls
-the scripts meanwhile.
+Ray Train's `fit` runs in a background thread. The main thread handles signals and polls the scripts.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class TrainFunction:
 
 @dataclass(frozen=True)
 class Attempts:
-    """Starts the workers, again after each failure that the failure policy allows.
+    """Starts the workers, and restarts them after each failure that the failure policy allows.
 
     Attributes:
         train_function: The function that the workers run.

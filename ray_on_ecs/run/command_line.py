@@ -94,7 +94,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("SCRIPT", help="file to run, followed by its own flags")
+    parser.add_argument("SCRIPT", help="file to run, followed by its flags")
     parser.add_argument(REST, nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
     parser.set_defaults(**{NEEDLESS: []})
     for name, count in NEEDLESS_FLAGS.items():

@@ -42,13 +42,13 @@ class Rules:
         for parent, child in zip(parents[:0:-1], parents[-2::-1], strict=True):
             rules = rules.enter(parent)
             if rules.ignored_by(child, is_folder=True):
-                return cls()  # a folder that the user names is included, even in `out/`: only its own files count
+                return cls()  # the user names the folder, so ignore files above it do not apply
         return rules
 
     def enter(self, folder: str) -> Rules:
         """Return the rules for the entries of a folder."""
         rules = self
-        if os.path.lexists(os.path.join(folder, ".git")):  # a submodule or another clone has its own rules
+        if os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a nested clone starts with new rules
             rules = Rules(_of_repository(folder), self.ray, _tracked(folder))
         git = _read(os.path.join(folder, GITIGNORE), folder, GITIGNORE)
         ray = _read(os.path.join(folder, RAYIGNORE), folder, RAYIGNORE)

@@ -12,7 +12,7 @@ from ray_on_ecs.tracking.storage import RunStorage
 
 
 def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of what a restart continues from, or None if it starts from the beginning.
+    """Return the name and time of the file from which a restart continues, or None if it starts from the beginning.
 
     Raises:
         OSError: The storage can't be read.

@@ -156,7 +156,7 @@ def folder_of(gcs_address: str) -> Path:
 def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[None]:
     """Wait for the run's turn, and keep its place until the block ends.
 
-    If RAY_ADDRESS is unset, the run starts its own Ray cluster and does not wait.
+    If RAY_ADDRESS is unset, the run starts a Ray cluster for itself and does not wait.
 
     Args:
         ticket: The run.

@@ -89,7 +89,7 @@ def connected(config: RunConfig) -> Generator[float]:
     """
     try:
         is_alone = connect(config)
-        with stoppable():  # Ray has set its own handler
+        with stoppable():  # replaces the handlers that ray.init has set
             yield 0.0 if is_alone else config.worker_timeout
     finally:
         ray.shutdown()
