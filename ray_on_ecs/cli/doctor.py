@@ -22,9 +22,9 @@ import click
 import requests
 
 from ray_on_ecs.cli.screen import out, print_json
-from ray_on_ecs.cli.status import idle_monthly_usd
 from ray_on_ecs.cluster import aws, clusters, session
 from ray_on_ecs.cluster.clusters import COMPOSE_S3, Cluster, Head, StackCluster, choose, cluster_flags
+from ray_on_ecs.cluster.costs import idle_monthly_usd
 from ray_on_ecs.cluster.nodes import ALIVE, head_code, nodes
 from ray_on_ecs.cluster.stack import PulumiError, Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo

@@ -168,7 +168,7 @@ def workers(stack: Stack) -> ClusterInfo:
     response = call("ssm", stack, "get_parameter", Name=stack.cluster_info_parameter)
     info = parse_cluster_info(response["Parameter"]["Value"])
     if info is None:
-        raise ResourceError(f"{stack.cluster_info_parameter} does not say what the workers are; pulumi up writes it")
+        raise ResourceError(f"{stack.cluster_info_parameter} has no valid cluster info; pulumi up writes it")
     return info
 
 
