@@ -127,7 +127,7 @@ class Result:
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print the same for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @cluster_flags
 def command(as_json: bool, flags: dict[str, Any]) -> int:
     """Check everything between here and the cluster, and say what to type; exit status 1 if something is wrong."""

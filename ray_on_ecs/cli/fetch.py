@@ -70,9 +70,11 @@ class Fetched:
 @click.command("fetch")
 @click.argument("run", shell_complete=complete_run)
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
-@click.option("--checkpoints", is_flag=True, help="The checkpoints, too, from which a run resumes.")
-@click.option("--only", metavar="GLOB", multiple=True, help="Only files like this, as '*.json'; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fetched as JSON.")
+@click.option("--checkpoints", is_flag=True, help="Copy the checkpoints, too.")
+@click.option(
+    "--only", metavar="GLOB", multiple=True, help="Copy only matching files, such as '*.json'; may be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the fetched files as JSON.")
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tuple[str, ...], as_json: bool) -> None:
     """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files. Existing files stay."""
@@ -129,7 +131,7 @@ def copy_run(
         copied += new
     if only and not wanted:
         raise UsageError(
-            f"--only: run {name} has no file like {' or '.join(only)}; {cluster.command(f'fetch {name}')} takes all"
+            f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
     for path, text in links.items():
         if _is_wanted(path, checkpoints, only):
@@ -208,7 +210,7 @@ def _check_room(target: Path, needed: int) -> None:
     if needed > free:
         raise UsageError(
             f"{target} has room for {filesize.decimal(free)}, and the files take {filesize.decimal(needed)}; "
-            "--only takes less"
+            "free some space, or fetch fewer files with --only"
         )
 
 
@@ -288,4 +290,4 @@ def _copy_once(
 
 
 def _unreadable(storage: RunStorage, cause: OSError) -> Exception:
-    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command goes on")
+    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command continues")

@@ -80,7 +80,7 @@ class Follower:
     @property
     def _goes_on(self) -> str:
         shows = self._cluster.command(f"logs --follow {self._name}")
-        return f"run {self._name} goes on as job {self._job}: {shows} shows it"
+        return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
     def _follow_at(self, head: Head) -> Any:
         """Show the log as long as this head answers; return what Ray reports of the last job."""
@@ -103,7 +103,7 @@ class Follower:
         mine = of_run(jobs, self._run)
         if not mine:
             raise TrainingError(
-                f"the head knows run {self._name} no more; the same command with --run-name {self._name} resumes it"
+                f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
             )
         return under_way(jobs, self._run) or max(mine, key=lambda each: mine[each].start_time or 0)
 

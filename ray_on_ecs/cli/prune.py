@@ -19,7 +19,13 @@ DAY_SECONDS = 86400.0
 
 
 @click.command("prune")
-@click.option("--older-than", type=click.FloatRange(min=0), required=True, metavar="DAYS", help="Since they ended.")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    required=True,
+    metavar="DAYS",
+    help="Minimum number of days since a run ended.",
+)
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @on_cluster
 def command(cluster: Cluster, older_than: float, yes: bool) -> None:
@@ -29,7 +35,7 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
     """
     folders, jobs, old = _old_runs(cluster, older_than)
     if not old:
-        note(f"no run has ended more than {older_than:g} days ago")
+        note(f"no runs ended more than {older_than:g} days ago")
         return
     out.print(table(old))
     if not yes:

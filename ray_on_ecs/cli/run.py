@@ -143,9 +143,9 @@ def _run(
     **given: Any,
 ) -> int:
     if detach and fetch is not None:
-        raise UsageError("--fetch: a run that is left to itself is fetched later; leave out --fetch or --detach")
+        raise UsageError("--fetch: not allowed with --detach; ray-on-ecs fetch copies the results later")
     if as_json and not detach:
-        raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
+        raise UsageError("--json: requires --detach; it prints the name and the job of the submitted run")
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
     work = _submission({}, given, command)  # a mistake needs no cluster
@@ -239,16 +239,16 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
             if not cluster.down(name):
                 ends = False
                 raise Interrupted(
-                    f"Ray continues for other runs; if run {name} does, too, {cluster.command(f'stop {name}')} stops it"
+                    f"Ray keeps running for other runs; {cluster.command(f'stop {name}')} stops this run if it continues"
                 ) from again
             cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
-            raise Interrupted(f"run {name} was ended at once; {_again(cluster, work)}") from again
+            raise Interrupted(f"run {name} was killed; {_again(cluster, work)}") from again
         if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
             raise
         raise Interrupted(f"run {name} is stopped; {_again(cluster, work)}") from end
     finally:
         if ends and not cluster.down(name):
-            note(f"Ray goes on with what else is under way; {cluster.command('runs')} lists it")
+            note(f"Ray keeps running for other jobs; {cluster.command('runs')} lists the runs")
 
 
 def _again(cluster: Cluster, work: Submission) -> str:
@@ -292,7 +292,7 @@ def _stop(cluster: Cluster, name: str) -> bool:
     """Stop the run, and return whether it was under way."""
     from ray_on_ecs.cli.stop import stop_run
 
-    note(f"stopping run {name}; Ctrl-C ends it at once")
+    note(f"stopping run {name}; Ctrl-C kills it")
     with cluster.connect() as head:
         return stop_run(cluster, head, name)
 

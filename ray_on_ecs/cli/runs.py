@@ -38,9 +38,15 @@ UNITS = ((2 * MINUTE, 1.0, "s"), (2 * HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h")
 
 
 @click.command("runs")
-@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="How many, the newest.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=LIMIT,
+    show_default=True,
+    help="Number of runs to list, the newest first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-@click.option("--no-head", is_flag=True, help="Only read the runs' folders: quicker, but without queued runs.")
+@click.option("--no-head", is_flag=True, help="Read only the runs' folders: faster, but without queued runs.")
 @on_cluster
 def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     """List runs with their state, progress and cost."""
@@ -57,7 +63,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     else:
         _print(found[:limit])
     if len(found) > limit:
-        note(f"there are more; --limit {2 * limit} shows them")
+        note(f"more runs exist; --limit {2 * limit} lists them")
 
 
 def _print(found: list[RunInfo]) -> None:
@@ -121,7 +127,7 @@ def ask_head(cluster: Cluster) -> list[Job] | None:
             return ray_jobs(head)
     except TrainingError as cause:
         if not (cluster.ends_with_run and isinstance(cause, HeadGone)):  # without runs under way, Ray is not up either
-            note(f"states of runs under way may be old, and queued runs are missing: {cause}")
+            note(f"head unreachable: run states may be stale, and queued runs are not shown ({cause})")
         return None
 
 

@@ -142,7 +142,7 @@ def connect() -> "JobSubmissionClient":
         ) from cause
     except (OSError, RuntimeError, ValueError) as cause:
         raise ResourceError(
-            f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the address of one"
+            f"the dashboard of the Ray head doesn't answer ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to its URL"
         ) from cause
 
 
@@ -185,7 +185,7 @@ def find_or_submit(
             if is_passing and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 continue
-            raise ResourceError(f"the Ray head accepted no job: {one_line(cause)}") from cause
+            raise ResourceError(f"the Ray head did not accept the job ({one_line(cause)})") from cause
         _say(f"run {name} is submitted as job {job_id}")
         return job_id
 

@@ -200,7 +200,7 @@ def test_invalid_stack_is_one_line(
     pulumi: Path, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAYS", "error: no stack selected; please use `pulumi stack select`")
-    with pytest.raises(UsageError, match=r"names no stack in .*project \(no stack selected; .*--stack NAME names one"):
+    with pytest.raises(UsageError, match=r"output fails in .*project \(no stack selected; .*--stack NAME names one"):
         find(None, None)
     for said, hint in (
         (
@@ -287,7 +287,7 @@ def test_wrong_run_is_refused_without_a_cluster(
         ),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
-        (("--detach", "--fetch", "x"), "--fetch: a run that is left to itself"),
+        (("--detach", "--fetch", "x"), "--fetch: not allowed with --detach"),
         (("--json",), "--json: prints the name"),
     ):
         assert main(["run", *words]) == 2

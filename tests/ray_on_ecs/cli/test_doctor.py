@@ -198,7 +198,7 @@ def test_missing_credentials(stack: Laptop) -> None:
         del stack.variables[name]
     done = stack.run("doctor")
     failed(done, "credentials")
-    assert "no AWS credentials that work" in line_of(done, "credentials")
+    assert "AWS credentials are missing or expired" in line_of(done, "credentials")
     assert " | aws sso login " in line_of(done, "credentials")
     done = stack.run("doctor", AWS_PROFILE="nobody")
     failed(done, "credentials")

@@ -144,7 +144,7 @@ def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
     done = stack.run("status")
     assert done.returncode == 3
     assert done.stdout == ""
-    assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: us-east-1 has nothing")
+    assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: its resources are not")
 
 
 def test_wrong_token_is_one_line(stack: Laptop) -> None:
