@@ -238,8 +238,9 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
         except KeyboardInterrupt as again:
             if not cluster.down(name):
                 ends = False
+                stop = cluster.command(f"stop {name}")
                 raise Interrupted(
-                    f"Ray keeps running for other runs; {cluster.command(f'stop {name}')} stops this run if it continues"
+                    f"Ray keeps running for other runs; if run {name} continues, {stop} stops it"
                 ) from again
             cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
             raise Interrupted(f"run {name} was killed; {_again(cluster, work)}") from again

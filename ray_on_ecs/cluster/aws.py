@@ -21,9 +21,9 @@ BAD_CREDENTIALS = {
     *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure"),
 }
-CONNECT_SECONDS = 10
-READ_SECONDS = 30
-ATTEMPTS = 3
+CONNECT_SECONDS: float = 10
+READ_SECONDS: float = 30
+ATTEMPTS: int = 3
 # Prefix of a task's stoppedReason after a scale-in or a deployment.
 SCALING = "Scaling activity initiated"
 # Exit status of `ray-worker` after a GPU fault.
