@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
-from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
+from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
 
@@ -112,16 +112,6 @@ def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
     return {"run_name": str(config.run_name), "storage_path": typed.storage_path}
 
 
-def free_id(jobs: dict[str, Any], name: str) -> str:
-    """Return the first free one of `name`, `name.2`, `name.3`...: Ray keeps ended jobs, and their IDs are unique."""
-    job_id = name
-    number = 1
-    while job_id in jobs:
-        number += 1
-        job_id = f"{name}.{number}"
-    return job_id
-
-
 def connect() -> "JobSubmissionClient":
     """Connect to the Jobs API of the head's dashboard; Ray reads the address and the token from the environment.
 
@@ -174,7 +164,8 @@ def find_or_submit(
                 what = "its log from the start" if follows else "nothing is submitted"
                 _say(f"run {name} is under way as job {job_id}: {what}")
                 return job_id
-            job_id = free_id(jobs, name)
+            # Ray keeps ended jobs, and their IDs are unique.
+            job_id = next_id(name, jobs) if name in jobs else name
             client.submit_job(entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata)
         except (OSError, RuntimeError, ValueError) as cause:
             attempts -= 1
