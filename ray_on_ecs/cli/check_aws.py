@@ -146,7 +146,7 @@ def parameters(findings: Findings) -> str:
         findings.workers = aws.workers(findings.stack)
     except aws.Refused as refused:
         if refused.code == "ParameterNotFound":
-            raise Problem(str(aws.gone(findings.stack)), UP) from refused
+            raise Problem(str(aws.stack_not_found(findings.stack)), UP) from refused
         raise Problem(
             f"access denied to {findings.stack.token_parameter} and {findings.stack.cluster_info_parameter} "
             f"({one_line(refused)}); ask for ssm:GetParameter, and kms:Decrypt if the stack has kmsKeyArn"
@@ -242,7 +242,7 @@ def services(findings: Findings) -> str:
         described = aws.services(stack)
     except aws.Refused as refused:
         if refused.code == "ClusterNotFoundException":
-            raise Problem(str(aws.gone(stack)), UP) from refused
+            raise Problem(str(aws.stack_not_found(stack)), UP) from refused
         raise
     missing = [kind for kind in stack.services if kind not in described]
     if missing:

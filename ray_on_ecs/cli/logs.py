@@ -52,10 +52,10 @@ def jobs_of(client: Any, run: str | None) -> dict[str, Any]:
     from ray_on_ecs.cluster.jobs import of_run, submitted
 
     try:
-        mine = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
+        jobs = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
     except (OSError, RuntimeError, TypeError, ValueError) as cause:
         raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
-    return dict(sorted(mine.items(), key=lambda item: item[1].start_time or 0))
+    return dict(sorted(jobs.items(), key=lambda item: item[1].start_time or 0))
 
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:

@@ -111,12 +111,12 @@ def token(stack: Stack) -> str:
         response = call("ssm", stack, "get_parameter", Name=stack.token_parameter, WithDecryption=True)
     except Refused as cause:
         if cause.code == "ParameterNotFound":
-            raise gone(stack) from cause
+            raise stack_not_found(stack) from cause
         raise
     return response["Parameter"]["Value"]
 
 
-def gone(stack: Stack) -> StackNotFound:
+def stack_not_found(stack: Stack) -> StackNotFound:
     """Return the error for a stack whose resources don't exist."""
     return StackNotFound(
         f"stack {stack.name} is down, or in another account: its resources are not in {stack.region}; pulumi up "
@@ -144,12 +144,12 @@ def explain_head(stack: Stack) -> ResourceError | None:
             "ecs", stack, "describe_services", cluster=stack.cluster_name, services=[stack.services["head"]]
         )
     except Refused as cause:
-        return gone(stack) if cause.code == "ClusterNotFoundException" else None
+        return stack_not_found(stack) if cause.code == "ClusterNotFoundException" else None
     except TrainingError:
         return None
     services = [service for service in response["services"] if service["status"] == "ACTIVE"]
     if not services:
-        return gone(stack)
+        return stack_not_found(stack)
     [service] = services
     if not service["runningCount"]:
         events = service.get("events") or [{"message": "no event yet"}]

@@ -256,9 +256,9 @@ def _bucket_time(cluster: Cluster, storage: RunStorage) -> float:
 
 def _no_bucket(cluster: Cluster, bucket: str) -> Exception:
     if cluster.stack:
-        from ray_on_ecs.cluster.aws import gone
+        from ray_on_ecs.cluster.aws import stack_not_found
 
-        return gone(cluster.stack)
+        return stack_not_found(cluster.stack)
     return UsageError(f"bucket {bucket} not found; set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs")
 
 
