@@ -280,7 +280,7 @@ def test_wrong_run_is_refused_without_a_cluster(
 ) -> None:
     for words, line in (
         (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
-        (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; a flag of the script's follows it"),
+        (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; flags of the script follow it"),
         (
             ("--num-worker", "5", "train.py"),
             "--num-worker: is not a flag of ray-on-ecs run; did you mean --num-workers?",
@@ -288,7 +288,7 @@ def test_wrong_run_is_refused_without_a_cluster(
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
         (("--detach", "--fetch", "x"), "--fetch: not allowed with --detach"),
-        (("--json",), "--json: prints the name"),
+        (("--json",), "--json: requires --detach"),
     ):
         assert main(["run", *words]) == 2
         assert line in capsys.readouterr().err
