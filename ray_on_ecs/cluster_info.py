@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any, TypedDict
 
+from ray_on_ecs.aws_client import aws_client
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 
 CONNECT_SECONDS = 2
@@ -72,14 +73,11 @@ def read_cluster_info() -> ClusterInfo | None:
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:
     """Return AWS's response; None if it refuses or doesn't answer within some seconds."""
-    import boto3
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    retries = {"total_max_attempts": ATTEMPTS}
-    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
     try:
-        return getattr(boto3.client(service, config=config), method)(**arguments)
+        client = aws_client(service, connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
+        return getattr(client, method)(**arguments)
     except (BotoCoreError, ClientError):
         return None
 

@@ -244,11 +244,6 @@ def test_head_resubmits_with_the_metadata_of_a_job() -> None:
     )
 
 
-def test_head_and_client_choose_the_same_job_id() -> None:
-    taken = {"mine": None, "mine.2": None, "other": None}
-    assert jobs.next_id("mine", set(taken)) == client.free_id(taken, "mine")
-
-
 def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
     assert jobs.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
 

@@ -59,14 +59,16 @@ class Run:
 
 @click.command("compare")
 @click.argument("runs", metavar="RUN RUN...", nargs=-1, shell_complete=complete_run)
-@click.option("--picture", metavar="FILE", default=PICTURE, show_default=True, help="The curves: .png, .svg or .pdf.")
+@click.option(
+    "--picture", metavar="FILE", default=PICTURE, show_default=True, help="File for the curves: .png, .svg or .pdf."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @on_cluster
 def command(cluster: Cluster, runs: tuple[str, ...], picture: str, as_json: bool) -> None:
     """Show where RUNs differ: settings, metrics, time and cost, and their curves in one picture."""
     names = list(dict.fromkeys(runs))
     if len(names) < 2:
-        raise UsageError(f"RUN RUN...: give two runs or more; {cluster.command('runs')} lists them")
+        raise UsageError(f"RUN RUN...: give at least two runs; {cluster.command('runs')} lists them")
     compared = [read(find_run(cluster, name)) for name in names]
     settings = differing_rows({run.name: run.settings for run in compared})
     outcomes = rows_of({run.name: run.outcome for run in compared})

@@ -37,7 +37,7 @@ def complete_run(ctx: click.Context, param: click.Parameter, typed: str) -> list
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print what a shell needs to complete verbs and flags; put eval "$(ray-on-ecs completion bash)" into ~/.bashrc."""
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(ctx.find_root().command, {}, "ray-on-ecs", "_RAY_ON_ECS_COMPLETE").source())
+    """Print the completion script of a shell; put eval "$(ray-on-ecs completion bash)" into ~/.bashrc."""
+    completion = get_completion_class(shell)
+    assert completion is not None
+    click.echo(completion(ctx.find_root().command, {}, "ray-on-ecs", "_RAY_ON_ECS_COMPLETE").source())

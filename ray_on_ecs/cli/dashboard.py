@@ -1,4 +1,4 @@
-"""`ray-on-ecs dashboard`."""
+"""`ray-on-ecs dashboard`: Ray's dashboard in the browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_SECONDS = 5.0
 
 
 @click.command("dashboard")
-@click.option("--no-browser", is_flag=True, help="Print the address only.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
 @on_cluster
 def command(cluster: Cluster, no_browser: bool) -> int:
     """Forward Ray's dashboard to this machine until Ctrl-C, and open it in the browser."""
@@ -44,4 +44,4 @@ def hold_open(port: int) -> None:
     except KeyboardInterrupt:
         click.echo(err=True)
     except OSError as cause:
-        raise ResourceError("the session has ended; the same command opens another one") from cause
+        raise ResourceError("the session has ended; run the command again to open a new one") from cause

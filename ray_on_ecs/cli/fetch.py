@@ -50,7 +50,7 @@ class Fetched:
     Attributes:
         folder: The folder with the run's files.
         files: Requested files that exist, by their paths in the folder.
-        copied: Those that were not there before.
+        copied: The new ones among them.
         size: The bytes of all of them.
     """
 
@@ -70,9 +70,11 @@ class Fetched:
 @click.command("fetch")
 @click.argument("run", shell_complete=complete_run)
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
-@click.option("--checkpoints", is_flag=True, help="The checkpoints, too, from which a run resumes.")
-@click.option("--only", metavar="GLOB", multiple=True, help="Only files like this, as '*.json'; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fetched as JSON.")
+@click.option("--checkpoints", is_flag=True, help="Copy the checkpoints, too.")
+@click.option(
+    "--only", metavar="GLOB", multiple=True, help="Copy only matching files, such as '*.json'; may be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the fetched files as JSON.")
 @on_cluster
 def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tuple[str, ...], as_json: bool) -> None:
     """Copy RUN into DIR/RUN (default: runs/RUN): its results, logs and files. Existing files stay."""
@@ -98,15 +100,15 @@ def copy_run(
 ) -> Fetched:
     """Copy a run into a folder of its name.
 
-    Files that are there with the size and the time that they have in the storage are left; others appear when they are
-    complete, with that time. That of a file that a script wrote is when it did, wherever it is stored now.
+    Files that already have the size and the time of the storage are skipped; others appear when they are complete, with
+    that time. The time of a script's file is when the script wrote it, wherever it is stored now.
 
     Args:
-        cluster: Whose run it is.
+        cluster: The cluster of the run.
         name: The run.
         folder: Target folder.
         checkpoints: True to fetch checkpoints, too.
-        only: Patterns of the paths that are wanted; none for all.
+        only: Patterns of the paths to fetch; none for all.
 
     Raises:
         UsageError: The run or the file does not exist, or the disk lacks room for it.
@@ -116,33 +118,49 @@ def copy_run(
     storage = find_run(cluster, name)
     copied: list[str] = []
     for _ in range(ATTEMPTS):  # a run that is under way replaces its files
-        files, links, written_at = _files(storage)
-        wanted = {path: info for path, info in files.items() if _is_wanted(path, checkpoints, only)}
-        new = [path for path, info in wanted.items() if not _is_here(target / path, info, written_at.get(path))]
+        listing = _list(storage)
+        requested = {path: info for path, info in listing.files.items() if _is_requested(path, checkpoints, only)}
+        new = {
+            path: info
+            for path, info in requested.items()
+            if not _is_here(target / path, info, listing.written_at.get(path))
+        }
         if not new:
             break
         try:
-            _check_room(target, sum(wanted[path].size for path in new))
-            _copy_all(storage, target, {path: wanted[path] for path in new}, written_at)
+            _check_room(target, sum(info.size for info in new.values()))
+            _copy_all(storage, target, new, listing.written_at)
         except OSError as cause:
             raise _unreadable(storage, cause) from cause
         copied += new
-    if only and not wanted:
+    if only and not requested:
         raise UsageError(
-            f"--only: run {name} has no file like {' or '.join(only)}; {cluster.command(f'fetch {name}')} takes all"
+            f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
-    for path, text in links.items():
-        if _is_wanted(path, checkpoints, only):
+    for path, text in listing.links.items():
+        if _is_requested(path, checkpoints, only):
             _link(target / path, text)
-    here = [path for path in wanted if (target / path).exists()]
-    return Fetched(target, here, list(dict.fromkeys(copied)), sum(wanted[path].size for path in here))
+    here = [path for path in requested if (target / path).exists()]
+    return Fetched(target, here, list(dict.fromkeys(copied)), sum(requested[path].size for path in here))
 
 
-def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str], dict[str, int]]:
-    """Return all files of a run by their paths in its folder, the targets of its symbolic links, and times (ns).
+@dataclass(frozen=True)
+class _Listing:
+    """Content of a run's folder.
 
-    The files of the script are from the last snapshot, with their times.
+    Attributes:
+        files: The files by their paths in the folder.
+        links: The targets of the symbolic links.
+        written_at: The times at which a script wrote its files, in nanoseconds.
     """
+
+    files: dict[str, FileInfo]
+    links: dict[str, str]
+    written_at: dict[str, int]
+
+
+def _list(storage: RunStorage) -> _Listing:
+    """List a run's folder; the files of the script are from the last snapshot."""
     from pyarrow import fs
 
     from ray_on_ecs.filesystem import list_files
@@ -152,18 +170,24 @@ def _files(storage: RunStorage) -> tuple[dict[str, FileInfo], dict[str, str], di
     try:
         snapshot = read_snapshot(storage)
         tops = storage.filesystem.get_file_info(fs.FileSelector(storage.path(), allow_not_found=True))
-        others = [each for each in tops if each.base_name not in OF_SNAPSHOTS]
-        found = [
-            each for top in others for each in ([top] if top.is_file else list_files(storage.filesystem, top.path))
-        ]
-        stored = {each.path[start:]: each for each in _stored(storage, snapshot)}
+        files: dict[str, FileInfo] = {}
+        for top in tops:
+            if top.base_name not in OF_SNAPSHOTS:
+                infos = [top] if top.is_file else list_files(storage.filesystem, top.path)
+                files |= {info.path[start:]: info for info in infos}
+        stored = {info.path[start:]: info for info in _stored(storage, snapshot)}
     except OSError as cause:
         raise _unreadable(storage, cause) from cause
-    kept = {f"{layout.FILES_FOLDER}/{name}": each for name, each in snapshot.files.items()}
-    files = {each.path[start:]: each for each in found}
-    files |= {path: stored[each.key] for path, each in kept.items() if each.key in stored}
-    links = {path: each.link for path, each in kept.items() if each.link is not None}
-    return files, links, {path: each.written_at for path, each in kept.items() if each.written_at and not each.is_log}
+    links, written_at = {}, {}
+    for name, entry in snapshot.files.items():
+        path = f"{layout.FILES_FOLDER}/{name}"
+        if entry.key in stored:
+            files[path] = stored[entry.key]
+        if entry.link is not None:
+            links[path] = entry.link
+        if entry.written_at and not entry.is_log:
+            written_at[path] = entry.written_at
+    return _Listing(files, links, written_at)
 
 
 def _stored(storage: RunStorage, snapshot: Snapshot) -> list[FileInfo]:
@@ -171,10 +195,10 @@ def _stored(storage: RunStorage, snapshot: Snapshot) -> list[FileInfo]:
     from ray_on_ecs.filesystem import list_files
 
     if storage.is_local:
-        found = storage.filesystem.get_file_info([storage.path(key) for key in sorted(snapshot.keys)])
-        return [each for each in found if each.is_file]
+        infos = storage.filesystem.get_file_info([storage.path(key) for key in sorted(snapshot.keys)])
+        return [info for info in infos if info.is_file]
     folders = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER) if snapshot.files else ()
-    return [each for folder in folders for each in list_files(storage.filesystem, storage.path(folder))]
+    return [info for folder in folders for info in list_files(storage.filesystem, storage.path(folder))]
 
 
 def _link(path: Path, text: str) -> None:
@@ -185,9 +209,11 @@ def _link(path: Path, text: str) -> None:
         path.symlink_to(text)
 
 
-def _is_wanted(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
+def _is_requested(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
     top, *rest = path.split("/")
-    if ".." in path.split("/") or (top != layout.FILES_FOLDER and any(fnmatch(path, each) for each in INTERNAL)):
+    if ".." in path.split("/"):
+        return False
+    if top != layout.FILES_FOLDER and any(fnmatch(path, pattern) for pattern in INTERNAL):
         return False
     if rest and top == layout.CHECKPOINTS_FOLDER and not checkpoints:
         return False
@@ -196,10 +222,10 @@ def _is_wanted(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
 
 def _is_here(file: Path, info: FileInfo, written_at: int | None) -> bool:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return False
-    return found.st_size == info.size and found.st_mtime_ns >= (written_at or info.mtime_ns or 0)
+    return status.st_size == info.size and status.st_mtime_ns >= (written_at or info.mtime_ns or 0)
 
 
 def _check_room(target: Path, needed: int) -> None:
@@ -208,7 +234,7 @@ def _check_room(target: Path, needed: int) -> None:
     if needed > free:
         raise UsageError(
             f"{target} has room for {filesize.decimal(free)}, and the files take {filesize.decimal(needed)}; "
-            "--only takes less"
+            "free some space, or fetch fewer files with --only"
         )
 
 
@@ -238,8 +264,8 @@ def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], wri
             for path, info in files.items()
         ]
         try:
-            for each in copies:
-                each.result()
+            for copy in copies:
+                copy.result()
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -261,12 +287,12 @@ def _copy(
     try:
         for _ in range(ATTEMPTS):
             _copy_once(storage, path, part, on_bytes, stop)
-            found = storage.filesystem.get_file_info(storage.path(path))
-            if stop.is_set() or not found.is_file:
+            current = storage.filesystem.get_file_info(storage.path(path))
+            if stop.is_set() or not current.is_file:
                 return
-            if found.size == info.size and found.mtime_ns <= info.mtime_ns:  # S3 lists whole seconds
+            if current.size == info.size and current.mtime_ns <= info.mtime_ns:  # S3 lists whole seconds
                 break
-            info = found
+            info = current
         time = written_at or info.mtime_ns
         os.utime(part, ns=(time, time))
         part.replace(file)
@@ -288,4 +314,4 @@ def _copy_once(
 
 
 def _unreadable(storage: RunStorage, cause: OSError) -> Exception:
-    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command goes on")
+    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command continues")

@@ -1,4 +1,4 @@
-"""A run's log on the screen, from a cluster that is far away: connections break, and are made again."""
+"""Log of a run on the screen, with reconnections to the cluster and a progress line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOST_SECONDS = 900.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 PROGRESS_SECONDS = 5.0
-# After so long without a line the head is asked whether it is still there.
+# Time without a line after which the head has to answer a request.
 SILENT_SECONDS = 30.0
 
 
@@ -80,7 +80,7 @@ class Follower:
     @property
     def _goes_on(self) -> str:
         shows = self._cluster.command(f"logs --follow {self._name}")
-        return f"run {self._name} goes on as job {self._job}: {shows} shows it"
+        return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
     def _follow_at(self, head: Head) -> Any:
         """Show the log as long as this head answers; return what Ray reports of the last job."""
@@ -100,12 +100,12 @@ class Follower:
             TrainingError: The head knows none.
         """
         jobs = submitted(client.list_jobs())
-        mine = of_run(jobs, self._run)
-        if not mine:
+        jobs_of_run = of_run(jobs, self._run)
+        if not jobs_of_run:
             raise TrainingError(
-                f"the head knows run {self._name} no more; the same command with --run-name {self._name} resumes it"
+                f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
             )
-        return under_way(jobs, self._run) or max(mine, key=lambda each: mine[each].start_time or 0)
+        return under_way(jobs, self._run) or max(jobs_of_run, key=lambda job_id: jobs_of_run[job_id].start_time or 0)
 
     async def _show(self, client: JobSubmissionClient, job_id: str, head: Head) -> None:
         """Print what is new of a job's log until it ends.
@@ -121,7 +121,8 @@ class Follower:
                 except BaseException:
                     waiting.cancel()
                     raise
-            if (text := waiting.result()) is None:
+            text = waiting.result()
+            if text is None:
                 return
             self._lost_at, self._pause = None, FIRST_PAUSE
             self._print(text)
@@ -169,7 +170,7 @@ class _ProgressLine:
         while not self._over.wait(PROGRESS_SECONDS):
             with suppress(TrainingError, OSError, LookupError, TypeError, ValueError):
                 status = self._cluster.storage(self._name).read_json(layout.STATUS)
-                if status and status["job"] == self._job():  # an earlier command's says nothing of this one
+                if status and status["job"] == self._job():  # else it is an earlier command's
                     self._status.update(f"{self._name}: {progress_words(status)}")
 
 

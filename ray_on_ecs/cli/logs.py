@@ -18,11 +18,11 @@ STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": I
 
 @click.command("logs")
 @click.argument("run", shell_complete=complete_run)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, and end with its exit status.")
-@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="The last N lines only.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log to the end, and exit with the run's status.")
+@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
 @on_cluster
 def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
-    """Show the log of RUN: of all the jobs that it took, and from its folder once the head is gone."""
+    """Show the log of RUN, with all its jobs; from its folder if the head is gone."""
     try:
         with cluster.connect() as head:
             jobs = jobs_of(head.jobs, run)
@@ -34,7 +34,7 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
             metadata = jobs[under_way[-1]].metadata
     except ResourceError as cause:
         stored = _stored(cluster, run)
-        note(f"{cause}; this is the log as the run stored it last:")
+        note(f"{cause}; this is the log that the run stored last:")
         _print(stored, tail)
         return _exit_status(cluster, run, {}) if follow else 0
     from ray_on_ecs.cli.follow import Follower
@@ -52,10 +52,10 @@ def jobs_of(client: Any, run: str | None) -> dict[str, Any]:
     from ray_on_ecs.cluster.jobs import of_run, submitted
 
     try:
-        mine = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
+        jobs = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
     except (OSError, RuntimeError, TypeError, ValueError) as cause:
         raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
-    return dict(sorted(mine.items(), key=lambda item: item[1].start_time or 0))
+    return dict(sorted(jobs.items(), key=lambda item: item[1].start_time or 0))
 
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
@@ -74,7 +74,7 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
     state = (cluster.storage(run).read_json(layout.STATUS) or {}).get("state")
     if state not in STATUSES:
         raise ResourceError(
-            f"run {run} was {state or 'not begun'} when it was heard of last; {cluster.command('runs')} shows its state"
+            f"run {run} was {state or 'not started'} at its last update; {cluster.command('runs')} shows its state"
         )
     return STATUSES[state]
 

@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except (click.Abort, KeyboardInterrupt):
         return _failed("interrupted", Interrupted.exit_status)
     except click.NoSuchOption as error:
-        first = next((each for each in arguments or sys.argv[1:] if each in COMMANDS), None)
+        first = next((word for word in arguments or sys.argv[1:] if word in COMMANDS), None)
         if error.ctx and error.ctx.parent is None and first:
             return _failed(f"{error.option_name}: follows the command, as in ray-on-ecs {first} {error.option_name}", 2)
         return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)

@@ -30,9 +30,9 @@ ENTRYPOINT = (
 
 
 @click.command("notebook")
-@click.option("--worker", is_flag=True, help="On a worker, with one of its GPUs; with autoscaling it is started.")
+@click.option("--worker", is_flag=True, help="Run on a worker, with one GPU; autoscaling starts the worker.")
 @click.option("--install", is_flag=True, help=f"Let Ray install {PACKAGE} first, only for this notebook.")
-@click.option("--no-browser", is_flag=True, help="Print the address only.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
 @on_cluster
 def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> int:
     """Run Jupyter on the head, or on a worker's GPU, until Ctrl-C. Its files are gone with it."""
@@ -55,7 +55,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
                 entrypoint_num_gpus=1 if worker else None,
             )
         except (OSError, RuntimeError) as cause:
-            raise ResourceError(f"the Ray head accepts no notebook ({one_line(cause)})") from cause
+            raise ResourceError(f"the Ray head did not accept the job of the notebook ({one_line(cause)})") from cause
         try:
             with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
                 host = _wait_until_it_listens(client, job_id)

@@ -73,10 +73,10 @@ def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
 
 
 def _has_last_report(storage: RunStorage) -> bool:
-    """Return whether the folder's report is as new as its documents: a command that was killed wrote none."""
+    """Return True if the folder's report is as new as its documents: a command that was killed wrote none."""
     names = (layout.REPORT, layout.STATUS, layout.RESULT, layout.METRICS)
     report, *documents = storage.filesystem.get_file_info([storage.path(name) for name in names])
-    return report.is_file and all(not each.is_file or each.mtime_ns <= report.mtime_ns for each in documents)
+    return report.is_file and all(not info.is_file or info.mtime_ns <= report.mtime_ns for info in documents)
 
 
 def _new_report(storage: RunStorage) -> bytes:
@@ -93,5 +93,5 @@ def _new_report(storage: RunStorage) -> bytes:
 def _show(addresses: list[str]) -> None:
     """Open addresses in the browser, if there is one with windows: one of the terminal would hide what is printed."""
     has_windows = sys.platform in ("darwin", "win32") or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
-    if not has_windows or not all(webbrowser.open(each) for each in addresses):
+    if not has_windows or not all(webbrowser.open(address) for address in addresses):
         note("no browser found; open the file in one")

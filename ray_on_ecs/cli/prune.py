@@ -19,7 +19,13 @@ DAY_SECONDS = 86400.0
 
 
 @click.command("prune")
-@click.option("--older-than", type=click.FloatRange(min=0), required=True, metavar="DAYS", help="Since they ended.")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    required=True,
+    metavar="DAYS",
+    help="Minimum number of days since a run ended.",
+)
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @on_cluster
 def command(cluster: Cluster, older_than: float, yes: bool) -> None:
@@ -29,14 +35,14 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
     """
     folders, jobs, old = _old_runs(cluster, older_than)
     if not old:
-        note(f"no run has ended more than {older_than:g} days ago")
+        note(f"no runs ended more than {older_than:g} days ago")
         return
     out.print(table(old))
     if not yes:
         click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
-        asked = {run.name for run in old}
+        confirmed = {run.name for run in old}
         folders, jobs, old = _old_runs(cluster, older_than)  # one may have been resumed meanwhile
-        old = [run for run in old if run.name in asked]
+        old = [run for run in old if run.name in confirmed]
     for run in old:
         delete(cluster, cluster.storage(run.name))
     code = 0
@@ -60,7 +66,7 @@ def _age_days(run: RunInfo, folders: Folders) -> float:
     return (folders.now - datetime.fromisoformat(run.updated).timestamp()) / DAY_SECONDS
 
 
-def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], older_than: float) -> int:
+def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job], older_than: float) -> int:
     """Delete the stored code that is as old and that no run or job names; return how many archives that were.
 
     A queued job names its code only in its command.
@@ -75,7 +81,7 @@ def _delete_code(folders: Folders, kept: Iterable[str], jobs: Sequence[Job], old
     storage = folders.storage
     try:
         listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
-        with_settings = [name for name in kept if layout.SETTINGS in folders.files.get(name, {})]
+        with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
         documents = [folders.read(name, layout.SETTINGS) for name in with_settings]
         needed = [str(document.get("settings", {}).get("code")) for document in documents]
         needed += [str(job.get("entrypoint")) for job in jobs]

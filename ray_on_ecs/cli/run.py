@@ -62,16 +62,16 @@ class Setting(click.Option):
 
     def __init__(self, spec: Field) -> None:
         text = help_line(spec, spec.default)
-        given: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
+        attributes: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
         if spec.type == "bool":
-            given["is_flag"] = True
+            attributes["is_flag"] = True
         else:
             choices = spec.metadata.get("choices")
-            given["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
-            given["multiple"] = bool(spec.metadata.get("repeated"))
-            given["shell_complete"] = partial(_complete, given["metavar"], choices or ())
-        given["hidden"] = bool(spec.metadata.get("hidden"))
-        super().__init__([*flags_of(spec), spec.name], **given)
+            attributes["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
+            attributes["multiple"] = bool(spec.metadata.get("repeated"))
+            attributes["shell_complete"] = partial(_complete, attributes["metavar"], choices or ())
+        attributes["hidden"] = bool(spec.metadata.get("hidden"))
+        super().__init__([*flags_of(spec), spec.name], **attributes)
         self.section: str = spec.metadata["section"]
 
 
@@ -79,7 +79,8 @@ def _complete(
     metavar: str, choices: Sequence[str], ctx: click.Context, param: click.Parameter, typed: str
 ) -> list[CompletionItem]:
     """Return the choices that begin like this, or leave it to the shell to complete a file or a folder."""
-    if kind := {"DIR": "dir", "FILE": "file"}.get(metavar):
+    kind = {"DIR": "dir", "FILE": "file"}.get(metavar)
+    if kind:
         return [CompletionItem(typed, type=kind)]
     return [CompletionItem(choice) for choice in choices if choice.startswith(typed)]
 
@@ -87,8 +88,8 @@ def _complete(
 class Own(click.Option):
     """A flag of this command, in a section of the help."""
 
-    def __init__(self, section: str, *names: str, **given: Any) -> None:
-        super().__init__(list(names), **given)
+    def __init__(self, section: str, *names: str, **attributes: Any) -> None:
+        super().__init__(list(names), **attributes)
         self.section = section
 
     def get_help_extra(self, ctx: click.Context) -> Any:
@@ -116,20 +117,23 @@ class Run(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as unknown:
-            script = next((each for each in args if each.endswith(".py")), "SCRIPT")
+            script = next((argument for argument in args if argument.endswith(".py")), "SCRIPT")
             close = get_close_matches(unknown.option_name, unknown.possibilities or (), n=1, cutoff=CLOSE)
-            hint = f"did you mean {close[0]}?" if close else ""
-            hint = hint or f"a flag of the script's follows it, as in ray-on-ecs run {script} {unknown.option_name}"
+            hint = f"flags of the script follow it, as in ray-on-ecs run {script} {unknown.option_name}"
+            if close:
+                hint = f"did you mean {close[0]}?"
             raise UsageError(f"{unknown.option_name}: is not a flag of ray-on-ecs run; {hint}") from unknown
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the section of the cluster, then the sections of the settings."""
         for section in dict.fromkeys((CLUSTER, *(spec.metadata["section"] for spec in SETTINGS))):
-            options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
-            shown = [each for each in options if getattr(each, "section", CLUSTER) == section]
-            if records := [record for each in shown if (record := each.get_help_record(ctx))]:
+            options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+            of_section = [option for option in options if getattr(option, "section", CLUSTER) == section]
+            records = [option.get_help_record(ctx) for option in of_section]
+            shown = [record for record in records if record]  # a hidden flag has none
+            if shown:
                 with formatter.section(section):
-                    formatter.write_dl(records)
+                    formatter.write_dl(shown)
 
 
 @cluster_flags
@@ -140,29 +144,29 @@ def _run(
     as_json: bool,
     max_resubmissions: int,
     command: tuple[str, ...],
-    **given: Any,
+    **settings: Any,
 ) -> int:
     if detach and fetch is not None:
-        raise UsageError("--fetch: a run that is left to itself is fetched later; leave out --fetch or --detach")
+        raise UsageError("--fetch: not allowed with --detach; ray-on-ecs fetch copies the results later")
     if as_json and not detach:
-        raise UsageError("--json: prints the name of a run that is left to itself; give --detach, too")
+        raise UsageError("--json: requires --detach; it prints the name and the job of the submitted run")
     if needless := click.get_current_context().meta.get(NEEDLESS):
         note(needless_line(needless))
-    work = _submission({}, given, command)  # a mistake needs no cluster
+    work = _submission({}, settings, command)  # a mistake needs no cluster
     values = secrets.take_from_environment(work.script.secret)
-    if work.script.driver and not given["driver"]:
+    if work.script.driver and not settings["driver"]:
         note(str(driver_reason(work.script)))
-        given["driver"] = True
+        settings["driver"] = True
     for hint in (*metric_hints(work.script.metric), *secret_hints(work.script.variables)):
         note(hint)
     cluster = chosen(flags)
     if cluster.ends_with_run and work.script.inputs:
-        given["input"] = _local_inputs(cluster, work)
-    if given.get("storage_path"):
-        given["storage_path"] = cluster.storage_path = cluster.absolute(str(given["storage_path"]))
+        settings["input"] = _local_inputs(cluster, work)
+    if settings.get("storage_path"):
+        settings["storage_path"] = cluster.storage_path = cluster.absolute(str(settings["storage_path"]))
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
     if defaults := cluster.run_flags():
-        work = _submission(defaults, given, command)
+        work = _submission(defaults, settings, command)
     name = work.run["run_name"]
     metadata = {
         **work.run,
@@ -238,17 +242,18 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
         except KeyboardInterrupt as again:
             if not cluster.down(name):
                 ends = False
+                stop = cluster.command(f"stop {name}")
                 raise Interrupted(
-                    f"Ray continues for other runs; if run {name} does, too, {cluster.command(f'stop {name}')} stops it"
+                    f"Ray keeps running for other runs; if run {name} continues, {stop} stops it"
                 ) from again
             cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
-            raise Interrupted(f"run {name} was ended at once; {_again(cluster, work)}") from again
+            raise Interrupted(f"run {name} was killed; {_again(cluster, work)}") from again
         if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
             raise
         raise Interrupted(f"run {name} is stopped; {_again(cluster, work)}") from end
     finally:
         if ends and not cluster.down(name):
-            note(f"Ray goes on with what else is under way; {cluster.command('runs')} lists it")
+            note(f"Ray keeps running for other jobs; {cluster.command('runs')} lists the runs")
 
 
 def _again(cluster: Cluster, work: Submission) -> str:
@@ -292,26 +297,26 @@ def _stop(cluster: Cluster, name: str) -> bool:
     """Stop the run, and return whether it was under way."""
     from ray_on_ecs.cli.stop import stop_run
 
-    note(f"stopping run {name}; Ctrl-C ends it at once")
+    note(f"stopping run {name}; Ctrl-C kills it")
     with cluster.connect() as head:
         return stop_run(cluster, head, name)
 
 
-def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequence[str]) -> Submission:
+def _submission(defaults: dict[str, Any], settings: dict[str, Any], command: Sequence[str]) -> Submission:
     """Return the job to submit.
 
     Args:
-        defaults: The cluster's settings, which the given ones override.
-        given: The settings by name.
+        defaults: The cluster's settings, which `settings` override.
+        settings: The typed settings by name.
         command: The script and its arguments.
 
     Raises:
         UsageError: A setting or a file can't be used.
     """
     defaults = dict(defaults)
-    if any(given.get(name) for name in (*WORKERS, "driver")) or os.environ.get(environment_variable("num_workers")):
+    if any(settings.get(name) for name in (*WORKERS, "driver")) or os.environ.get(environment_variable("num_workers")):
         defaults.pop("num_workers", None)
-    typed = {**defaults, **{name: value for name, value in given.items() if value not in (None, False, ())}}
+    typed = {**defaults, **{name: value for name, value in settings.items() if value not in (None, False, ())}}
     if not command:
         raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")
     return submission_of_script([*_flags(typed), *command])
@@ -320,10 +325,10 @@ def _submission(defaults: dict[str, Any], given: dict[str, Any], command: Sequen
 def _flags(typed: dict[str, Any]) -> Iterator[str]:
     specs = {spec.name: spec for spec in SETTINGS}
     for name, value in typed.items():
-        for each in value if isinstance(value, tuple) else (value,):
+        for item in value if isinstance(value, tuple) else (value,):
             yield flags_of(specs[name])[-1]
-            if each is not True:
-                yield str(each)
+            if item is not True:
+                yield str(item)
 
 
 def _submit(
@@ -362,7 +367,7 @@ _own = [
         help="Maximum number of times in a row that the head submits the run again after its driver was lost "
         f"(default: {DEFAULT_MAX_RESUBMISSIONS}).",
     ),
-    *(Needless(*each) for each in NEEDLESS_FLAGS.items()),
+    *(Needless(name, count) for name, count in NEEDLESS_FLAGS.items()),
     click.Argument(
         ["command"],
         nargs=-1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -38,9 +39,15 @@ UNITS = ((2 * MINUTE, 1.0, "s"), (2 * HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h")
 
 
 @click.command("runs")
-@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="How many, the newest.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=LIMIT,
+    show_default=True,
+    help="Number of runs to list, the newest first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-@click.option("--no-head", is_flag=True, help="Only read the runs' folders: quicker, but without queued runs.")
+@click.option("--no-head", is_flag=True, help="Read only the runs' folders: faster, but without queued runs.")
 @on_cluster
 def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     """List runs with their state, progress and cost."""
@@ -48,31 +55,33 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     with ThreadPoolExecutor(1) as elsewhere:  # a tunnel to the head takes seconds
         listing = elsewhere.submit(list_folders, cluster, storage)
         jobs = None if no_head else ask_head(cluster)
-        found = listing.result().runs(jobs, limit + 1)
-    remember_runs(run.name for run in found)
+        runs = listing.result().runs(jobs, limit + 1)
+    remember_runs(run.name for run in runs)
     if as_json:
-        print_json([vars(run) for run in found[:limit]])
-    elif not found:
+        print_json([asdict(run) for run in runs[:limit]])
+    elif not runs:
         note(f"no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:
-        _print(found[:limit])
-    if len(found) > limit:
-        note(f"there are more; --limit {2 * limit} shows them")
+        _print(runs[:limit])
+    if len(runs) > limit:
+        note(f"more runs exist; --limit {2 * limit} lists them")
 
 
-def _print(found: list[RunInfo]) -> None:
+def _print(runs: list[RunInfo]) -> None:
     """Print the table; on a narrow terminal only the names are cut."""
     from rich.console import Console
 
     wide = Console(highlight=False, width=WIDTH)
-    shown = table(found)
-    if wide.is_terminal and (excess := wide.measure(shown).maximum - out.width) > 0:
-        longest = max(len(run.name) for run in found)
-        shown = table(found, max(longest - excess, SHORTEST_NAME))
+    shown = table(runs)
+    if wide.is_terminal:
+        excess = wide.measure(shown).maximum - out.width
+        if excess > 0:
+            longest = max(len(run.name) for run in runs)
+            shown = table(runs, max(longest - excess, SHORTEST_NAME))
     wide.print(shown)
 
 
-def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
+def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     """Return a table with a row for each run."""
     from rich.markup import escape
     from rich.table import Table
@@ -80,18 +89,18 @@ def table(found: list[RunInfo], longest_name: int = WIDTH) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     shown.add_column("run", no_wrap=True)
     shown.add_column("state", no_wrap=True)
-    owners = len({run.owner for run in found if run.owner}) > 1
-    if owners:
+    has_owners = len({run.owner for run in runs if run.owner}) > 1
+    if has_owners:
         shown.add_column("owner", no_wrap=True)
     for heading in ("progress", "loss", "started", "cost"):
         shown.add_column(heading, justify="right", no_wrap=True)
-    for run in found:
+    for run in runs:
         state = f"[{COLOURS.get(run.state, 'default')}]{escape(run.state)}[/]"
         name = _cut(run.name, longest_name)
         shown.add_row(
             f"[link={run.url}]{escape(name)}[/link]" if run.url else escape(name),
             state,
-            *([escape(run.owner or "")] if owners else []),
+            *([escape(run.owner or "")] if has_owners else []),
             escape(_progress(run, longest_name)),
             _loss(run.loss),
             ago(run),
@@ -121,13 +130,14 @@ def ask_head(cluster: Cluster) -> list[Job] | None:
             return ray_jobs(head)
     except TrainingError as cause:
         if not (cluster.ends_with_run and isinstance(cause, HeadGone)):  # without runs under way, Ray is not up either
-            note(f"states of runs under way may be old, and queued runs are missing: {cause}")
+            note(f"head unreachable: run states may be stale, and queued runs are not shown ({cause})")
         return None
 
 
 def ago(run: RunInfo) -> str:
-    """Say how long ago a run has started."""
-    if run.started is None or (seconds := run.started_seconds_ago) is None:
+    """Return the time since the start of a run, for people."""
+    seconds = run.started_seconds_ago
+    if run.started is None or seconds is None:
         return ""
     for limit, unit, name in UNITS:
         if seconds < limit:

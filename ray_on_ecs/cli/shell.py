@@ -1,4 +1,4 @@
-"""`ray-on-ecs shell`."""
+"""`ray-on-ecs shell`: a shell on the head."""
 
 from __future__ import annotations
 

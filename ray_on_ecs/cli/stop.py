@@ -1,4 +1,4 @@
-"""`ray-on-ecs stop`."""
+"""`ray-on-ecs stop`: stop a run or all jobs."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     With --local Ray ends, too, if it was started for a run and no other one is under way.
     """
     if stops_all == bool(run):
-        raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists what is under way")
+        raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
     try:
         with cluster.connect() as head:
             was_under_way = stop_run(cluster, head, run) if run else stop_all(cluster, head)
     except HeadGone:
         if run or not cluster.ends_with_run:
             raise
-        note("nothing runs: Ray is not up on this machine")
+        note("nothing to stop: Ray is not running on this machine")
         return 0
     has_ended = cluster.down(run or "")
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
-        line = f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} goes on from its last checkpoint"
+        line = f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} resumes from its last checkpoint"
         note(f"{line}, if any")
     elif has_ended:
         note(f"run {run} was not under way; Ray on this machine has ended")
     else:
-        raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists what is")
+        raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists the runs")
     return 0
 
 

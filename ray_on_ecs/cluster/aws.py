@@ -21,9 +21,9 @@ BAD_CREDENTIALS = {
     *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure"),
 }
-CONNECT_SECONDS = 10
-READ_SECONDS = 30
-ATTEMPTS = 3
+CONNECT_SECONDS: float = 10
+READ_SECONDS: float = 30
+ATTEMPTS: int = 3
 # Prefix of a task's stoppedReason after a scale-in or a deployment.
 SCALING = "Scaling activity initiated"
 # Exit status of `ray-worker` after a GPU fault.
@@ -68,7 +68,7 @@ def _translated(service: str) -> Generator[None]:
         exceptions.TokenRetrievalError,
         getattr(exceptions, "LoginError", exceptions.SSOError),  # botocore has it since `aws login` exists
     ) as cause:
-        raise _no_credentials(one_line(cause)) from cause
+        raise credentials_error(one_line(cause)) from cause
     except exceptions.MissingDependencyException as cause:
         raise UsageError(
             f"boto3 lacks a package for your login ({one_line(cause)}); pip install 'boto3[crt]'"
@@ -76,14 +76,15 @@ def _translated(service: str) -> Generator[None]:
     except exceptions.ClientError as cause:
         code = cause.response.get("Error", {}).get("Code", "")
         if code in BAD_CREDENTIALS or (code == "AccessDenied" and cause.operation_name == "AssumeRole"):
-            raise _no_credentials(one_line(cause)) from cause
+            raise credentials_error(one_line(cause)) from cause
         raise Refused(code, f"{service}: {one_line(cause)}") from cause
     except exceptions.BotoCoreError as cause:
         raise ResourceError(f"AWS can't be reached ({one_line(cause)})") from cause
 
 
-def _no_credentials(reason: str) -> UsageError:
-    return UsageError(f"no AWS credentials that work ({reason}); log in, or set AWS_PROFILE")
+def credentials_error(reason: str) -> UsageError:
+    """Return the error for missing or invalid credentials."""
+    return UsageError(f"AWS credentials are missing or expired ({reason}); run aws sso login or set AWS_PROFILE")
 
 
 class Refused(ResourceError):
@@ -110,16 +111,16 @@ def token(stack: Stack) -> str:
         response = call("ssm", stack, "get_parameter", Name=stack.token_parameter, WithDecryption=True)
     except Refused as cause:
         if cause.code == "ParameterNotFound":
-            raise gone(stack) from cause
+            raise stack_not_found(stack) from cause
         raise
     return response["Parameter"]["Value"]
 
 
-def gone(stack: Stack) -> StackNotFound:
+def stack_not_found(stack: Stack) -> StackNotFound:
     """Return the error for a stack whose resources don't exist."""
     return StackNotFound(
-        f"stack {stack.name} is down, or in another account: {stack.region} has nothing of it; pulumi up creates it, "
-        "AWS_PROFILE chooses the account"
+        f"stack {stack.name} is down, or in another account: its resources are not in {stack.region}; pulumi up "
+        "creates them, AWS_PROFILE selects the account"
     )
 
 
@@ -143,12 +144,12 @@ def explain_head(stack: Stack) -> ResourceError | None:
             "ecs", stack, "describe_services", cluster=stack.cluster_name, services=[stack.services["head"]]
         )
     except Refused as cause:
-        return gone(stack) if cause.code == "ClusterNotFoundException" else None
+        return stack_not_found(stack) if cause.code == "ClusterNotFoundException" else None
     except TrainingError:
         return None
     services = [service for service in response["services"] if service["status"] == "ACTIVE"]
     if not services:
-        return gone(stack)
+        return stack_not_found(stack)
     [service] = services
     if not service["runningCount"]:
         events = service.get("events") or [{"message": "no event yet"}]
@@ -168,7 +169,7 @@ def workers(stack: Stack) -> ClusterInfo:
     response = call("ssm", stack, "get_parameter", Name=stack.cluster_info_parameter)
     info = parse_cluster_info(response["Parameter"]["Value"])
     if info is None:
-        raise ResourceError(f"{stack.cluster_info_parameter} does not say what the workers are; pulumi up writes it")
+        raise ResourceError(f"{stack.cluster_info_parameter} has no valid cluster info; pulumi up writes it")
     return info
 
 
@@ -241,7 +242,7 @@ def group(stack: Stack, name: str) -> dict[str, Any]:
         "AutoScalingGroups"
     ]
     if not groups:
-        raise ResourceError(f"there is no Auto Scaling group {name}; pulumi up makes it")
+        raise ResourceError(f"Auto Scaling group {name} not found; pulumi up creates it")
     return groups[0]
 
 
@@ -293,7 +294,7 @@ def instance(stack: Stack, instance_id: str) -> dict[str, Any]:
     """
     reservations = call("ec2", stack, "describe_instances", InstanceIds=[instance_id])["Reservations"]
     if not reservations:
-        raise ResourceError(f"there is no instance {instance_id}")
+        raise ResourceError(f"EC2 instance {instance_id} not found")
     return reservations[0]["Instances"][0]
 
 
@@ -306,7 +307,7 @@ def credentials() -> Any:
     with _translated("sts"):
         refreshable = _session().get_credentials()
         if refreshable is None:
-            raise _no_credentials("there are none here")
+            raise credentials_error("none found")
         return refreshable.get_frozen_credentials()
 
 

@@ -385,8 +385,8 @@ class LocalCluster(Cluster):
         started = local_head.find()
         if started is None:
             raise HeadGone(
-                "no Ray head is up on this machine; ray-on-ecs run --local starts one, and RAY_API_SERVER_ADDRESS "
-                "names the dashboard of another"
+                "the Ray head is not running on this machine; ray-on-ecs run --local starts it, or set "
+                "RAY_API_SERVER_ADDRESS to the dashboard of another"
             )
         yield Head(started.url, started.token)
 

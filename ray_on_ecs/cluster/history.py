@@ -102,8 +102,8 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     nearest = get_close_matches(name, names, n=NEAREST_NAMES)
     if not nearest:
         nearest = [other for other in names if name in other][:NEAREST_NAMES]
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists what is there"
-    raise UsageError(f"there is no run {name!r} in {cluster.storage_path}; {hint}")
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists the runs"
+    raise UsageError(f"run {name!r} not found in {cluster.storage_path}; {hint}")
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,9 @@ def _bucket_time(cluster: Cluster, storage: RunStorage) -> float:
         if response["Error"]["Code"] == "404":
             raise _no_bucket(cluster, bucket) from cause
     except NoCredentialsError as cause:
-        raise UsageError("no AWS credentials that work (there are none here); log in, or set AWS_PROFILE") from cause
+        from ray_on_ecs.cluster.aws import credentials_error
+
+        raise credentials_error("none found") from cause
     except BotoCoreError as cause:
         raise ResourceError(f"the runs in {cluster.storage_path} can't be reached ({one_line(cause)})") from cause
     date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
@@ -254,10 +256,10 @@ def _bucket_time(cluster: Cluster, storage: RunStorage) -> float:
 
 def _no_bucket(cluster: Cluster, bucket: str) -> Exception:
     if cluster.stack:
-        from ray_on_ecs.cluster.aws import gone
+        from ray_on_ecs.cluster.aws import stack_not_found
 
-        return gone(cluster.stack)
-    return UsageError(f"there is no bucket {bucket}; set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs")
+        return stack_not_found(cluster.stack)
+    return UsageError(f"bucket {bucket} not found; set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs")
 
 
 def _list_all(storage: RunStorage) -> Iterator[FileInfo]:

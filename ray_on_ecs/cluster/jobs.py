@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
-from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS
+from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
 
@@ -112,16 +112,6 @@ def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
     return {"run_name": str(config.run_name), "storage_path": typed.storage_path}
 
 
-def free_id(jobs: dict[str, Any], name: str) -> str:
-    """Return the first free one of `name`, `name.2`, `name.3`...: Ray keeps ended jobs, and their IDs are unique."""
-    job_id = name
-    number = 1
-    while job_id in jobs:
-        number += 1
-        job_id = f"{name}.{number}"
-    return job_id
-
-
 def connect() -> "JobSubmissionClient":
     """Connect to the Jobs API of the head's dashboard; Ray reads the address and the token from the environment.
 
@@ -142,7 +132,7 @@ def connect() -> "JobSubmissionClient":
         ) from cause
     except (OSError, RuntimeError, ValueError) as cause:
         raise ResourceError(
-            f"no dashboard of a Ray head answers ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to the address of one"
+            f"the dashboard of the Ray head doesn't answer ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to its URL"
         ) from cause
 
 
@@ -174,7 +164,8 @@ def find_or_submit(
                 what = "its log from the start" if follows else "nothing is submitted"
                 _say(f"run {name} is under way as job {job_id}: {what}")
                 return job_id
-            job_id = free_id(jobs, name)
+            # Ray keeps ended jobs, and their IDs are unique.
+            job_id = next_id(name, jobs) if name in jobs else name
             client.submit_job(entrypoint=work.entrypoint, submission_id=job_id, metadata=metadata)
         except (OSError, RuntimeError, ValueError) as cause:
             attempts -= 1
@@ -185,7 +176,7 @@ def find_or_submit(
             if is_passing and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 continue
-            raise ResourceError(f"the Ray head accepted no job: {one_line(cause)}") from cause
+            raise ResourceError(f"the Ray head did not accept the job ({one_line(cause)})") from cause
         _say(f"run {name} is submitted as job {job_id}")
         return job_id
 

@@ -94,13 +94,14 @@ def start(cpus: int) -> LocalHead:
         ResourceError: Ray does not start.
     """
     forget()
-    said = logs = ""
+    reason = logs = ""
     for attempt in range(START_ATTEMPTS):
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
         head = None
         try:
             head = _launch(folder, cpus)
-            if not (said := _wait(head)):
+            reason = _wait(head)
+            if not reason:
                 _remember(head)
                 return head
             logs = _logs(folder) if attempt == START_ATTEMPTS - 1 else ""
@@ -108,7 +109,7 @@ def start(cpus: int) -> LocalHead:
             if head is None or find() != head:  # it failed, or the user is tired of waiting
                 _end(head, "" if logs else folder)
     raise ResourceError(
-        f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {said}; its logs are in {logs}"
+        f"Ray did not start on this machine in {START_ATTEMPTS} attempts: {reason}; its logs are in {logs}"
     )
 
 
@@ -170,10 +171,10 @@ def _launch(folder: str, cpus: int) -> LocalHead:
 def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, str]:
     """Return the variables of a head, which its jobs inherit; `python` and `ray` are this environment's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
-    kept = {name: value for name, value in own.items() if name not in OTHERS}
+    inherited = {name: value for name, value in own.items() if name not in OTHERS}
     # Without the address, parts of Ray look for any Ray on the machine, which may be another one.
     ray = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-    return {**VARIABLES, **kept, **ray, "PATH": path}
+    return {**VARIABLES, **inherited, **ray, "PATH": path}
 
 
 def _wait(head: LocalHead) -> str:

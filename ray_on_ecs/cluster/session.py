@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from ray_on_ecs.cluster import aws
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError, one_line
 
 OPEN_SECONDS = 60.0
@@ -98,7 +99,7 @@ def _session_error(output: str) -> Exception:
             "minute, and then pulumi up, which finds the new one"
         )
     if "credential" in output.lower() or "ExpiredToken" in output:
-        return UsageError(f"no AWS credentials that work ({line}); log in, or set AWS_PROFILE")
+        return aws.credentials_error(line)
     return ResourceError(f"Session Manager did not open a session ({line}); ray-on-ecs doctor looks for the cause")
 
 

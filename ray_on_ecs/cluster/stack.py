@@ -115,7 +115,9 @@ def _project_folder() -> Path:
     for folder in (cwd, *cwd.parents, checkout):
         if (folder / PROJECT_FILE).is_file():
             return folder
-    raise UsageError(f"there is no {PROJECT_FILE} here or above; go to the project's folder, or give --outputs FILE")
+    raise UsageError(
+        f"{PROJECT_FILE} not found here or in a parent folder; change to the project's folder, or give --outputs FILE"
+    )
 
 
 def _pulumi_outputs(folder: Path, name: str | None, seconds: float) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def _pulumi_outputs(folder: Path, name: str | None, seconds: float) -> dict[str,
             if part in message:
                 raise PulumiError(f"pulumi stack output fails in {folder} ({message}); {hint}", hint)
         hint = "pulumi stack ls lists the stacks, pulumi stack select chooses one, --stack NAME names one"
-        raise PulumiError(f"pulumi names no stack in {folder} ({message}); {hint}", "pulumi stack ls")
+        raise PulumiError(f"pulumi stack output fails in {folder} ({message}); {hint}", "pulumi stack ls")
     try:
         return json.loads(process.stdout or "{}")
     except ValueError as cause:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Container
 from contextlib import suppress
 from typing import Any
 
@@ -68,8 +69,8 @@ def wait_for_jobs_api() -> None:
         time.sleep(1)
 
 
-def next_id(name: str, taken: set[str]) -> str:
-    """Return the first free one of `name.2`, `name.3`, ..., like `ray_on_ecs.cluster.jobs`."""
+def next_id(name: str, taken: Container[str]) -> str:
+    """Return the first of the job IDs `name.2`, `name.3`, ... that is not taken."""
     number = 2
     while f"{name}.{number}" in taken:
         number += 1

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ray_on_ecs.aws_client import aws_client
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
 from ray_on_ecs.errors import counted, one_line
 
@@ -77,9 +78,4 @@ def most_unhealthy(size: int) -> int:
 
 
 def _client() -> Any:
-    import boto3
-    from botocore.config import Config
-
-    retries = {"total_max_attempts": ATTEMPTS}
-    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
-    return boto3.client("autoscaling", config=config)
+    return aws_client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
+from ray_on_ecs.aws_client import aws_client
 from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
 
@@ -88,13 +89,7 @@ def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since
 
 def autoscaling_client() -> Any:
     """Return a client that gives up soon, because the run waits meanwhile and will ask again."""
-    import boto3
-    from botocore.config import Config
-
-    retries = {"total_max_attempts": 1}
-    return boto3.client(
-        "autoscaling", config=Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
-    )
+    return aws_client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=1)
 
 
 def utc_now() -> datetime:

@@ -108,8 +108,8 @@ def test_repeated_command_follows_the_run_from_the_start(
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
-    assert f"run long goes on as job {long_run}" in err
-    assert "ray-on-ecs logs --follow long shows it, ray-on-ecs stop long stops it" in err
+    assert f"run long continues as job {long_run}" in err
+    assert "ray-on-ecs logs --follow long shows its log, ray-on-ecs stop long stops it" in err
     assert "Traceback" not in err
     assert _status(ray_jobs, long_run) == "RUNNING"
 
@@ -316,7 +316,7 @@ def test_lost_response_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is
 
 def test_lost_race_is_repeated_with_a_limit() -> None:
     api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
-    with pytest.raises(ResourceError, match="the Ray head accepted no job"):
+    with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
         jobs.find_or_submit(api, MINE, {})
 
 

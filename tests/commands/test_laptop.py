@@ -123,7 +123,7 @@ def test_detached_run_continues_until_it_is_stopped(laptop: Callable[..., subpro
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=SECONDS)
     assert follower.returncode == 130
-    assert "run left goes on as job left: ray-on-ecs logs --local --follow left shows it" in err.splitlines()[-1]
+    assert "run left continues as job left: ray-on-ecs logs --local --follow left shows its log" in err.splitlines()[-1]
     until(lambda: _state(laptop, "left") == "training", SECONDS)
 
     stopped = typed(laptop, "stop", LOCAL, "left")
@@ -140,7 +140,7 @@ def test_impossible_commands_are_one_line_and_a_status(laptop: Callable[..., sub
         (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "--lr: is not a flag of ray-on-ecs run"),
         (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
         (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
-        (("logs", LOCAL, "nobody"), {}, 2, "there is no run 'nobody'"),
+        (("logs", LOCAL, "nobody"), {}, 2, "run 'nobody' not found in"),
         (("stop", LOCAL, "any"), {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}, 3, "no Ray head answers"),
         (("stop", LOCAL, "--compose", "any"), {}, 2, "give one of them"),
     ):

@@ -34,12 +34,12 @@ def test_status_shows_the_state_of_ray(head: Head, environment: dict[str, str]) 
     assert titles == ["head", "GPUs", "jobs"]
     assert f"Ray {version('ray')}, up " in lines[0]
     assert lines[0].endswith(" of 2 CPUs in use")
-    assert lines[1].endswith("0 in use, 0 there, 0 wanted")
+    assert lines[1].endswith("0 of 0 in use, 0 requested")
 
 
 def test_status_as_json(head: Head, environment: dict[str, str]) -> None:
     found = json.loads(ray_on_ecs(head, environment, "status", "--json").stdout)
-    assert found["gpus"] == {"used": 0, "there": 0, "wanted": 0}
+    assert found["gpus"] == {"used": 0, "total": 0, "requested": 0}
     [node] = found["nodes"]
     assert (node["kind"], node["cpus"]) == ("head", 2)
 

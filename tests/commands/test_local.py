@@ -96,7 +96,7 @@ def test_ctrl_c_stops_the_run_and_ray(laptop: Start, home: Path, tmp_path: Path)
     assert process.returncode == 130, out + err
     again = "nothing is stored yet, so the same command with --run-name cut starts from the beginning"
     last = f"ray-on-ecs: run cut is stopped; {again}"  # events are not a checkpoint
-    assert err.splitlines()[-2:] == ["stopping run cut; Ctrl-C ends it at once", last]
+    assert err.splitlines()[-2:] == ["stopping run cut; Ctrl-C kills it", last]
     assert have_ended(ray)
     status = json.loads((tmp_path / "code" / "results" / "cut" / "status.json").read_text())
     assert status["state"] == "interrupted"
@@ -115,7 +115,7 @@ def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path) -> None:
     out, err = process.communicate(timeout=SECONDS)
     assert time.monotonic() - sent_at < 20, "the grace period is 30 s"
     assert process.returncode == 130, out + err
-    assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was ended at once; ")
+    assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was killed; ")
     assert ray
     assert script
     assert have_ended([*ray, *script])
@@ -201,7 +201,7 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     _, err = second.communicate(timeout=SECONDS)
     assert second.returncode == 130
     assert "starting Ray" not in err
-    assert "Ray goes on with what else is under way" in err
+    assert "Ray keeps running for other jobs" in err
     assert not have_ended(ray[:1])
 
     status, _, err = typed("stop", "--local", "left")
@@ -210,4 +210,4 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     assert have_ended(ray)
     assert typed("stop", "--local", "left")[0] == 3
     status, _, err = typed("stop", "--local", "--all")
-    assert (status, err) == (0, "nothing runs: Ray is not up on this machine\n")
+    assert (status, err) == (0, "nothing to stop: Ray is not running on this machine\n")

@@ -300,7 +300,7 @@ def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> N
         assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/report.html").returncode == 0
         assert f'"{name}"' in typed("runs", "--compose", "--json").stdout
         checked = typed("doctor", "--compose").stdout
-        assert f"ok  Ray: answers at http://127.0.0.1:{COMPOSE_DASHBOARD}, and takes the token" in checked
+        assert f"ok  Ray: answers at http://127.0.0.1:{COMPOSE_DASHBOARD}, and accepts the token" in checked
         assert f"ok  storage: s3://{BUCKET}/runs can be written" in checked
     finally:
         laptop.processes(SESSION, signal.SIGKILL)

@@ -200,7 +200,7 @@ def test_invalid_stack_is_one_line(
     pulumi: Path, outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAYS", "error: no stack selected; please use `pulumi stack select`")
-    with pytest.raises(UsageError, match=r"names no stack in .*project \(no stack selected; .*--stack NAME names one"):
+    with pytest.raises(UsageError, match=r"output fails in .*project \(no stack selected; .*--stack NAME names one"):
         find(None, None)
     for said, hint in (
         (
@@ -280,15 +280,15 @@ def test_wrong_run_is_refused_without_a_cluster(
 ) -> None:
     for words, line in (
         (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
-        (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; a flag of the script's follows it"),
+        (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; flags of the script follow it"),
         (
             ("--num-worker", "5", "train.py"),
             "--num-worker: is not a flag of ray-on-ecs run; did you mean --num-workers?",
         ),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
-        (("--detach", "--fetch", "x"), "--fetch: a run that is left to itself"),
-        (("--json",), "--json: prints the name"),
+        (("--detach", "--fetch", "x"), "--fetch: not allowed with --detach"),
+        (("--json",), "--json: requires --detach"),
     ):
         assert main(["run", *words]) == 2
         assert line in capsys.readouterr().err

@@ -198,7 +198,7 @@ def test_missing_credentials(stack: Laptop) -> None:
         del stack.variables[name]
     done = stack.run("doctor")
     failed(done, "credentials")
-    assert "no AWS credentials that work" in line_of(done, "credentials")
+    assert "AWS credentials are missing or expired" in line_of(done, "credentials")
     assert " | aws sso login " in line_of(done, "credentials")
     done = stack.run("doctor", AWS_PROFILE="nobody")
     failed(done, "credentials")
@@ -232,7 +232,7 @@ def test_read_only_bucket(stack: Laptop) -> None:
     stack.front.refused = {f"PUT /{stack.outputs['bucket']}/"}
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout
-    assert "can be read, which is enough to fetch, but not s3:PutObject" in line_of(done, "bucket")
+    assert "can be read, which is enough to fetch, but s3:PutObject is denied" in line_of(done, "bucket")
 
 
 def test_bucket_without_list_permission(stack: Laptop) -> None:
@@ -248,7 +248,7 @@ def test_denied_aws_calls_are_not_failures(stack: Laptop) -> None:
     assert done.returncode == 0, done.stdout
     marks = states(done)
     assert {check for check, mark in marks.items() if mark == "!"} == {"head's instance", "quota", "region"}
-    assert line_of(done, "quota").startswith("unknown, AWS does not let you look ")
+    assert line_of(done, "quota").startswith("unknown, AWS denies access ")
 
 
 def test_instance_lost_by_session_manager(stack: Laptop) -> None:
@@ -271,7 +271,7 @@ def test_other_versions_and_other_code_are_notes(stack: Laptop) -> None:
     assert done.returncode == 0, done.stdout
     assert line_of(done, "version").endswith(" | pip install 'ray[default]==2.59.0'")
     assert line_of(done, "code") == (
-        f"the image has other code (0123456789ab) than is here ({code.fingerprint()}) | pulumi up"
+        f"the code in the image (0123456789ab) differs from the code here ({code.fingerprint()}) | pulumi up"
     )
 
 

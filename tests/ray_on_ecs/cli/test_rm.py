@@ -65,7 +65,7 @@ def test_active_run_is_not_deleted(
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("frist",), "there is no run 'frist'"), ((), "Missing argument 'RUN...'")],
+    [(("frist",), "run 'frist' not found in"), ((), "Missing argument 'RUN...'")],
 )
 def test_user_error_deletes_nothing(
     folders: Folders, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str

@@ -247,7 +247,7 @@ def test_runs_are_listed_without_a_head(folders: Folders, capsys: pytest.Capture
     printed = capsys.readouterr()
     assert "mine" in printed.out
     [line] = printed.err.splitlines()
-    assert "may be old" in line
+    assert "may be stale" in line
     assert NO_HEAD in line
 
 
@@ -307,7 +307,7 @@ def test_runs_of_a_stack_are_in_its_bucket(
     assert main(["runs", "--outputs", str(file), "--json"]) == 0
     printed = capsys.readouterr()
     assert [run["name"] for run in json.loads(printed.out)] == ["mine"]
-    assert "may be old" in printed.err
+    assert "may be stale" in printed.err
     file.write_text(json.dumps(outputs("bucket-that-is-gone")))
     assert main(["runs", "--outputs", str(file), "--no-head"]) == 3
     assert "pulumi up" in capsys.readouterr().err

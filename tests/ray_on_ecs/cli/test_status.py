@@ -41,20 +41,20 @@ def test_status_is_one_screen(stack: Laptop) -> None:
     assert shown(done) == {
         "head": f"m5.xlarge in us-east-1a, Ray {stack.head.version}, up 1 h 50 min",
         "workers": "2 x g5.xlarge on demand in us-east-1a: 1 of 2 GPUs in use",
-        "GPUs": "1 in use, 2 there, 4 wanted",
+        "GPUs": "1 of 2 in use, 4 requested",
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
-        "EC2": "asked for 2 workers, has 2",
+        "EC2": "2 of 2 workers in service",
         "cost": "2.20 USD an hour now; at most 2.20 with all GPU and CPU workers; 140 USD a month while idle; disks, "
         "NAT and traffic are extra",
-        "stops": "idle workers stop after 30 minutes (not so at present, for 0 min)",
+        "scale-in": "idle workers stop after 30 minutes (alarm OK for 0 min)",
     }
 
 
 def test_status_as_json(stack: Laptop) -> None:
     stack.head.add_worker(**{"ray.io/market-type": "spot"})
     found = json.loads(stack.run("status", "--json").stdout)
-    assert found["gpus"] == {"used": 0, "there": 1, "wanted": 0}
+    assert found["gpus"] == {"used": 0, "total": 1, "requested": 0}
     assert found["services"]["workers"] == {"running": 2, "desired": 2, "fault": None}
     assert found["hourly_usd"]["workers"] == pytest.approx(SPOT_USD + 1.006, abs=1e-4)
     assert found["hourly_usd"]["now"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
@@ -64,38 +64,37 @@ def test_status_as_json(stack: Laptop) -> None:
 def test_idle_workers_show_their_stop_time(stack: Laptop) -> None:
     stack.head.add_worker()
     stack.put_alarm("idle", "OK")
-    assert shown(stack.run("status"))["stops"] == "idle workers stop after 30 minutes (not so at present, for 0 min)"
+    assert shown(stack.run("status"))["scale-in"] == "idle workers stop after 30 minutes (alarm OK for 0 min)"
     stack.put_workers(scaling=MINIMUM)
     stack.put_alarm("idle", "ALARM")
-    assert shown(stack.run("status"))["stops"] == (
-        "idle workers stop after 60 minutes, down to 1 (that has been so for 0 min: they are being stopped); "
-        "nothing stops the last worker until pulumi destroy, or pulumi config set minWorkers 0 and pulumi up"
+    assert shown(stack.run("status"))["scale-in"] == (
+        "idle workers stop after 60 minutes, down to 1 (alarm active for 0 min; scaling in); "
+        "the last worker keeps running; pulumi config set minWorkers 0 and pulumi up let the scale-in stop all"
     )
 
 
 def test_permanent_cpu_workers_name_their_config_key(stack: Laptop) -> None:
     stack.put_workers(scaling={**NEVER, "cpu-workers": {"min": 1, "max": 2, "idle_minutes": 60}})
-    assert "pulumi config set minCpuWorkers 0 and pulumi up" in shown(stack.run("status"))["stops"]
+    assert "pulumi config set minCpuWorkers 0 and pulumi up" in shown(stack.run("status"))["scale-in"]
 
 
 def test_workers_without_idle_time_show_their_cost(stack: Laptop) -> None:
     stack.put_workers(scaling=NEVER)
     stack.head.add_worker()
     stack.head.add_worker()
-    assert shown(stack.run("status"))["stops"] == (
-        "nothing stops idle workers: they cost 2.01 USD an hour until pulumi destroy, or pulumi config set "
-        "idleTimeoutMinutes 30 and pulumi up"
+    assert shown(stack.run("status"))["scale-in"] == (
+        "idle workers keep running (2.01 USD an hour); pulumi config set idleTimeoutMinutes 30 and pulumi up stop them"
     )
 
 
 def test_missing_alarm_stops_nothing(stack: Laptop) -> None:
-    assert "(but its alarm is not there: pulumi up makes it)" in shown(stack.run("status"))["stops"]
+    assert "(but its alarm is missing; pulumi up creates it)" in shown(stack.run("status"))["scale-in"]
 
 
 def test_failed_launch_is_one_line(stack: Laptop) -> None:
     now = datetime.now(UTC).isoformat()
     stack.front.texts["DescribeScalingActivities"] = FAILED.format(now=now, why=NO_CAPACITY)
-    assert shown(stack.run("status"))["EC2"] == f"asked for 2 workers, has 2; the last launch failed: {NO_CAPACITY}"
+    assert shown(stack.run("status"))["EC2"] == f"2 of 2 workers in service; the last launch failed: {NO_CAPACITY}"
 
 
 def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
@@ -111,14 +110,14 @@ def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
 
 def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
     stack.put_workers(head_usd=None)
-    assert shown(stack.run("status"))["cost"].startswith("unknown (the stack knows no price of a node); at most 2.20")
+    assert shown(stack.run("status"))["cost"].startswith("unknown (the stack has no price of a node); at most 2.20")
 
 
 def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
     stack.put_workers(scaling=...)
     found = shown(stack.run("status"))
-    why = f"unknown ({stack.outputs['cluster_info_parameter']} does not say what the workers are; pulumi up writes it)"
-    assert found["stops"] == why
+    why = f"unknown ({stack.outputs['cluster_info_parameter']} has no valid cluster info; pulumi up writes it)"
+    assert found["scale-in"] == why
     assert found["cost"].startswith(f"{why}; at most 2.20")
 
 
@@ -145,7 +144,7 @@ def test_stack_that_is_down_is_one_line(stack: Laptop) -> None:
     done = stack.run("status")
     assert done.returncode == 3
     assert done.stdout == ""
-    assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: us-east-1 has nothing")
+    assert done.stderr.startswith("ray-on-ecs: stack outputs is down, or in another account: its resources are not")
 
 
 def test_wrong_token_is_one_line(stack: Laptop) -> None:

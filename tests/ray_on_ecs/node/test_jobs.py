@@ -325,3 +325,7 @@ def test_silent_head_is_not_idle(ray: Head) -> None:
     ray.failing = True
     with pytest.raises(OSError, match="500"):
         jobs.any_under_way()
+
+
+def test_next_job_id_is_free() -> None:
+    assert jobs.next_id("mine", {"mine", "mine.2", "other"}) == "mine.3"

@@ -1,0 +1,140 @@
+"""Nodes, GPUs, jobs and queue of a cluster, as Ray and the folders of its runs report them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ray_on_ecs.cluster.clusters import Cluster, Head
+from ray_on_ecs.cluster.history import Job
+from ray_on_ecs.cluster.nodes import ALIVE, nodes
+from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
+from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.tracking import layout
+
+HEAD, WORKERS = "head", "workers"
+# Kinds of nodes, in the order of the screen.
+KINDS = (HEAD, WORKERS, CPU_WORKERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Ray node; the instance's values are None on a node without labels, such as the head's."""
+
+    kind: str
+    instance_type: str | None
+    zone: str | None
+    market: str | None
+    gpus: float
+    cpus: float
+    gpus_used: float
+    cpus_used: float
+    up_seconds: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """GPUs of all nodes; `requested` includes the used ones."""
+
+    used: float
+    total: float
+    requested: float
+
+
+@dataclass(frozen=True)
+class JobCounts:
+    """Numbers of Ray jobs by state."""
+
+    running: int
+    queued: int
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """Run whose driver waits until the run in front of it has its workers."""
+
+    run: str
+    owner: str
+    behind: str
+
+
+@dataclass(frozen=True)
+class RayStatus:
+    """State of a cluster whose head answers."""
+
+    ray_version: str
+    nodes: list[Node]
+    gpus: Gpus
+    jobs: JobCounts
+    queue: list[QueuedRun]
+
+
+def read_ray(cluster: Cluster, head: Head) -> RayStatus:
+    """Return the state of a cluster.
+
+    Raises:
+        TrainingError: The head doesn't answer.
+    """
+    jobs = head.get("/api/jobs/")
+    status = head.get("/api/cluster_status")["data"]["clusterStatus"] or {}
+    load = status.get("loadMetricsReport") or {}
+    now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
+    alive = [_node(node, load, now) for node in nodes(head) if node["state"] == ALIVE]
+    used = sum(node.gpus_used for node in alive)
+    states = Counter(job["status"] for job in jobs)
+    return RayStatus(
+        ray_version=head.get("/api/version")["ray_version"],
+        nodes=alive,
+        gpus=Gpus(used, sum(node.gpus for node in alive), used + _pending_gpus(load)),
+        jobs=JobCounts(states["RUNNING"], states["PENDING"]),
+        queue=_queue(cluster, jobs),
+    )
+
+
+def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Node:
+    labels = node["labels"] or {}
+    total = node["resources_total"]
+    usage = (load.get("usageByNode") or {}).get(node["node_id"]) or {}
+    if node["is_head_node"]:
+        kind = HEAD
+    elif labels.get(NODE_GROUP_LABEL) == CPU_WORKERS:
+        kind = CPU_WORKERS
+    else:
+        kind = WORKERS
+    return Node(
+        kind=kind,
+        instance_type=labels.get(INSTANCE_LABELS["instance_type"]),
+        zone=labels.get(INSTANCE_LABELS["zone"]),
+        market=labels.get(INSTANCE_LABELS["market"]),
+        gpus=total.get("GPU", 0),
+        cpus=total.get("CPU", 0),
+        gpus_used=usage.get("GPU", [0])[0],  # Ray reports pairs: used and total
+        cpus_used=usage.get("CPU", [0])[0],
+        up_seconds=round(max(0.0, now - node["start_time_ms"] / 1000)),
+    )
+
+
+def _pending_gpus(load: dict[str, Any]) -> float:
+    """Return the GPUs that pending tasks, actors and placement groups request."""
+    shapes = [*(load.get("resourceDemand") or ())]
+    for group, count in load.get("pgDemand") or ():
+        shapes += [(bundle, number * count) for bundle, number in group["bundles"]]
+    return sum(shape.get("GPU", 0) * count for shape, count in shapes)
+
+
+def _queue(cluster: Cluster, jobs: Sequence[Job]) -> list[QueuedRun]:
+    """Return the runs whose jobs run and whose folders say that they are queued; unreadable folders are left out."""
+    queue = []
+    for job in jobs:
+        name = (job.get("metadata") or {}).get("run_name")
+        if job["status"] != "RUNNING" or not name:
+            continue
+        with suppress(OSError, ValueError, TrainingError):
+            status = cluster.storage(name).read_json(layout.STATUS) or {}
+            if status.get("state") == "queued" and status.get("job") == job.get("submission_id"):
+                queue.append(QueuedRun(name, status["owner"], status["behind"]))
+    return queue
