@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -367,6 +367,7 @@ class LocalCluster(Cluster):
     def __init__(self) -> None:
         self.storage_path = self.absolute(os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results")
         self._address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/")
+        self._reservation: IO[str] | None = None
 
     @property
     def is_here(self) -> bool:
@@ -401,6 +402,8 @@ class LocalCluster(Cluster):
                 shared = f"; {needed} workers share {counted(cpus, 'CPU')}" if needed > cpus else ""
                 say(f"starting Ray on this machine{shared}")
                 local_head.start(max(cpus, needed))
+            # Between this and the submission, Ray has no job of this command, and another one's end would stop it.
+            self._reservation = local_head.reserve()
         return True
 
     @property
@@ -413,9 +416,12 @@ class LocalCluster(Cluster):
         if not self.ends_with_run:
             return False
         with local_head.lock():
+            if self._reservation:
+                self._reservation.close()
             started = local_head.find()
             if started is not None:
-                if Head(started.url, started.token).runs_under_way() - {run_name}:
+                others = Head(started.url, started.token).runs_under_way() - {run_name}
+                if others or local_head.is_reserved():
                     return False
                 local_head.stop(started)
         return True

@@ -21,6 +21,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -134,6 +135,27 @@ def lock() -> Generator[None]:
     _file().parent.mkdir(mode=0o700, exist_ok=True)
     with FileLock(_file().with_suffix(".lock")):
         yield
+
+
+def reserve() -> IO[str]:
+    """Keep the head up for a command that is about to submit a run, until the file is closed or the command ends."""
+    import fcntl  # not on Windows, where clients may run
+
+    file = _file().with_suffix(".commands").open("w")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def is_reserved() -> bool:
+    """Return whether another command keeps the head up."""
+    import fcntl
+
+    with _file().with_suffix(".commands").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _file() -> Path:
