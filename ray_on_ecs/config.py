@@ -199,8 +199,9 @@ class RunConfig:
         both = self.variables.keys() & secrets.parse(self.secret).keys()
         if both:
             raise UsageError(f"--secret: {min(both)} is also given by --env, which shows its value; leave that out")
-        if not (self.module or self.no_python) and self.command:
-            object.__setattr__(self, "command", (_relative(self.command[0], self.folder), *self.command[1:]))
+        if self.command and not (self.module or self.no_python) and Path(self.command[0]).is_relative_to(self.folder):
+            script = os.path.relpath(self.command[0], self.folder)
+            object.__setattr__(self, "command", (script, *self.command[1:]))
 
     @property
     def workers(self) -> tuple[int, int] | None:
@@ -373,11 +374,6 @@ def _worker_range(num_workers: int | str) -> tuple[int, int]:
     return int(minimum), int(maximum or minimum)
 
 
-def _relative(script: str, folder: Path) -> str:
-    """Return the path of a script relative to the folder with the code, if it is in the folder."""
-    return os.path.relpath(script, folder) if Path(script).is_relative_to(folder) else script
-
-
 def _pairs(items: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
     for item in items:
@@ -389,29 +385,30 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
 def _check_pairs(flag: str, items: tuple[str, ...]) -> None:
     form = {"--input": "NAME=URI", "--metric": "NAME=TEXT"}.get(flag, "NAME=VALUE")
     allowed, characters = (METRIC_NAME, "'_', '/', '.' and '-'") if flag == "--metric" else (NAME, "and '_'")
-    seen = set()
+    names: set[str] = set()
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not re.fullmatch(allowed, name) or (not value and flag != "--env"):
             raise UsageError(
                 f"{flag}: {item!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
             )
-        if name in seen:
+        if name in names:
             raise UsageError(f"{flag}: {name!r} is given twice")
-        seen.add(name)
+        names.add(name)
 
 
 def _metric_pattern(text: str) -> str:
     """Return the regular expression of a metric's text, which is one itself or contains `{number}`."""
     if PLACEHOLDER not in text:
         return text
-    before, _, after = (_escaped(part) for part in text.partition(PLACEHOLDER))
+    before, _, after = text.partition(PLACEHOLDER)
     start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' must not match in 'val_loss: '
-    return f"{start}{before}{NUMBER}{after}"
+    return f"{start}{_escape(before)}{NUMBER}{_escape(after)}"
 
 
-def _escaped(text: str) -> str:
-    return r"\s+".join(re.escape(part) for part in re.split(r"\s+", text))
+def _escape(text: str) -> str:
+    """Return a regular expression for a text, in which any white space stands for any other."""
+    return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
 
 
 def _check_metric(name: str, text: str) -> None:

@@ -258,7 +258,7 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
 
 def _again(cluster: Cluster, work: Submission) -> str:
     """Return what the same command does with a run that has been stopped."""
-    from ray_on_ecs.run.newest import has_stored, newest_stored
+    from ray_on_ecs.run.newest import has_stored, newest_stored, nothing_stored_line
 
     name = work.run["run_name"]
     again = f"the same command with --run-name {name}"
@@ -268,7 +268,7 @@ def _again(cluster: Cluster, work: Submission) -> str:
             file, stored_at = newest
             return f"{again} resumes it from {file} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
         if not has_stored(work.script, storage):
-            return f"nothing is stored yet, so {again} starts from the beginning"
+            return nothing_stored_line(name)
     return f"{again} resumes it"
 
 

@@ -17,7 +17,7 @@ from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import code, queue, results, run_secrets
-from ray_on_ecs.run.newest import has_stored
+from ray_on_ecs.run.newest import has_stored, nothing_stored_line
 from ray_on_ecs.run.program_source import driver_reason, with_driver
 from ray_on_ecs.run.stop import Stop, stoppable
 from ray_on_ecs.tracking.lock import hold_lock
@@ -32,7 +32,7 @@ class Admission:
     Attributes:
         config: Its settings, with its name and the place of its code.
         storage: Its folder.
-        record: Says in that folder how it is doing.
+        record: The run's state in that folder.
     """
 
     config: RunConfig
@@ -55,29 +55,26 @@ def admit(config: RunConfig, console: Console) -> Generator[Admission]:
     values = run_secrets.take(config)
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _resolve(config)
-    config = _with_code(config, storage)
+    storage.check_writable()
+    results.check_not_finished(storage)
+    run_secrets.check_repeated(config, storage)
+    if config.code is None:
+        config = code.store(config, storage, print, links=True)
     admission = Admission(config, storage, RunRecord(storage, requested, config))
     with hold(admission, console, values):
         yield admission
 
 
 def _resolve(config: RunConfig) -> tuple[RunConfig, RunStorage]:
-    """Return the settings of the run and its folder, and check the user's own."""
+    """Return the settings of the run and its folder; check the files that they name."""
     if config.code is None:
         config.check_files()
-        if not config.driver and (reason := driver_reason(config)):
+        reason = None if config.driver else driver_reason(config)
+        if reason:
             print(f"ray-on-ecs: {reason}", flush=True)
         config = with_driver(config)
     config = replace(config.resolve_defaults(), working_dir=str(config.folder))
     return config, RunStorage.open(config.storage_path, str(config.run_name))
-
-
-def _with_code(config: RunConfig, storage: RunStorage) -> RunConfig:
-    """Check that the run may begin, and store the user's code unless that is done."""
-    storage.check_writable()
-    results.check_not_finished(storage)
-    run_secrets.check_repeated(config, storage)
-    return config if config.code is not None else code.store(config, storage, print, links=True)
 
 
 @contextmanager
@@ -100,7 +97,8 @@ def hold(admission: Admission, console: Console, values: Mapping[str, str] | Non
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
 
     def waits_behind(ticket: queue.Ticket) -> None:
-        is_first, record.behind = record.behind is None, ticket.run_name
+        is_first = record.behind is None
+        record.behind = ticket.run_name
         if is_first:
             waiting.enter_context(record.queued())
         say(queue.describe(ticket))
@@ -128,10 +126,11 @@ def hold(admission: Admission, console: Console, values: Mapping[str, str] | Non
 
 def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = True) -> Interrupted:
     """Return the error of a run that was stopped; `is_stored` is True if it has stored a file to continue from."""
-    again = f"the same command with --run-name {config.run_name} starts from the beginning"
-    line = f"continue with --run-name {config.run_name}" if is_stored else f"nothing is stored yet, so {again}"
-    error = Interrupted(f"interrupted; {line}")
-    error.exit_status = stop.exit_status if isinstance(stop, Stop) else Interrupted.exit_status
+    name = str(config.run_name)
+    way_on = f"continue with --run-name {name}" if is_stored else nothing_stored_line(name)
+    error = Interrupted(f"interrupted; {way_on}")
+    if isinstance(stop, Stop):
+        error.exit_status = stop.exit_status
     return error
 
 

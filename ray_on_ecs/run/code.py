@@ -17,7 +17,6 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.filesystem import open_filesystem, short_reason
 from ray_on_ecs.run import code_archive
 from ray_on_ecs.run.code_files import check_size, list_code
-from ray_on_ecs.run.left_out import LeftOut
 from ray_on_ecs.tracking.storage import RunStorage
 
 # In a storage that is a folder of this machine larger files are linked, and not copied.
@@ -69,19 +68,19 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     Args:
         config: The settings.
         storage: The folder of a run.
-        say: Gets lines about what is not taken.
+        say: Shows a line about files that are not uploaded.
         links: True to store links to large files, if the storage is a folder that all nodes see.
 
     Raises:
         UsageError: There is too much of it, or the storage can't be written.
     """
-    folder, links = config.folder, links and storage.is_local
+    folder = config.folder
     results = Path(storage.base)  # that may lie in the folder with the code
     inside = (_literal(results.relative_to(folder)),) if storage.is_local and results.is_relative_to(folder) else ()
     files = list_code(folder, config.include, config.exclude, never=inside)
     for line in files.describe_left_out():
         say(line)
-    large = tuple(file.name for file in files.files if links and file.size > LARGE_BYTES)
+    large = tuple(file.name for file in files.files if links and storage.is_local and file.size > LARGE_BYTES)
     if len(large) > MAX_LINKS:
         raise UsageError(
             f"--working-dir: {folder} has {len(large):,} files of more than {LARGE_BYTES / 2**20:.0f} MiB, and at most "
@@ -97,18 +96,18 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
     git = code_archive.revision(folder)
-    largest = sorted((file for file in files.left_out if file.is_ignored and file.name.isprintable()), key=_by_size)
+    ignored = [file for file in files.left_out if file.is_ignored and file.name.isprintable()]
+    ignored.sort(key=lambda file: -file.size)
+    revision = None
+    if git:
+        revision = git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "")
     return replace(
         config,
         code=f"{base}/{code_archive.FOLDER}/{digest}{code_archive.SUFFIX}={folder.name or 'code'}",
         link=large,
-        left_out=tuple(file.name for file in largest[:MAX_NAMES]),
-        revision=git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "") if git else None,
+        left_out=tuple(file.name for file in ignored[:MAX_NAMES]),
+        revision=revision,
     )
-
-
-def _by_size(left_out: LeftOut) -> int:
-    return -left_out.size
 
 
 def _literal(path: Path) -> str:

@@ -68,8 +68,8 @@ def store(code: CodeFiles, filesystem: fs.FileSystem, base: str, on_bytes: OnByt
         archive.seek(0)
         digest = hashlib.file_digest(archive, "sha256").hexdigest()
         path = _path(base, digest)
-        found = filesystem.get_file_info(path)
-        if found.type != fs.FileType.File or found.size != size:
+        info = filesystem.get_file_info(path)
+        if info.type != fs.FileType.File or info.size != size:
             archive.seek(0)
             _put(archive, filesystem, path)
     return digest
@@ -109,9 +109,9 @@ def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> No
 
 
 def revision(folder: Path) -> dict[str, str]:
-    """Return the git commit of a folder, and whether it differs from that, as environment variables.
+    """Return environment variables with the git commit of a folder and whether its files differ from it.
 
-    There are none where git is missing or slow, or where there is not a commit.
+    The result is empty if git is missing or slow, or if there is not a commit.
     """
     commit = ask_git(folder, "rev-parse", "--verify", "HEAD", timeout=GIT_SECONDS)
     changes = ask_git(folder, "status", "--porcelain", "--", ".", timeout=GIT_SECONDS) if commit else None
@@ -144,7 +144,7 @@ def _add(tar: tarfile.TarFile, folder: Path, file: CodeFile, on_bytes: OnBytes) 
 
 
 def _open(path: str, flags: int) -> int:
-    # A pipe that has taken the file's place would block; Windows has neither.
+    # A pipe that has taken the file's place would block. Windows has neither flag.
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -177,7 +177,7 @@ def _put(archive: BinaryIO, filesystem: fs.FileSystem, path: str) -> None:
         if is_local:
             filesystem.move(part, path)
     except BaseException:
-        # Ctrl-C, too, closes the stream, by which S3 has an object of the first pieces.
+        # Closing the stream, even after Ctrl-C, makes the first pieces an object in S3.
         with suppress(OSError):
             filesystem.delete_file(part)
         raise

@@ -17,7 +17,7 @@ from ray_on_ecs.run.left_out import KINDS, LINK, LeftOut, count_bytes, describe,
 
 # Neither uploaded nor kept: it belongs to this machine, or is made again.
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
-# Of these, what is worth a word: a script may miss it.
+# Of these, entries that are named when they are left out: a script may miss them.
 NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
 SHOWN = 3
@@ -97,8 +97,8 @@ class _Listing:
     def walk(self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False) -> None:
         """List a folder; of one that is ignored, only files that are tracked or included."""
         try:
-            with os.scandir(folder) as found:
-                entries = list(found)
+            with os.scandir(folder) as listing:
+                entries = list(listing)
             os.lstat(os.path.join(folder, "."))  # a folder that is readable but not executable only has names
         except FileNotFoundError:  # deleted since its parent was read
             return
@@ -147,9 +147,11 @@ class _Listing:
 
     def _leads_out(self, path: str, target: str) -> bool:
         """Return whether a link leads out of the folder, by its text or by other links that it passes."""
-        place = os.path.join(os.path.dirname(path), target)
-        places = {os.path.normpath(place), os.path.realpath(place)}
-        return os.path.isabs(target) or any(os.path.commonpath([self.top, each]) != self.top for each in places)
+        if os.path.isabs(target):
+            return True
+        joined = os.path.join(os.path.dirname(path), target)
+        targets = {os.path.normpath(joined), os.path.realpath(joined)}
+        return any(os.path.commonpath([self.top, resolved]) != self.top for resolved in targets)
 
     def _leave_out(self, path: str, why: str, is_ignored: bool = False, taken: Sequence[CodeFile] = ()) -> None:
         size, is_minimum = count_bytes(path)
@@ -169,9 +171,9 @@ def check_size(folder: Path, files: Sequence[CodeFile]) -> None:
         return
     sizes: Counter[str] = Counter()
     for file in files:
-        top, _, below = file.name.partition("/")
-        sizes[f"{top}/" if below else top] += file.size
-    largest = ", ".join(f"{printable(name)} ({size_text(each)})" for name, each in sizes.most_common(SHOWN))
+        top, slash, _ = file.name.partition("/")
+        sizes[top + slash] += file.size
+    largest = ", ".join(f"{printable(name)} ({size_text(bytes_)})" for name, bytes_ in sizes.most_common(SHOWN))
     raise UsageError(
         f"--working-dir: {folder} has {size_text(size)}, and code is at most {size_text(MAX_BYTES)}; the largest are "
         f"{largest}: leave out what is not code by --exclude or .gitignore, and give data as --input"

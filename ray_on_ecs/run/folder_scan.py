@@ -18,7 +18,7 @@ from ray_on_ecs.errors import counted
 # Folders that hold nothing of a run, and core dumps.
 NEVER = re.compile(r"\.git|\.venv|venv|__pycache__|node_modules|\..*_cache")
 CORE_DUMP = re.compile(r"core(\.\d+)?")
-# Logs by their names, which a script that can't work writes, too; and others that are written until the run ends.
+# Names of logs, which a script that can't work writes, too; and of other files that are written until the run ends.
 LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
 GROWING = (".jsonl", ".csv", ".wandb", "-wal", "-journal")
 # A folder with more entries than this is left out.
@@ -26,7 +26,7 @@ MAX_ENTRIES = 10_000
 
 
 class FileState(NamedTuple):
-    """The state of a file, which another content would change.
+    """State of a file; it differs once the file is written again.
 
     Attributes:
         inode: Its inode.
@@ -49,11 +49,11 @@ Scan = dict[str, FileState]
 def state_of(path: str | Path) -> FileState | None:
     """Return the state of a regular file or a symbolic link; None for anything else, as for a socket."""
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        found = os.lstat(path)
-        if stat.S_ISLNK(found.st_mode):
-            return FileState(found.st_ino, 0, 0, 0, os.readlink(path))
-        if stat.S_ISREG(found.st_mode):
-            return FileState(found.st_ino, found.st_size, found.st_mtime_ns, stat.S_IMODE(found.st_mode), None)
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return FileState(status.st_ino, 0, 0, 0, os.readlink(path))
+        if stat.S_ISREG(status.st_mode):
+            return FileState(status.st_ino, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode), None)
     return None
 
 
@@ -82,22 +82,23 @@ class FolderScanner:
         Raises:
             OSError: The folder can't be listed.
         """
-        found: Scan = {}
+        files: Scan = {}
         self.unreadable.clear()
-        waiting = [""]
-        while waiting:
-            prefix = waiting.pop()
-            entries = self._entries(prefix)
-            for entry in entries:
+        folders = [""]
+        while folders:
+            prefix = folders.pop()
+            for entry in self._entries(prefix):
                 name, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
                 if self._is_excluded(name, is_folder):
                     continue
                 if is_folder:
                     if not NEVER.fullmatch(entry.name) and f"{name}/" not in self.too_many:
-                        waiting.append(f"{name}/")
-                elif not CORE_DUMP.fullmatch(entry.name) and (state := state_of(entry.path)):
-                    found[name] = state
-        return found
+                        folders.append(f"{name}/")
+                elif not CORE_DUMP.fullmatch(entry.name):
+                    state = state_of(entry.path)
+                    if state:
+                        files[name] = state
+        return files
 
     def _entries(self, prefix: str) -> list[os.DirEntry[str]]:
         entries = []
@@ -119,30 +120,30 @@ def is_log(name: str) -> bool:
     return name.endswith(LOGS) or os.path.basename(name).startswith(EVENTS)
 
 
-def grows(name: str) -> bool:
+def is_growing(name: str) -> bool:
     """Return whether a file is written until the run ends, by its name."""
     return is_log(name) or name.endswith(GROWING)
 
 
 def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:
     """Return the files in a folder that processes hold open for writing; the value is True for append mode only."""
-    found: dict[str, bool] = {}
-    inside = f"{os.path.realpath(folder)}/"
+    open_files: dict[str, bool] = {}
+    prefix = f"{os.path.realpath(folder)}/"
     for process in processes:
         with suppress(psutil.Error, OSError):
             for file in process.open_files():
                 mode = getattr(file, "mode", "r")
-                if mode != "r" and file.path.startswith(inside):
-                    name = file.path.removeprefix(inside)
-                    found[name] = mode.startswith("a") and found.get(name, True)
-    return found
+                if mode != "r" and file.path.startswith(prefix):
+                    name = file.path.removeprefix(prefix)
+                    open_files[name] = mode.startswith("a") and open_files.get(name, True)
+    return open_files
 
 
-def fitting(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], list[str]]:
-    """Choose the files that are kept within limits: the largest folders go first, and of the top level single files.
+def select_within_limits(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], list[str]]:
+    """Select the files to keep: the largest entries of the top level are left out until the rest is within the limits.
 
     Returns:
-        The names that are kept, and the folders and files that are left out, each with its number and size.
+        The names of the selected files, and a line for each entry that is left out, with its number of files and size.
     """
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -150,8 +151,8 @@ def fitting(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], li
         sizes[_group(name)] += state.size
         counts[_group(name)] += 1
     left_out: dict[str, str] = {}
-    while (too_large := sizes.total() > max_bytes) or counts.total() > max_files:
-        [(group, _)] = (sizes if too_large else counts).most_common(1)
+    while sizes.total() > max_bytes or counts.total() > max_files:
+        [(group, _)] = sizes.most_common(1) if sizes.total() > max_bytes else counts.most_common(1)
         left_out[group] = f"{group} ({counted(counts.pop(group), 'file')}, {sizes.pop(group) / 2**30:.1f} GiB)"
     return {name for name in files if _group(name) not in left_out}, list(left_out.values())
 

@@ -57,7 +57,7 @@ class Patterns:
         return bool(self._patterns)
 
     def decide(self, path: str, is_folder: bool) -> bool | None:
-        """Return whether a path below the folder is ignored, or None where they don't say.
+        """Return whether a path below the folder is ignored, or None if no pattern matches.
 
         A folder's content shares its fate; the caller, who walks from the top, does not ask about it.
         """
@@ -69,8 +69,8 @@ class Patterns:
 
 
 def from_options(patterns: Iterable[str], folder: str, source: str) -> Patterns:
-    """Return the patterns that are typed as an option, which are relative to the user's folder."""
-    return Patterns([os.fsencode(each) for each in patterns], folder, source)
+    """Return the patterns of an option, which are relative to the user's folder."""
+    return Patterns([os.fsencode(pattern) for pattern in patterns], folder, source)
 
 
 def from_content(content: bytes, folder: str, source: str) -> Patterns:

@@ -33,8 +33,8 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     if address.startswith(OTHER_RUN):
         address = _files_of(address.removeprefix(OTHER_RUN), f"{name}={source}", storage)
     try:
-        opened, path = filesystem.open_filesystem(address)
-        files = filesystem.files_by_name(opened, path)
+        source_filesystem, path = filesystem.open_filesystem(address)
+        files = filesystem.files_by_name(source_filesystem, path)
         if not files:
             raise FileNotFoundError("there is nothing")
     except (OSError, ValueError) as cause:

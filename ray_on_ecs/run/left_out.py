@@ -24,7 +24,7 @@ class LeftOut:
         size: In bytes, without the few.
         why: The kind of ignore file, or a word; empty if the name is the reason.
         is_ignored: An ignore file is the reason.
-        is_minimum: There was too much to be counted.
+        is_minimum: True if there were too many files to count.
     """
 
     name: str
@@ -40,13 +40,15 @@ class LeftOut:
 
 def describe(left_out: Sequence[LeftOut]) -> list[str]:
     """Return lines for the terminal: the largest of what is left out, and what can't be uploaded at all."""
-    odd = {LINK, *KINDS.values()}
-    groups = [[each for each in left_out if (each.why in odd) == is_odd] for is_odd in (False, True)]
+    impossible = {LINK, *KINDS.values()}
+    ignored_entries = [entry for entry in left_out if entry.why not in impossible]
+    impossible_entries = [entry for entry in left_out if entry.why in impossible]
     lines = []
-    for group in filter(None, groups):
-        largest = [str(each) for each in sorted(group, key=lambda each: -each.size)[:SHOWN]]
-        more = f" and {len(group) - SHOWN:,} more" if len(group) > SHOWN else ""
-        lines.append(f"left out: {', '.join(largest)}{more}")
+    for entries in (ignored_entries, impossible_entries):
+        if entries:
+            largest = [str(entry) for entry in sorted(entries, key=lambda entry: -entry.size)[:SHOWN]]
+            more = f" and {len(entries) - SHOWN:,} more" if len(entries) > SHOWN else ""
+            lines.append(f"left out: {', '.join(largest)}{more}")
     return lines
 
 
@@ -55,12 +57,12 @@ def count_bytes(path: str) -> tuple[int, bool]:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size, False
-    size, left, folders = 0, MAX_COUNTED, [path]
+    size, number, folders = 0, 0, [path]
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
-                left -= 1
-                if left < 0:
+                number += 1
+                if number > MAX_COUNTED:
                     return size, True
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)

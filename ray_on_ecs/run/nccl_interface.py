@@ -5,6 +5,7 @@ collectives must use the one that the other nodes can reach, whatever its name.
 """
 
 import ipaddress
+import itertools
 import os
 import socket
 from collections.abc import Mapping
@@ -22,13 +23,15 @@ def use_route_to_head() -> None:
     os.environ.update(variables(ray.get_runtime_context().gcs_address.rpartition(":")[0], os.environ))
 
 
-def variables(host: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return what points NCCL and Gloo at the interface that leads to a host, and is not among the known variables."""
-    found = dict([FLIGHT_RECORDER])
-    if any(name not in known for name in VARIABLES) and (interface := interface_towards(host)):
-        # '=' is NCCL's sign for the exact name instead of a prefix.
-        found |= dict(zip(VARIABLES, (f"={interface}", interface), strict=True))
-    return {name: value for name, value in found.items() if name not in known}
+def variables(host: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that point NCCL and Gloo at the interface that leads to a host, unless they are set."""
+    values = dict([FLIGHT_RECORDER])
+    if any(name not in environment for name in VARIABLES):
+        interface = interface_towards(host)
+        if interface:
+            # '=' is NCCL's sign for the exact name instead of a prefix.
+            values |= dict(zip(VARIABLES, (f"={interface}", interface), strict=True))
+    return {name: value for name, value in values.items() if name not in environment}
 
 
 def interface_towards(host: str) -> str | None:
@@ -41,15 +44,15 @@ def interface_towards(host: str) -> str | None:
     except OSError:
         return None
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.split("%")[0] == source for each in addresses):
+        if any(entry.address.split("%")[0] == source for entry in addresses):
             return name
     return None
 
 
 def network_of(address: str) -> str | None:
     """Return the network of one of this node's IPv4 addresses, such as 10.0.0.0/20; None if only this node has it."""
-    for found in (each for addresses in psutil.net_if_addrs().values() for each in addresses):
-        if found.family == socket.AF_INET and found.address == address and found.netmask:
-            network = ipaddress.ip_interface(f"{address}/{found.netmask}").network
+    for entry in itertools.chain.from_iterable(psutil.net_if_addrs().values()):
+        if entry.family == socket.AF_INET and entry.address == address and entry.netmask:
+            network = ipaddress.ip_interface(f"{address}/{entry.netmask}").network
             return None if network.is_loopback else str(network)
     return None

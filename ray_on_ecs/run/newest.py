@@ -1,4 +1,4 @@
-"""Newest stored file or checkpoint of a run, from which a restart continues."""
+"""Newest stored file or checkpoint of a run, from which a restart continues, and the line for a run without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime
     Raises:
         OSError: The storage can't be read.
     """
-    return (newest_of_program if config.driver else newest_of_script)(storage)
+    return newest_of_program(storage) if config.driver else newest_of_script(storage)
 
 
 def has_stored(config: RunConfig, storage: RunStorage) -> bool:
@@ -31,13 +31,18 @@ def has_stored(config: RunConfig, storage: RunStorage) -> bool:
     return not config.driver and any(name.endswith(".txt") for name in read_snapshot(storage).files)
 
 
+def nothing_stored_line(run_name: str) -> str:
+    """Return the way on for a stopped run that has not stored a file."""
+    return f"nothing is stored yet, so the same command with --run-name {run_name} starts from the beginning"
+
+
 def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
-    files = {
-        name: found.mtime
-        for name, found in storage.files(layout.RAY_FOLDER).items()
-        if any(part.startswith("checkpoint_") for part in name.split("/")[:-1]) and found.mtime
-    }
+    files: dict[str, datetime] = {}
+    for name, info in storage.files(layout.RAY_FOLDER).items():
+        is_of_checkpoint = any(folder.startswith("checkpoint_") for folder in name.split("/")[:-1])
+        if is_of_checkpoint and info.mtime:
+            files[name] = info.mtime
     newest = max(files, key=lambda name: files[name], default=None)
     return (f"{layout.RAY_FOLDER}/{newest}", files[newest].astimezone(UTC)) if newest else None
 
@@ -51,9 +56,9 @@ def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
 def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest complete checkpoint of a Checkpointer."""
     complete = {
-        name.removesuffix(f"/{layout.MANIFEST}"): found.mtime
-        for name, found in storage.files(layout.CHECKPOINTS_FOLDER).items()
-        if name.endswith(f"/{layout.MANIFEST}") and found.mtime
+        name.removesuffix(f"/{layout.MANIFEST}"): info.mtime
+        for name, info in storage.files(layout.CHECKPOINTS_FOLDER).items()
+        if name.endswith(f"/{layout.MANIFEST}") and info.mtime
     }
     newest = max(complete, default=None)
     return (f"{layout.CHECKPOINTS_FOLDER}/{newest}", complete[newest].astimezone(UTC)) if newest else None
@@ -62,9 +67,9 @@ def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
 def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
     files = {
-        name: kept.written_at
-        for name, kept in read_snapshot(storage).files.items()
-        if kept.key and not kept.is_log and not is_log(name)
+        name: file.written_at
+        for name, file in read_snapshot(storage).files.items()
+        if file.key and not file.is_log and not is_log(name)
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None

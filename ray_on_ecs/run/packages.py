@@ -1,8 +1,8 @@
 """The packages of a script's requirements file, in a virtual environment on top of the one that runs this program.
 
-It sees what is installed here and adds what the file asks for, so torch and Ray need not be installed again. pip reads
-the file in its place, as when its user types `pip install -r FILE` in the folder with the code. One worker resolves it
-for all nodes of a run, and the versions are kept with the run. Each node installs them once.
+It sees the packages that are installed here and adds those of the file, so torch and Ray need not be installed again.
+pip reads the file in its place, as when its user types `pip install -r FILE` in the folder with the code. One worker
+resolves it for all nodes of a run, and the versions are stored with the run. Each node installs them once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEWS_SECONDS = 30.0
 ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
 OTHER_FILE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?(.+?)[\"']?\s*(?:\s#.*)?$", re.MULTILINE)
-LOCAL_PLACE = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
+LOCAL_PATH = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
 # In a package's folder: files that affect an editable installation, and files that are not source.
 DECLARATIONS = ("pyproject.toml", "setup.cfg", "setup.py")
 NO_SOURCE = ("__pycache__", "build", "*.egg-info", ".*")
@@ -53,10 +53,10 @@ class Resolution:
 
     Attributes:
         source: A hash of the file, of the files that it names, and of Python's version.
-        versions: Those of packages from an index or an archive, by name.
+        versions: The versions of packages from an index or an archive, by name.
         commits: The addresses of packages from a repository, `git+https://...@commit`, by name.
-        local: Hashes of folders and archives that lie on the disk, by their path from the folder with the code.
-        editable: Those of them that are used in their place, and not installed from it.
+        local: Hashes of folders and archives on the disk, by their path from the folder with the code.
+        editable: Paths in `local` of packages that are used in their place (`pip install -e`).
     """
 
     source: str
@@ -68,7 +68,7 @@ class Resolution:
     @property
     def count(self) -> int:
         """The number of packages."""
-        folders = [place for place in self.local if not place.endswith(ARCHIVES)]  # archives have versions
+        folders = [path for path in self.local if not path.endswith(ARCHIVES)]  # archives have versions
         return len(self.versions) + len(self.commits) + len(folders)
 
 
@@ -79,7 +79,7 @@ class Requirements:
         folder: The folder with the code, where relative paths of packages begin, as pip has it.
         name: The file's path in it.
         variables: Environment variables for pip, such as `PIP_INDEX_URL`.
-        secrets: More of them, whose values nothing shows.
+        secrets: More variables, whose values are never shown.
     """
 
     def __init__(
@@ -90,22 +90,22 @@ class Requirements:
         self._mask = masker(self._secrets.values())
 
     def resolve(self, storage: RunStorage) -> Resolution:
-        """Return what the run has resolved before, unless the file or a package on the disk has changed since.
+        """Resolve the file; return the run's earlier resolution if no file or package on the disk has changed since.
 
         Raises:
             UsageError: pip can't find the packages; the message has its last line.
         """
         source = self._hash_of_files()
-        known = storage.read_json(layout.PACKAGES)
-        if known:
-            resolution = Resolution(**known)
+        document = storage.read_json(layout.PACKAGES)
+        if document:
+            resolution = Resolution(**document)
             local = self._hashes(resolution.local, resolution.editable, storage)
             if (resolution.source, resolution.local) == (source, local):
                 return resolution
         print("resolving the packages of --requirements", flush=True)
         with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
-            found = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
-        resolution = self._resolution(source, found, storage)
+            packages = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
+        resolution = self._resolution(source, packages, storage)
         storage.write_json(layout.PACKAGES, asdict(resolution))
         return resolution
 
@@ -118,31 +118,32 @@ class Requirements:
 
         def make(target: Path) -> None:
             node_cache.make_room(ROOM_BYTES)
-            what = counted(resolution.count, "package")
-            print(f"installing {what} of --requirements on this node", flush=True)
+            packages = counted(resolution.count, "package")
+            print(f"installing {packages} of --requirements on this node", flush=True)
             started_at = time.monotonic()
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)
             self._install(str(target / "bin" / "python"), resolution)
-            print(f"installed {what} in {time.monotonic() - started_at:.0f} s", flush=True)
+            print(f"installed {packages} in {time.monotonic() - started_at:.0f} s", flush=True)
 
-        place = str(self._folder) if resolution.editable else None
-        key = json.dumps([sys.version, sys.prefix, asdict(resolution), place])
+        folder = str(self._folder) if resolution.editable else None
+        key = json.dumps([sys.version, sys.prefix, asdict(resolution), folder])
         return str(node_cache.cached("packages", key, make) / "bin" / "python")
 
-    def _resolution(self, source: str, found: Sequence[Mapping[str, Any]], storage: RunStorage) -> Resolution:
+    def _resolution(self, source: str, packages: Sequence[Mapping[str, Any]], storage: RunStorage) -> Resolution:
         versions: dict[str, str] = {}
-        places: list[str] = []
+        local: list[str] = []
         editable: list[str] = []
-        for each in found:
-            info = each["download_info"]
-            if "archive_info" in info:
-                versions[_name(each)] = each["metadata"]["version"]
-            if (place := self._place(info)) is not None:
-                places.append(place)
-                if info.get("dir_info", {}).get("editable"):
-                    editable.append(place)
-        return Resolution(source, versions, self._commits(found), self._hashes(places, editable, storage), editable)
+        for package in packages:
+            download = package["download_info"]
+            if "archive_info" in download:
+                versions[package["metadata"]["name"]] = package["metadata"]["version"]
+            path = self._local_path(download)
+            if path is not None:
+                local.append(path)
+                if download.get("dir_info", {}).get("editable"):
+                    editable.append(path)
+        return Resolution(source, versions, self._commits(packages), self._hashes(local, editable, storage), editable)
 
     def _install(self, python: str, resolution: Resolution) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -161,26 +162,28 @@ class Requirements:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
-            # -P: a file of the user's folder has the name of one of Python's.
+            # -P: a file of the user's folder may have the name of a module of Python's.
             command = [sys.executable, "-P", "-m", "pip", "--python", python, "install", "--no-input", *arguments]
             command += ["--report", str(report), "--disable-pip-version-check", "--progress-bar=off"]
-            status, said = _run(command, self._folder, self._variables, self._mask)
+            status, lines = _run(command, self._folder, self._variables, self._mask)
             if status == 0:
                 return json.loads(report.read_text())["install"]
-        errors = [line for line in said if line.startswith("ERROR")] or said
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
         raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
 
     def _commits(self, packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Return the addresses of those packages that come from a repository, with secrets as `${NAME}` for pip."""
-        commits = {}
-        for each in packages:
-            info = each["download_info"]
-            if found := info.get("vcs_info"):
-                folder = f"#subdirectory={info['subdirectory']}" if "subdirectory" in info else ""
-                url = f"{found['vcs']}+{info['url']}@{found['commit_id']}{folder}"
-                for name, value in self._secrets.items():
-                    url = url.replace(value, f"${{{name}}}")
-                commits[_name(each)] = url
+        """Return the addresses of packages from a repository, with secrets as `${NAME}` for pip."""
+        commits: dict[str, str] = {}
+        for package in packages:
+            download = package["download_info"]
+            repository = download.get("vcs_info")
+            if not repository:
+                continue
+            folder = f"#subdirectory={download['subdirectory']}" if "subdirectory" in download else ""
+            url = f"{repository['vcs']}+{download['url']}@{repository['commit_id']}{folder}"
+            for name, value in self._secrets.items():
+                url = url.replace(value, f"${{{name}}}")
+            commits[package["metadata"]["name"]] = url
         return commits
 
     def _hash_of_files(self) -> str:
@@ -195,38 +198,36 @@ class Requirements:
                 f"--requirements: {self._name!r} is not in {self._folder} on this node; it may be that .gitignore or "
                 ".rayignore keeps it from being uploaded"
             )
-        for name, place in (found for text in texts.values() for found in LOCAL_PLACE.findall(text)):
-            if "$" not in place and not os.path.exists(unquote(place)):
-                raise UsageError(
-                    f"--requirements: '{name} @ file://{place}' lies on another machine; give a version, as pip list "
-                    "--format=freeze writes it"
-                )
+        for text in texts.values():
+            for name, path in LOCAL_PATH.findall(text):
+                if "$" not in path and not os.path.exists(unquote(path)):
+                    raise UsageError(
+                        f"--requirements: '{name} @ file://{path}' is on another machine; give a version, as pip list "
+                        "--format=freeze writes it"
+                    )
         return hashlib.sha256(json.dumps([sys.version, *texts.values()]).encode()).hexdigest()
 
-    def _place(self, download: Mapping[str, Any]) -> str | None:
-        """Return the path of a package that lies on the disk, from the folder if it is in it."""
+    def _local_path(self, download: Mapping[str, Any]) -> str | None:
+        """Return the path of a package on the disk, relative to the folder if it is in it; None for other packages."""
         url = urlsplit(download["url"])
         if url.scheme != "file" or "vcs_info" in download:
             return None
         path, folder = Path(unquote(url.path)), self._folder.resolve()
         return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
-    def _hashes(self, places: Iterable[str], editable: Collection[str], storage: RunStorage) -> dict[str, str]:
+    def _hashes(self, paths: Iterable[str], editable: Collection[str], storage: RunStorage) -> dict[str, str]:
         outputs = os.path.realpath(storage.base) if storage.is_local else ""  # by default in the folder with the code
-        return {place: _hash_of(self._folder / place, place in editable, outputs) for place in places}
+        return {path: _hash_of(self._folder / path, path in editable, outputs) for path in paths}
 
 
-def _texts(path: str, found: dict[str, str]) -> dict[str, str]:
-    """Return the texts of a requirements file and of the files that it names, which are relative to it."""
-    if path not in found and os.path.isfile(path):
-        found[path] = text = Path(path).read_text(errors="replace")
+def _texts(path: str, texts: dict[str, str]) -> dict[str, str]:
+    """Add the texts of a requirements file and of the files that it names, relative to it; return all by path."""
+    if path not in texts and os.path.isfile(path):
+        text = Path(path).read_text(errors="replace")
+        texts[path] = text
         for other in OTHER_FILE.findall(text):
-            _texts(os.path.normpath(Path(path).parent / other), found)
-    return found
-
-
-def _name(package: Mapping[str, Any]) -> str:
-    return package["metadata"]["name"]
+            _texts(os.path.normpath(Path(path).parent / other), texts)
+    return texts
 
 
 def _hash_of(path: Path, is_editable: bool, outputs: str) -> str:
@@ -235,24 +236,24 @@ def _hash_of(path: Path, is_editable: bool, outputs: str) -> str:
     if path.is_dir() and not is_editable:
         files = list(_sources(path, outputs))
     hashed = hashlib.sha256()
-    for each in files:
-        if each.is_file():
-            size = each.stat().st_size
-            is_data = each != path and size > LARGEST_SOURCE
-            with each.open("rb") as file:
-                content = "" if is_data else hashlib.file_digest(file, "sha256").hexdigest()
-            hashed.update(f"{each.relative_to(path)} {size} {content}\n".encode(errors="surrogateescape"))
+    for file in files:
+        if file.is_file():
+            size = file.stat().st_size
+            is_data = file != path and size > LARGEST_SOURCE
+            with file.open("rb") as stream:
+                content = "" if is_data else hashlib.file_digest(stream, "sha256").hexdigest()
+            hashed.update(f"{file.relative_to(path)} {size} {content}\n".encode(errors="surrogateescape"))
     return hashed.hexdigest()
 
 
 def _sources(path: Path, outputs: str) -> Iterator[Path]:
     for parent, folders, names in os.walk(path):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not any(fnmatch(name, each) for each in NO_SOURCE)
-            and os.path.realpath(os.path.join(parent, name)) != outputs
-        )
+        sources: list[str] = []
+        for name in sorted(folders):
+            is_generated = any(fnmatch(name, pattern) for pattern in NO_SOURCE)
+            if not is_generated and os.path.realpath(os.path.join(parent, name)) != outputs:
+                sources.append(name)
+        folders[:] = sources  # os.walk enters these only
         yield from (Path(parent, name) for name in sorted(names))
 
 
@@ -267,7 +268,7 @@ def _run(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], mask: Callable[[str], str] = str
 ) -> tuple[int, list[str]]:
     """Run a command that may take minutes; return its exit status and the lines it wrote, without secrets."""
-    said: list[str] = []
+    lines: list[str] = []
     process = subprocess.Popen(
         command,
         env={**os.environ, **variables, "PYTHONUNBUFFERED": "1"},
@@ -277,10 +278,10 @@ def _run(
         text=True,
     )
 
-    def tell() -> None:
-        print(f"still installing: {said[-1] if said else 'pip starts'}", flush=True)
+    def show_progress() -> None:
+        print(f"still installing: {lines[-1] if lines else 'pip starts'}", flush=True)
 
-    with process, run_every(NEWS_SECONDS, tell, "pip"):
+    with process, run_every(NEWS_SECONDS, show_progress, "pip"):
         for line in process.stdout or ():
-            said.append(mask(line.strip()))
-    return process.returncode, said
+            lines.append(mask(line.strip()))
+    return process.returncode, lines

@@ -53,11 +53,11 @@ def missing() -> Needs:
         return Counter()
     if not groups or any(group["state"] not in WAITING for group in groups):
         return Counter()
-    wanted: Needs = Counter()
+    needs: Needs = Counter()
     for group in groups:
         for bundle in group["bundles"].values():
-            wanted.update({kind: number for kind, number in bundle.items() if kind in ("CPU", "GPU")})
-    return +wanted
+            needs.update({kind: number for kind, number in bundle.items() if kind in ("CPU", "GPU")})
+    return +needs
 
 
 class ProgramWatch:
@@ -66,7 +66,7 @@ class ProgramWatch:
     Args:
         on_wait: Told when the program begins to wait, and with nothing when it has what it needs.
         console: Shows what EC2 lacks.
-        wanted: Returns what the program waits for.
+        missing: Returns the resources that the program waits for.
         nodes: Returns the nodes on which it has workers.
         draining: Returns the nodes that are being reclaimed.
 
@@ -78,16 +78,16 @@ class ProgramWatch:
         self,
         on_wait: Callable[[Needs], None],
         console: Console,
-        wanted: Callable[[], Needs] = missing,
+        missing: Callable[[], Needs] = missing,
         nodes: Callable[[], Collection[str]] = nodes,
         draining: Callable[[], Collection[str]] = draining_nodes,
     ) -> None:
-        self._on_wait, self._console, self._wanted = on_wait, console, wanted
+        self._on_wait, self._console, self._missing = on_wait, console, missing
         self._find_nodes, self._find_draining = nodes, draining
         self._nodes: Collection[str] = ()
         self._reclaimed_at = -math.inf
-        self._before: Needs = Counter()
-        self._told: Needs = Counter()
+        self._last_needs: Needs = Counter()
+        self._reported_needs: Needs = Counter()
         self._failover: ZoneFailover | None = None
         self.waits_since: float | None = None
 
@@ -123,35 +123,35 @@ class ProgramWatch:
 
     def _look(self) -> None:
         self._look_at_nodes()
-        now = self._wanted()
-        if not now:
+        needs = self._missing()
+        if not needs:
             self.waits_since = self._failover = None
         elif self.waits_since is None:
             self.waits_since = time.monotonic()
-        # For a moment while it starts workers, a program does not have places.
-        if (now == self._before or not now) and now != self._told:
-            self._told = now
-            self._on_wait(now)
-        if now and self._told:
-            gpus = math.ceil(now["GPU"])
+        # At two looks: for a moment while it starts workers, a program does not have places.
+        if (needs == self._last_needs or not needs) and needs != self._reported_needs:
+            self._reported_needs = needs
+            self._on_wait(needs)
+        if needs and self._reported_needs:
+            gpus = math.ceil(needs["GPU"])
             self._failover = self._failover or failover_of(self._console, gpus or 1, gpus > 0, _others_wait)
             if self._failover:
                 self._failover.look_if_due()
-        self._before = now
+        self._last_needs = needs
 
     def shortage(self, seconds: float) -> str | None:
         """Return the resources that the program has not got within `seconds`, or None if it need not wait longer."""
-        since, failover, wanted = self.waits_since, self._failover, self._told  # another thread changes them
-        if since is None or not wanted or time.monotonic() - since < seconds:
+        since, failover, needs = self.waits_since, self._failover, self._reported_needs  # another thread changes them
+        if since is None or not needs or time.monotonic() - since < seconds:
             return None
-        lacking = failover.shortage if failover else ""
-        way_out = lacking or "ask for fewer workers in the program, or add nodes"
-        return f"the program waited {seconds:.0f} s for {describe(wanted)}, but {describe_nodes()}; {way_out}"
+        shortage = failover.shortage if failover else ""
+        way_out = shortage or "ask for fewer workers in the program, or add nodes"
+        return f"the program waited {seconds:.0f} s for {describe(needs)}, but {describe_nodes()}; {way_out}"
 
 
-def describe(wanted: Needs) -> str:
+def describe(needs: Needs) -> str:
     """Return resources in words: `2 GPUs and 4 CPUs`."""
-    named = [f"{number:g} {kind}{'s' if number != 1 else ''}" for kind, number in sorted(wanted.items(), reverse=True)]
+    named = [f"{number:g} {kind}{'s' if number != 1 else ''}" for kind, number in sorted(needs.items(), reverse=True)]
     return " and ".join(named)
 
 

@@ -29,7 +29,10 @@ def with_driver(config: RunConfig) -> RunConfig:
     Raises:
         UsageError: A setting does not apply to Ray programs.
     """
-    if config.driver or (reason := driver_reason(config)) is None:
+    if config.driver:
+        return config
+    reason = driver_reason(config)
+    if reason is None:
         return config
     try:
         return replace(config, driver=True)
@@ -74,11 +77,20 @@ def first_start(script: Path) -> str | None:
     modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     if not any(name.split(".")[0] == "ray" for name in modules):
         return None
-    calls = [(node.lineno, name) for node in nodes if isinstance(node, ast.Call) and (name := _starter(node.func))]
-    return "{}:{} calls {}".format(script.name, *min(calls)) if calls else None
+    calls: list[tuple[int, str]] = []
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            starter = _starter(node.func)
+            if starter:
+                calls.append((node.lineno, starter))
+    if not calls:
+        return None
+    line, starter = min(calls)
+    return f"{script.name}:{line} calls {starter}"
 
 
 def _starter(function: ast.expr) -> str | None:
+    """Return the name of a called class or function of Ray that starts workers, or None for any other."""
     if isinstance(function, ast.Name) and function.id in STARTERS:
         return function.id
     if isinstance(function, ast.Attribute):

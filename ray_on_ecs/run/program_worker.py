@@ -31,7 +31,7 @@ def needs_of(config: RunConfig, folder: str, sources: Mapping[str, str]) -> dict
     Args:
         config: The run's settings.
         folder: The run's folder on the driver's node.
-        sources: Those of the inputs by name, as `inputs.fetch` takes them.
+        sources: The sources of the inputs by name, as `inputs.fetch` takes them.
     """
     code = Code.of(config)
     return {
@@ -80,7 +80,8 @@ def _set_up(needs: Mapping[str, Any]) -> None:
 
 def _code_folder(needs: Mapping[str, Any]) -> Path:
     """Return the run's folder on the driver's node, and a copy of the code for this run on another one."""
-    if (folder := Path(needs["folder"])).is_dir():
+    folder = Path(needs["folder"])
+    if folder.is_dir():
         return folder
     code = Code(needs["name"], needs["archive"], {name: Path(path) for name, path in needs["links"].items()})
     key = f"{os.environ['RUN_URI']} {code.archive}"

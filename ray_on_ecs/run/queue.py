@@ -65,7 +65,7 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Tic
     Runs on CPUs take turns, since a run takes as many CPU threads as the nodes have.
 
     Args:
-        tickets: Those before it, the oldest first.
+        tickets: The tickets before it, the oldest first.
         own: The run.
         gpus: The number of GPUs that the cluster has or can start; None if it does not answer.
     """
@@ -81,7 +81,8 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Tic
     if not alike:
         return None
     needed = [gpus if ticket.workers is None else min(ticket.workers, gpus) for ticket in (*alike, own)]
-    return None if uses_gpus(own) and sum(needed) <= gpus else alike[-1]
+    has_room = uses_gpus(own) and sum(needed) <= gpus
+    return None if has_room else alike[-1]
 
 
 class Place:
@@ -98,12 +99,13 @@ class Place:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        written = self._path.with_suffix(".new")
-        self._file = written.open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # before it has its name: a ticket without a lock is of a dead driver
+        unnamed = self._path.with_suffix(".new")
+        self._file = unnamed.open("w")
+        # Locked before it has its name: others delete a ticket without a lock, which a dead driver has left.
+        fcntl.flock(self._file, fcntl.LOCK_EX)
         json.dump(asdict(self._ticket), self._file)
         self._file.flush()
-        written.rename(self._path)
+        unnamed.rename(self._path)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +119,7 @@ class Place:
             if path == self._path or (path > self._path and path.name.startswith(WAITING)):
                 continue
             with suppress(OSError, ValueError, TypeError), path.open() as file:
-                if not _is_held(file.fileno()):
+                if not _is_locked(file.fileno()):
                     path.unlink(missing_ok=True)
                     continue
                 tickets.append(Ticket(**json.load(file)))
@@ -133,12 +135,11 @@ class Place:
             fcntl.flock(lock, fcntl.LOCK_EX)
             behind = predecessor(self.tickets_before(), self._ticket, gpus)
             if behind is None:
-                begun = self._path.with_name(self._path.name.replace(WAITING, BEGUN))
-                self._path = self._path.rename(begun)
+                self._path = self._path.rename(self._path.with_name(self._path.name.replace(WAITING, BEGUN)))
             return behind
 
 
-def _is_held(descriptor: int) -> bool:
+def _is_locked(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -168,12 +169,13 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
         return
     with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
-        gpus_of_stack = 0
+        gpus_of_stack = 0  # that it can start
         for poll in itertools.count():
             gpus = None
             if place.tickets_before():  # an empty queue asks neither Ray nor AWS
                 if poll % STACK_POLLS == 0:
-                    gpus_of_stack = _gpus_of_stack()
+                    info = read_cluster_info()
+                    gpus_of_stack = info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
                 gpus = _gpus(address)
             blocking = place.begin_if_free(None if gpus is None else max(gpus, gpus_of_stack))
             if blocking is None:
@@ -185,14 +187,8 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
         yield
 
 
-def _gpus_of_stack() -> int:
-    """Return how many GPUs the stack can start; 0 without a stack."""
-    info = read_cluster_info()
-    return info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
-
-
 def _gpus(gcs_address: str) -> int | None:
-    """Return how many GPUs the cluster has, or None if it does not answer."""
+    """Return the number of GPUs of the cluster, or None if it does not answer."""
     try:
         from ray.autoscaler.v2 import sdk
 
@@ -205,5 +201,5 @@ def _gpus(gcs_address: str) -> int | None:
 
 def describe(behind: Ticket) -> str:
     """Return the line of a run that waits."""
-    workers = "" if not behind.workers else f", {counted(behind.workers, 'worker')}"
+    workers = f", {counted(behind.workers, 'worker')}" if behind.workers else ""
     return f"queued behind {behind.run_name} ({behind.owner}{workers})"

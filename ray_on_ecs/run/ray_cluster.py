@@ -48,11 +48,11 @@ class WorkerAllocation:
     """The workers of a run.
 
     Attributes:
-        num_workers: How many there are.
+        num_workers: The number of workers.
         use_gpu: True if each worker has a GPU.
-        cpus_per_worker: The CPUs that each may use.
+        cpus_per_worker: The number of CPUs that a worker may use.
         limits: Minimum and maximum number of workers of an elastic run.
-        leaves_cpu_workers: True if CPU workers, which prepare data, are not used.
+        leaves_cpu_workers: True if the nodes that prepare data (CPU workers) are not used.
     """
 
     num_workers: int
@@ -69,11 +69,16 @@ class WorkerAllocation:
     @property
     def resources_per_worker(self) -> Resources:
         """The resources that Ray reserves for a worker."""
-        return {"CPU": float(self.cpus_per_worker), **({"GPU": 1.0} if self.use_gpu else {})}
+        resources = {"CPU": float(self.cpus_per_worker)}
+        if self.use_gpu:
+            resources["GPU"] = 1.0
+        return resources
 
     def __str__(self) -> str:
         kind = "GPU" if self.use_gpu else "CPU"
-        number = f"{self.num_workers} ({self.limits[0]} to {self.limits[1]})" if self.limits else self.num_workers
+        number = str(self.num_workers)
+        if self.limits:
+            number += f" ({self.limits[0]} to {self.limits[1]})"
         return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
 
 
@@ -157,7 +162,7 @@ def _start_here(init: Callable[[], Any]) -> None:
 
 
 def describe_nodes() -> str:
-    """Return what the cluster has, in words."""
+    """Return the cluster's nodes, CPUs and GPUs in words."""
     return _describe_resources(_nodes())
 
 
@@ -175,40 +180,44 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    return _apart_from_cpu_workers(config, _find_room(config, seconds, console))
+    allocation = _find_room(config, seconds, console)
+    if allocation.use_gpu:  # which no CPU worker has
+        return allocation
+    # The nodes that prepare data are left to that if the others have room for the workers.
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
+    allocation_on_others = allocate_workers(config, others)
+    return replace(allocation_on_others, leaves_cpu_workers=True) if allocation_on_others else allocation
 
 
 def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
-    if allocation := allocate_workers(config, nodes := _nodes()):
+    nodes = _nodes()
+    allocation = allocate_workers(config, nodes)
+    if allocation:
         return allocation
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
-    if not console.is_terminal:  # which has the line below
+    if not console.is_terminal:  # a terminal shows the status line below
         line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
         console.print(escape(line), highlight=False, soft_wrap=True)
     with _pending_placement_group(config), console.status("looking for workers") as status:
-        capacity = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
+        failover = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
-        while not (allocation := allocate_workers(config, nodes := _nodes())):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ResourceError(_shortage_message(config, nodes, seconds, capacity))
-            if capacity:
-                capacity.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
-            lacking = f": {escape(capacity.shortage)}" if capacity and capacity.shortage else ""
-            status.update(f"{_describe_resources(nodes)}; waiting up to {left:.0f} s for more{lacking}")
-            time.sleep(min(POLL_SECONDS, left))
-    return allocation
-
-
-def _apart_from_cpu_workers(config: RunConfig, allocation: WorkerAllocation) -> WorkerAllocation:
-    """Return the allocation on nodes that are not CPU workers, if these have room for the workers."""
-    if allocation.use_gpu:  # which no CPU worker has
-        return allocation
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
-    apart = allocate_workers(config, others)
-    return replace(apart, leaves_cpu_workers=True) if apart else allocation
+        while True:
+            nodes = _nodes()
+            allocation = allocate_workers(config, nodes)
+            if allocation:
+                return allocation
+            remaining = deadline - time.monotonic()
+            shortage = failover.shortage if failover else ""
+            if remaining <= 0:
+                raise ResourceError(_shortage_message(config, nodes, seconds, shortage))
+            if failover:
+                failover.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
+                shortage = failover.shortage
+            reason = f": {escape(shortage)}" if shortage else ""
+            status.update(f"{_describe_resources(nodes)}; waiting up to {remaining:.0f} s for more{reason}")
+            time.sleep(min(POLL_SECONDS, remaining))
 
 
 def has_nodes(allocation: WorkerAllocation) -> bool:
@@ -242,9 +251,10 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
         is_waiting = _is_waiting()
         if not is_waiting:
             watch = None  # the next wait may try each zone again
-        # For a moment at its start and at its end, a run does not have workers.
-        elif has_waited and (watch := watch or failover_of(console, fewest, allocation.use_gpu)):
-            watch.look_if_due()
+        elif has_waited:  # at two looks: for a moment at its start and at its end, a run does not have workers
+            watch = watch or failover_of(console, fewest, allocation.use_gpu)
+            if watch:
+                watch.look_if_due()
         has_waited = is_waiting
 
     if CLUSTER_INFO_VARIABLE not in os.environ:
@@ -284,7 +294,7 @@ def release_workers() -> None:
 
 
 def instances_with_workers() -> Counter[InstanceKind]:
-    """Return on how many instances of each kind this driver's job has a place; none if the cluster doesn't answer."""
+    """Return the instances on which this driver's job has a place, counted by kind; none if Ray doesn't answer."""
     try:
         return instances_of({node for node, _ in _places()})
     except (RayError, RuntimeError, ValueError):
@@ -292,25 +302,26 @@ def instances_with_workers() -> Counter[InstanceKind]:
 
 
 def instances_of(node_ids: Iterable[str]) -> Counter[InstanceKind]:
-    """Return the number of instances of each kind that these nodes are."""
+    """Return the number of these nodes' instances by their kind."""
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     return Counter(instance_kind(labels.get(node, {})) for node in node_ids)
 
 
 def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
-    """Return what a node's labels say of its instance."""
+    """Return the instance type and market of a node by its labels."""
     return InstanceKind(labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]))
 
 
 def other_jobs_wait(own: Collection[str] | None = None) -> bool:
     """Return whether another job than these, by default this driver's, waits for a placement group with GPUs."""
-    jobs = _suffixes(own)
+    suffixes = _suffixes(own)
     table: dict[str, Any] = placement_group_table()
-    return any(
-        group["state"] in ("PENDING", "RESCHEDULING") and any(bundle.get("GPU") for bundle in group["bundles"].values())
-        for key, group in table.items()
-        if not key.endswith(jobs)
-    )
+    for group_id, group in table.items():
+        if group_id.endswith(suffixes) or group["state"] not in ("PENDING", "RESCHEDULING"):
+            continue
+        if any(bundle.get("GPU") for bundle in group["bundles"].values()):
+            return True
+    return False
 
 
 def gpus_are_idle() -> bool:
@@ -322,13 +333,15 @@ def gpus_are_idle() -> bool:
     own: dict[str, Counter[str]] = defaultdict(Counter)
     for node, bundle in _places():
         own[node].update(bundle)
-    nodes = [(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    return all(
-        total.get(kind, 0) - free.get(node, {}).get(kind, 0) - own[node][kind] < SMALLEST_SHARE
-        for node, total in nodes
-        if total.get("GPU")
-        for kind in ("CPU", "GPU")
-    )
+    for node in ray.nodes():
+        node_id, total = node["NodeID"], node["Resources"]
+        if not node["Alive"] or not total.get("GPU"):
+            continue
+        for kind in ("CPU", "GPU"):
+            in_use = total.get(kind, 0) - free.get(node_id, {}).get(kind, 0)
+            if in_use - own[node_id][kind] >= SMALLEST_SHARE:
+                return False
+    return True
 
 
 def _places() -> Iterator[tuple[str, Resources]]:
@@ -340,7 +353,7 @@ def _places() -> Iterator[tuple[str, Resources]]:
 
 
 def placement_groups(jobs: Collection[str] | None = None) -> dict[str, Any]:
-    """Return Ray's table of the placement groups of these jobs, by default this driver's, without those removed."""
+    """Return Ray's table of the placement groups of these jobs, by default this driver's, without removed groups."""
     suffixes = _suffixes(jobs)
     table: dict[str, Any] = placement_group_table()
     return {key: group for key, group in table.items() if key.endswith(suffixes) and group["state"] != "REMOVED"}
@@ -368,12 +381,10 @@ def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocat
     workers = min(most, sum(_workers_per_node(node, 1, use_gpu) for node in nodes))
     if workers < max(least, 1):
         return None
-    # Of a node with GPUs a worker gets a GPU's share, so that runs can share the node.
-    shares = [
-        node.get("CPU", 0) / node["GPU"] if use_gpu else node.get("CPU", 0)
-        for node in nodes
-        if not use_gpu or node.get("GPU")
-    ]
+    if use_gpu:  # a GPU's share of its node's CPUs, so that runs can share the node
+        shares = [node.get("CPU", 0) / node["GPU"] for node in nodes if node.get("GPU")]
+    else:
+        shares = [node.get("CPU", 0) for node in nodes]
     cpus = max(int(max(shares)), 1)
     while sum(_workers_per_node(node, cpus, use_gpu) for node in nodes) < workers:
         cpus -= 1
@@ -435,23 +446,22 @@ def failover_of(
     def say(line: str) -> None:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
 
-    workers = read_cluster_info()
-    needed = _instances_needed(num_workers, use_gpu, workers) if workers else 0
-    return ZoneFailover(workers, needed, gpus_are_idle, others_wait, say) if workers else None
+    info = read_cluster_info()
+    if not info:
+        return None
+    return ZoneFailover(info, _instances_needed(num_workers, use_gpu, info), gpus_are_idle, others_wait, say)
 
 
-def _instances_needed(num_workers: int, use_gpu: bool, workers: ClusterInfo) -> int:
+def _instances_needed(num_workers: int, use_gpu: bool, info: ClusterInfo) -> int:
     """Return the number of instances that this many workers need: one worker per GPU, or all on one without GPUs."""
-    return math.ceil(num_workers / (workers["gpus"] or 1)) if use_gpu else 1
+    return math.ceil(num_workers / (info["gpus"] or 1)) if use_gpu else 1
 
 
-def _shortage_message(
-    config: RunConfig, nodes: list[Resources], seconds: float, capacity: ZoneFailover | None = None
-) -> str:
-    wanted = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
-    on = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
-    way_out = (capacity.shortage if capacity else "") or "ask for fewer workers, another --device, or add nodes"
+def _shortage_message(config: RunConfig, nodes: list[Resources], seconds: float, shortage: str = "") -> str:
+    subject = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
+    devices = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
+    way_out = shortage or "ask for fewer workers, another --device, or add nodes"
     return (
-        f"{wanted} needs {on} for each worker, but {_describe_resources(nodes)}, after a wait of {seconds:.0f} s; "
-        f"{way_out}"
+        f"{subject} needs {devices} for each worker, but {_describe_resources(nodes)}, after a wait of "
+        f"{seconds:.0f} s; {way_out}"
     )

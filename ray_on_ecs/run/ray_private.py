@@ -67,21 +67,21 @@ def draining_nodes() -> dict[str, float | None]:
     A GCS that does not answer knows of none.
     """
     try:
-        found: dict[str, int] = state.get_draining_nodes()
+        nodes: dict[str, int] = state.get_draining_nodes()
     except (RayError, OSError, RuntimeError):
         return {}
-    return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in found.items()}
+    return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in nodes.items()}
 
 
 def jobs_of(pids: Container[int]) -> set[str]:
     """Return the IDs of Ray's jobs whose drivers have these process IDs on this node."""
-    here = get_node_ip_address()
+    address = get_node_ip_address()
     table: list[dict[str, Any]] = state.job_table()
-    return {job["JobID"] for job in table if _is_of(job, pids, here)}
-
-
-def _is_of(job: dict[str, Any], pids: Container[int], address: str) -> bool:
-    return job["DriverPid"] in pids and job["DriverIPAddress"] == address and not job["IsDead"]
+    return {
+        job["JobID"]
+        for job in table
+        if job["DriverPid"] in pids and job["DriverIPAddress"] == address and not job["IsDead"]
+    }
 
 
 def actors_of(job: str) -> list[dict[str, Any]]:

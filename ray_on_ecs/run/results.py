@@ -43,9 +43,11 @@ def write_results(
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
-    if (snapshot := read_snapshot(storage)).files:
+    snapshot = read_snapshot(storage)
+    if snapshot.files:
         files["files"] = snapshot.folder
-    if names := metric_names(records):
+    names = metric_names(records)
+    if names:
         storage.write(layout.CURVES, plot(records, names))
         storage.write(layout.EVENTS, event_file(records, names))
         files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
@@ -102,8 +104,8 @@ def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
     for axes in grid[len(names) :]:
         axes.set_visible(False)
     for axes, name in zip(grid, names, strict=False):
-        found = [(record[STEP], record[name]) for record in records if record.get(name) is not None]
-        axes.plot([step for step, _ in found], [value for _, value in found], marker="o", markersize=3)
+        points = [record for record in records if record.get(name) is not None]
+        axes.plot([record[STEP] for record in points], [record[name] for record in points], marker="o", markersize=3)
         axes.set(title=name, xlabel=STEP)
         axes.grid(alpha=0.3)
     return png(figure)

@@ -22,14 +22,14 @@ import psutil
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node_folder import node_folder
+from ray_on_ecs.run.folder_activity import LOG_SECONDS, FolderActivity, without_logs
 from ray_on_ecs.run.folder_scan import (
     MAX_ENTRIES,
     FileState,
     FolderScanner,
     Scan,
-    fitting,
-    grows,
     open_for_writing,
+    select_within_limits,
     state_of,
 )
 from ray_on_ecs.run.gitignore import from_options
@@ -46,33 +46,29 @@ from ray_on_ecs.tracking.snapshot import (
 )
 from ray_on_ecs.tracking.storage import RunStorage
 
-# How often a node is asked if it is time for a scan, and how often it is: a scan takes at most this part of the time.
+# How often a node is asked if it is time for a scan, and how often it is: scans take a 20th of the time at most.
 POLL_SECONDS, SCAN_SECONDS, SCAN_SHARE = 0.5, 2.0, 20
 QUIET_SECONDS = 2.0
 # After this time without such a pause, scans in quick succession find a short one.
 OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
-# A file that has changed in every scan for so long is a log. One that was held open meanwhile may be a checkpoint that
-# is being written: it has longer.
-RESTLESS_SECONDS, HELD_SECONDS = 30.0, 300.0
-LOG_SECONDS = 10.0
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
 CHUNK_BYTES = 16 * 2**20
 COPIED_BYTES = 64 * 2**10
-# How the folder is called, with a random number, while another takes its place.
+# Prefix of the old folder's name while a reset puts a new one in its place.
 BEFORE = ".before-"
 ROOM_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
-class Part:
-    """Stored state of one node's folder.
+class SnapshotPart:
+    """One node's part of a snapshot: the stored state of its folder.
 
     Attributes:
         number: Counts the parts of a node since the folder was reset.
         files: The files that are stored.
-        states: Their states on the node's disk, also of files that are not stored.
-        left_out: Lines that name what is not kept.
+        states: The states of the files on the node's disk, also of files that are not stored.
+        left_out: Lines that name the files that are not kept.
     """
 
     number: int = 0
@@ -99,7 +95,7 @@ class RunFolder:
         target: The folder in the storage below which its files stand at the run's end.
         part: The last part that was stored.
         is_current: True if the folder was equal to that part when it was last scanned.
-        failed: Why files could not be stored, by their names.
+        failed: The reasons why files could not be stored, by their names.
     """
 
     def __init__(
@@ -142,63 +138,69 @@ class RunFolder:
             node_cache.hold(self._root)
         snapshot = read_snapshot(self._storage)
         if self._is_direct:
-            snapshot = self._out_of_place(snapshot)
+            snapshot = self._copy_to_versions(snapshot)
         if self._node == 0:
             with suppress(OSError):  # the run's end deletes what is left
                 delete_others(self._storage, snapshot)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        for folder in self._earlier:  # a reset that was killed has left them
+        for folder in self._old_folders():  # a reset that was killed has left them
             shutil.rmtree(folder, ignore_errors=True)
-        before = self.folder.with_name(f"{BEFORE}{uuid.uuid4().hex}")
+        old_folder = self.folder.with_name(f"{BEFORE}{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
-            self.folder.rename(before)
+            self.folder.rename(old_folder)
         self._place_code(self.folder)
         self._scanner.too_many.clear()
         self._base = self._scanner.scan()
-        here = {name for name, kept in snapshot.files.items() if self._is_here(before / name, name, kept)}
-        restore(self._storage, snapshot.files, self.folder, {name: before / name for name in here})
-        shutil.rmtree(before, ignore_errors=True)
+        on_disk: dict[str, Path] = {}
+        for name, file in snapshot.files.items():
+            if self._is_as_stored(old_folder / name, name, file):
+                on_disk[name] = old_folder / name
+        restore(self._storage, snapshot.files, self.folder, on_disk)
+        shutil.rmtree(old_folder, ignore_errors=True)
         self._snapshot, self._restored = snapshot, self._scanner.scan()
         self.begin(1)
 
-    def _out_of_place(self, snapshot: Snapshot) -> Snapshot:
+    def _copy_to_versions(self, snapshot: Snapshot) -> Snapshot:
         """Store as versions the files that a snapshot has in this folder, which is about to be recreated."""
         files = dict(snapshot.files)
-        for name, kept in snapshot.files.items():
-            if kept.key.startswith(f"{self.target}/"):
-                key = key_of(f"{layout.VERSIONS_FOLDER}/0-0-{self._lease}", name)
-                state = state_of(self._storage.path(kept.key))
-                if state is None or state.link is not None:  # the user has deleted it
-                    del files[name]
-                    continue
-                copy_on_disk(Path(self._storage.path(kept.key)), Path(self._storage.path(key)))
-                files[name] = replace(kept, key=key, size=state.size, written_at=state.written_at)
-        moved = Snapshot(files, snapshot.left_out, self.target)
-        if moved != snapshot:
-            write_snapshot(self._storage, moved)
-        return moved
+        for name, file in snapshot.files.items():
+            if not file.key.startswith(f"{self.target}/"):
+                continue
+            state = state_of(self._storage.path(file.key))
+            if state is None or state.link is not None:  # the user has deleted it
+                del files[name]
+                continue
+            key = key_of(f"{layout.VERSIONS_FOLDER}/0-0-{self._lease}", name)
+            copy_on_disk(Path(self._storage.path(file.key)), Path(self._storage.path(key)))
+            files[name] = replace(file, key=key, size=state.size, written_at=state.written_at)
+        copied = Snapshot(files, snapshot.left_out, self.target)
+        if copied != snapshot:
+            write_snapshot(self._storage, copied)
+        return copied
 
-    def _is_here(self, path: Path, name: str, kept: KeptFile) -> bool:
-        """Return whether a file of a snapshot is still as it was stored."""
-        is_same = self.part.files.get(name) == kept and not kept.is_log and kept.link is None
-        return is_same and (state := state_of(path)) is not None and state == self.part.states.get(name)
+    def _is_as_stored(self, path: Path, name: str, file: KeptFile) -> bool:
+        """Return whether a file of a snapshot is still on this disk as it was stored."""
+        if self.part.files.get(name) != file or file.is_log or file.link is not None:
+            return False
+        state = state_of(path)
+        return state is not None and state == self.part.states.get(name)
 
     def ignore_new(self) -> None:
         """Count files that have appeared since the reset as code, which is not kept."""
-        found = self._scanner.scan()
-        self._base |= {name: state for name, state in found.items() if name not in self._restored}
+        for name, state in self._scanner.scan().items():
+            if name not in self._restored:
+                self._base[name] = state
 
     @property
     def outside(self) -> list[str]:
         """Relative paths of files that the script has made next to the folder: they are not kept."""
         with suppress(OSError):
-            beside = {*self.folder.parent.iterdir()} - {self.folder, *self._earlier}
-            return sorted(f"../{path.name}" for path in beside)
+            paths = {*self.folder.parent.iterdir()} - {self.folder, *self._old_folders()}
+            return sorted(f"../{path.name}" for path in paths)
         return []
 
-    @property
-    def _earlier(self) -> list[Path]:
-        return [*self.folder.parent.glob(f"{BEFORE}*")]
+    def _old_folders(self) -> list[Path]:
+        return list(self.folder.parent.glob(f"{BEFORE}*"))
 
     def remove(self) -> None:
         """Delete the folder, unless it is in the storage."""
@@ -206,26 +208,23 @@ class RunFolder:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def begin(self, nodes: int) -> None:
-        """Take what the reset has restored as stored. A node that is gone leaves its files to another one.
+        """Take what the reset has restored as stored. The files of a node that was lost pass to another one.
 
         Args:
             nodes: The number of nodes.
         """
-        snapshot, found = self._snapshot, self._restored
-        owned = {name: kept for name, kept in snapshot.files.items() if kept.node % nodes == self._node}
-        self.part = Part(0, owned, {name: found[name] for name in owned if name in found}, snapshot.left_out)
-        self._of_others = {n: found[n] for n in snapshot.files.keys() - owned.keys() if n in found}
+        snapshot, restored = self._snapshot, self._restored
+        owned = {name: file for name, file in snapshot.files.items() if file.node % nodes == self._node}
+        states = {name: restored[name] for name in owned if name in restored}
+        self.part = SnapshotPart(0, owned, states, snapshot.left_out)
+        self._of_others = {n: restored[n] for n in snapshot.files.keys() - owned.keys() if n in restored}
         self._committed = snapshot.keys
         self._lease = uuid.uuid4().hex[:8]
         self.is_current = True
         self.failed: dict[str, str] = {}
-        self._last: Scan = found
-        self._data: Scan = {}
-        self._quiet_since = self._next_scan_at = self._logs_stored_at = 0.0
+        self._activity = FolderActivity(restored)
+        self._next_scan_at = self._logs_stored_at = 0.0
         self._stored_at = time.monotonic()
-        self._changing_since: dict[str, float] = {}
-        self._held_since: dict[str, float] = {}
-        self._changed_at: dict[str, float] = {}  # of files that are logs by their names
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
         """Look at the folder, and store a part once it is quiet; return False if it is too early for another look.
@@ -240,38 +239,40 @@ class RunFolder:
         now = time.monotonic()
         if now < self._next_scan_at and not at_once:
             return False
-        found, writers = self._changed(), list(writers)
-        logs, busy = self._logs(found, open_for_writing(self.folder, writers), now)
+        files = self._changed_files()
+        writers = list(writers)
+        activity = self._activity
+        activity.update(files, open_for_writing(self.folder, writers), now)
         self._next_scan_at = now + max(SCAN_SECONDS, SCAN_SHARE * (time.monotonic() - now))
-        data = {name: state for name, state in found.items() if name not in logs}
-        if data != self._data or busy:
-            self._data, self._quiet_since = data, now
-        self.is_current = not busy and self._is_stored(data, logs)
+        self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
             self._stored_at = now
-        is_overdue = now - self._stored_at >= OVERDUE_SECONDS
-        if not self.is_current and not busy and now - self._quiet_since >= QUIET_SECONDS:
-            self.is_current = self._store(found, logs)
-        elif not self.is_current and is_overdue and (moment := self._moment(writers, logs)) is not None:
-            self.is_current = self._store(moment, logs)
-            if self.is_current:
-                self._stored_at = time.monotonic()
-        elif now - self._logs_stored_at >= LOG_SECONDS:
-            self._store_logs(found, logs, now)
+        elif not activity.busy and now - activity.quiet_since >= QUIET_SECONDS:
+            self.is_current = self._store(files, activity.logs)
+            return True
+        elif now - self._stored_at >= OVERDUE_SECONDS:
+            files_in_pause = self._find_pause(writers, activity.logs)
+            if files_in_pause is not None:
+                self.is_current = self._store(files_in_pause, activity.logs)
+                if self.is_current:
+                    self._stored_at = time.monotonic()
+                return True
+        if now - self._logs_stored_at >= LOG_SECONDS:
+            self._store_logs(files, activity.logs, now)
         return True
 
-    def _moment(self, writers: Iterable[psutil.Process], logs: set[str]) -> Scan | None:
+    def _find_pause(self, writers: Iterable[psutil.Process], logs: set[str]) -> Scan | None:
         """Return the files at a moment when none is open for writing, in a short pause if there is one, or None."""
-        before: Scan | None = None
+        previous: Scan | None = None
         for look in range(LOOKS):
             time.sleep(LOOK_SECONDS)
-            found = self._changed()
-            busy = (open_for_writing(self.folder, writers).keys() & found.keys()) - logs
-            data = {name: state for name, state in found.items() if name not in logs}
-            if not busy and (data == before or look == LOOKS - 1):
+            files = self._changed_files()
+            busy = (open_for_writing(self.folder, writers).keys() & files.keys()) - logs
+            data = without_logs(files, logs)
+            if not busy and (data == previous or look == LOOKS - 1):
                 time.sleep(LOOK_SECONDS)  # a process that is killed closes its files before it has ended
-                return found if all(map(_runs, writers)) else None
-            before = data
+                return files if all(map(_is_running, writers)) else None
+            previous = data
         return None
 
     def finish(self) -> None:
@@ -280,72 +281,70 @@ class RunFolder:
         Raises:
             OSError: The storage can't be written.
         """
-        found = self._changed()
+        files = self._changed_files()
         states = {name: state for name, state in self.part.states.items() if name not in self.failed}
         self.part = replace(self.part, states=states)
-        self.is_current = self._is_stored(found, set()) or self._store(found, set())
+        self.is_current = self._is_stored(files, set()) or self._store(files, set())
         if not self.is_current:
             raise OSError("files still change after the script has ended")
 
-    def commits(self, keys: Set[str]) -> None:
-        """Take note of the objects of a snapshot that is about to be written: it may be, even if that seems to fail."""
+    def before_commit(self, keys: Set[str]) -> None:
+        """Protect the objects of a snapshot that is about to be written: it may be, even if that seems to fail."""
         self._committed |= keys
 
-    def committed(self, keys: Set[str]) -> set[str]:
+    def after_commit(self, keys: Set[str]) -> set[str]:
         """Take note of the objects of the last snapshot; return the ones that are no longer needed."""
-        in_use = keys | self._keys
-        old, self._committed = self._committed, set(keys)
-        return old - in_use
+        in_use = keys | self._part_keys()
+        earlier, self._committed = self._committed, set(keys)
+        return earlier - in_use
 
-    @property
-    def _keys(self) -> set[str]:
-        return {kept.key for kept in self.part.files.values()}
+    def _part_keys(self) -> set[str]:
+        return {file.key for file in self.part.files.values()}
 
-    def _changed(self) -> Scan:
+    def _changed_files(self) -> Scan:
         """Return the files that this node keeps: the ones that its script has created or changed."""
-        found = self._scanner.scan()
-        return {n: s for n, s in found.items() if self._base.get(n) != s and self._of_others.get(n) != s}
+        files: Scan = {}
+        for name, state in self._scanner.scan().items():
+            if self._base.get(name) != state and self._of_others.get(name) != state:
+                files[name] = state
+        return files
 
     def _is_stored(self, data: Scan, logs: set[str]) -> bool:
-        stored = {name: state for name, state in self.part.states.items() if name not in logs}
-        return data == stored and logs <= self.part.states.keys()
+        return data == without_logs(self.part.states, logs) and logs <= self.part.states.keys()
 
-    def _logs(self, found: Scan, held: Mapping[str, bool], now: float) -> tuple[set[str], set[str]]:
-        """Return the files that are written until the run ends, and the files that hold up a part."""
-        changing = {name for name, state in found.items() if self._last.get(name, state) != state}
-        self._last = found
-        self._changing_since = {name: self._changing_since.get(name, now) for name in changing}
-        self._held_since = {name: self._held_since.get(name, now) for name in held}
-        self._changed_at |= dict.fromkeys(filter(grows, changing), now)
-        growing = {name for name, at in self._changed_at.items() if now - at < LOG_SECONDS}
-        restless = {name for name, since in self._changing_since.items() if now - since >= RESTLESS_SECONDS}
-        long_held = {name for name, since in self._held_since.items() if now - since >= HELD_SECONDS}
-        appended = {name for name, is_appended in held.items() if is_appended or grows(name)}
-        logs = (appended | growing | long_held | (restless - held.keys())) & found.keys()
-        return logs, (held.keys() & found.keys()) - logs
-
-    def _store(self, found: Scan, logs: set[str]) -> bool:
+    def _store(self, files: Scan, logs: set[str]) -> bool:
         """Store a part; return False if a file has changed meanwhile."""
-        kept, left_out = fitting(found, self._max_bytes, MAX_FILES)
+        names, left_out = select_within_limits(files, self._max_bytes, MAX_FILES)
         number = self.part.number + 1
-        links = {n: KeptFile(link=found[n].link, node=self._node) for n in kept if found[n].link is not None}
-        old = {n: k for n, k in self.part.files.items() if n in kept - logs and self.part.states.get(n) == found[n]}
-        new = kept - links.keys() - old.keys()
-        with self._freeze(found, new) as copies:
-            if not _are_as(found, {name: self.folder / name for name in new - logs}):
+        links: dict[str, KeptFile] = {}
+        unchanged: dict[str, KeptFile] = {}
+        for name in names:
+            is_stored = name in self.part.files and self.part.states.get(name) == files[name]
+            if files[name].link is not None:
+                links[name] = KeptFile(link=files[name].link, node=self._node)
+            elif is_stored and name not in logs:
+                unchanged[name] = self.part.files[name]
+        new = names - links.keys() - unchanged.keys()
+        with self._freeze(files, new) as copies:
+            if not _are_unchanged(files, {name: self.folder / name for name in new - logs}):
                 return False
-            stored, failed = self._upload_all(copies, found, logs, number)
-            shared = {n: copies[n] for n in new - logs if found[n].size > COPIED_BYTES or copies[n] == self.folder / n}
-            if not _are_as(found, shared):  # rewritten in place while they were read
+            stored, failed = self._upload_all(copies, files, logs, number)
+            # A hard link, or the file itself, may have been rewritten in place while it was read.
+            shared: dict[str, Path] = {}
+            for name in new - logs:
+                if files[name].size > COPIED_BYTES or copies[name] == self.folder / name:
+                    shared[name] = copies[name]
+            if not _are_unchanged(files, shared):
                 return False
         self.failed = failed
         too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
         unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
-        self.part = Part(number, {**old, **links, **stored}, found, (*too_many, *unreadable, *left_out))
+        left_out = [*too_many, *unreadable, *left_out]
+        self.part = SnapshotPart(number, {**unchanged, **links, **stored}, files, tuple(left_out))
         return True
 
     @contextmanager
-    def _freeze(self, found: Scan, names: Set[str]) -> Generator[dict[str, Path]]:
+    def _freeze(self, files: Scan, names: Set[str]) -> Generator[dict[str, Path]]:
         """Yield a copy of each file; of a large one a hard link, which stays when the script replaces the file.
 
         A small one, such as a status file, may be rewritten in place while the others are uploaded.
@@ -357,7 +356,7 @@ class RunFolder:
             for number, name in enumerate(names):
                 copies[name] = self._frozen / str(number)
                 try:
-                    copy = shutil.copyfile if found[name].size <= COPIED_BYTES else os.link
+                    copy = shutil.copyfile if files[name].size <= COPIED_BYTES else os.link
                     copy(self.folder / name, copies[name])
                 except OSError:  # the script has just deleted it, or the disk does not support hard links
                     copies[name] = self.folder / name
@@ -387,8 +386,9 @@ class RunFolder:
         if failed:
             # This raises where the storage is at fault.
             self._storage.write(f"{layout.PARTS_FOLDER}/{self._node}.probe", b"")
-            again, failed = list(failed), {}
-            for name in again:
+            to_retry = list(failed)
+            failed.clear()
+            for name in to_retry:
                 upload(name)
         return stored, failed
 
@@ -402,32 +402,34 @@ class RunFolder:
         return KeptFile(key, size, state.written_at, state.mode, is_log=is_log, node=self._node)
 
     def _key(self, name: str, is_log: bool, number: int) -> str:
-        """Return where a file is stored: in S3 in its place, unless that is another node's or the last snapshot's."""
-        known = self.part.files.get(name)
-        if is_log and known and known.is_log:
-            return known.key
-        key = key_of(self.target, name)
+        """Return the key of a file: in S3 its final one, unless another node or the last snapshot may have that."""
+        earlier = self.part.files.get(name)
+        if is_log and earlier and earlier.is_log:
+            return earlier.key
+        final_key = key_of(self.target, name)
         # On a disk, a folder may be where a file was, or the other way round.
-        is_free = self._node == 0 and not self._storage.is_local and key not in self._committed | self._keys
-        return key if is_free else key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
+        if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self._part_keys():
+            return final_key
+        return key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
 
-    def _store_logs(self, found: Scan, logs: set[str], now: float) -> None:
-        """Store the logs that have grown, each in its place."""
+    def _store_logs(self, files: Scan, logs: set[str], now: float) -> None:
+        """Store the logs that have grown, each under its present key."""
         self._logs_stored_at = now
-        known = {name: self.part.files[name] for name in logs & self.part.files.keys()}
-        grown = {n: self.folder / n for n, kept in known.items() if kept.is_log and self.part.states.get(n) != found[n]}
+        grown: dict[str, Path] = {}
+        for name in logs & self.part.files.keys():
+            if self.part.files[name].is_log and self.part.states.get(name) != files[name]:
+                grown[name] = self.folder / name
         if grown:
-            stored, _ = self._upload_all(grown, found, logs, self.part.number)
-            files = {**self.part.files, **stored}
-            states = {**self.part.states, **{name: found[name] for name in stored}}
-            self.part = replace(self.part, files=files, states=states)
+            stored, _ = self._upload_all(grown, files, logs, self.part.number)
+            states = {**self.part.states, **{name: files[name] for name in stored}}
+            self.part = replace(self.part, files={**self.part.files, **stored}, states=states)
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
-def _are_as(states: Scan, paths: Mapping[str, Path]) -> bool:
+def _are_unchanged(states: Scan, paths: Mapping[str, Path]) -> bool:
     return all(state_of(path) == states[name] for name, path in paths.items())

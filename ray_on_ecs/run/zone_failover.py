@@ -25,7 +25,7 @@ CONNECT_SECONDS = 2
 READ_SECONDS = 3
 # An older failure is outdated, since the group retries every few minutes.
 RECENT = timedelta(minutes=15)
-# So long EC2 may have no instance for the rest of a gang before the part that it has is given up for another zone.
+# Time without a new instance after which a zone that has only some of the instances is given up for another.
 PATIENCE = timedelta(minutes=5)
 ACTIVITIES = 50
 
@@ -66,8 +66,9 @@ class Failure:
     @property
     def code(self) -> str:
         """EC2's name of the error."""
-        if named := re.search(r"\b([A-Z]\w+) - ", self.message):
-            return named[1]
+        code = re.search(r"\b([A-Z]\w+) - ", self.message)
+        if code:
+            return code[1]
         if self.is_of_quota:
             return "MaxSpotInstanceCountExceeded" if self.is_on_spot else "VcpuLimitExceeded"
         return "UnfulfillableCapacity" if self.is_on_spot else "InsufficientInstanceCapacity"
@@ -84,7 +85,9 @@ def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since
         and json.loads(activity.get("Details") or "{}").get("Subnet ID") in (None, *subnets)
     ]
     newest = max(ended, key=lambda activity: activity["StartTime"], default=None)
-    return Failure(newest["StatusMessage"]) if newest and newest["StatusCode"] == "Failed" else None
+    if newest is None or newest["StatusCode"] != "Failed":
+        return None
+    return Failure(newest["StatusMessage"])
 
 
 def autoscaling_client() -> Any:
@@ -144,7 +147,7 @@ class ZoneFailover:
         self._is_last = False  # whether the group stays where it is
         self._lacking_since: datetime | None = None
         self._count = 0
-        self._said = {""}
+        self._shown_lines = {""}
         self._has_failed = False
         self.shortage = ""
 
@@ -166,37 +169,38 @@ class ZoneFailover:
         Raises:
             Exception: AWS doesn't answer, or refuses; any of boto's errors.
         """
-        if (group := self._read_group()) is None:
+        groups = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self._workers["group"]])
+        group = next(iter(groups["AutoScalingGroups"]), None)
+        if group is None:
             return
         instances = [
             instance for instance in group["Instances"] if not instance["LifecycleState"].startswith("Terminat")
         ]
         subnets = group["VPCZoneIdentifier"].split(",")
-        self._note_zone(self._zone_of(subnets))
+        names = self._zone_names(subnets)
+        # None if the group is in a zone that is not the stack's, or in several.
+        self._note_zone(names[0] if len(names) == len(subnets) == 1 else None)
         here = [instance for instance in instances if self._zone in (None, instance["AvailabilityZone"])]
-        failure = newest_failure(self._read_activities(), subnets, self._since)
+        answer = self._client.describe_scaling_activities(
+            AutoScalingGroupName=self._workers["group"], MaxRecords=ACTIVITIES
+        )
+        failure = newest_failure(answer["Activities"], subnets, self._oldest_failure_at())
         if len(here) >= self._needed:  # they are about to join
             failure = None
-        lasts = self._note_count(len(here), failure)
+        may_give_up = self._note_count(len(here), failure)
         target = self._next_zone(failure)
-        if target and lasts and self._is_idle() and not (instances and self._others_wait()):
+        if target and may_give_up and self._is_idle() and not (instances and self._others_wait()):
             self._move(target, failure)
             failure = None
-        self._note_shortage(self._describe(failure, subnets, target) if failure else "")
-        self._end_leftovers(instances)
+        self.shortage = self._describe(failure, subnets, target) if failure else ""
+        if self.shortage not in self._shown_lines:
+            self._shown_lines.add(self.shortage)
+            self._say(self.shortage)
+        self._terminate_in_other_zones(instances)
 
     @cached_property
     def _client(self) -> Any:
         return self._connect()
-
-    def _read_group(self) -> Any:
-        groups = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self._workers["group"]])
-        return next(iter(groups["AutoScalingGroups"]), None)
-
-    def _read_activities(self) -> list[Activity]:
-        return self._client.describe_scaling_activities(
-            AutoScalingGroupName=self._workers["group"], MaxRecords=ACTIVITIES
-        )["Activities"]
 
     def _note_zone(self, zone: str | None) -> None:
         if self._zone not in ("", zone):
@@ -207,7 +211,7 @@ class ZoneFailover:
             self._most.setdefault(zone, 0)
 
     def _note_count(self, count: int, failure: Failure | None) -> bool:
-        """Note how many instances the zone has; return whether it has had too few for long enough to give them up."""
+        """Note the zone's number of instances; return whether it has lacked more for long enough to be given up."""
         if self._zone:
             self._most[self._zone] = max(self._most[self._zone], count)
         if failure is None or count > self._count:  # each that comes lets the others hope
@@ -216,9 +220,8 @@ class ZoneFailover:
         self._lacking_since = self._lacking_since or self._now()
         return not count or self._now() - self._lacking_since >= PATIENCE
 
-    @property
-    def _since(self) -> datetime:
-        """The time from which on a failure counts: an earlier one in this zone is not of this wait's attempt."""
+    def _oldest_failure_at(self) -> datetime:
+        """Return the time from which on a failure counts: an earlier one in this zone is not of this wait's attempt."""
         return max(self._now() - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
 
     def _next_zone(self, failure: Failure | None) -> Zone | None:
@@ -231,10 +234,12 @@ class ZoneFailover:
         if failure is None or not failure.is_of_capacity:
             return None
         here = [zone["zone"] for zone in zones].index(self._zone)
-        if untried := [zone for zone in zones[here:] + zones[:here] if zone["zone"] not in self._most]:
-            return untried[0]
+        for zone in zones[here:] + zones[:here]:
+            if zone["zone"] not in self._most:
+                return zone
         best = max(zones, key=lambda zone: (self._most[zone["zone"]], zone["zone"] == self._zone))
-        return best if best["zone"] != self._zone and self._most[best["zone"]] > self._count else None
+        is_better = best["zone"] != self._zone and self._most[best["zone"]] > self._count
+        return best if is_better else None
 
     def _move(self, zone: Zone, failure: Failure | None) -> None:
         self._client.update_auto_scaling_group(
@@ -242,19 +247,20 @@ class ZoneFailover:
             VPCZoneIdentifier=zone["subnet_id"],
             PlacementGroup=zone["placement_group"] or "",  # empty takes the present one away
         )
-        name, why = zone["zone"], "the workers are not in one of the stack's zones"
+        name = zone["zone"]
+        reason = "the workers are not in one of the stack's zones"
         if self._zone and failure:
-            has = f"only {self._count} of {self._needed}" if self._count else "no"
-            why = f"{has} {self._types(failure)} in {self._zone}"
+            number = f"only {self._count} of {self._needed}" if self._count else "no"
+            reason = f"{number} {self._types(failure)} in {self._zone}"
         if name in self._most:
             self._is_last = True
-            self._say(f"{why}; moving the workers back to {name}, which had {self._most[name]}, to stay there")
+            self._say(f"{reason}; moving the workers back to {name}, which had {self._most[name]}, to stay there")
         else:
-            self._say(f"{why}; moving the workers to {name}")
+            self._say(f"{reason}; moving the workers to {name}")
         self._note_zone(name)
 
-    def _end_leftovers(self, instances: Sequence[Any]) -> None:
-        """After a move, end the group's instances in other zones; it starts as many in the new zone.
+    def _terminate_in_other_zones(self, instances: Sequence[Any]) -> None:
+        """After a move, terminate the group's instances in other zones; it starts as many in the new zone.
 
         Not if they are as many as the run needs and the new zone has fewer: another job may have moved the group.
         """
@@ -264,17 +270,16 @@ class ZoneFailover:
         for instance in instances:
             by_zone[instance["AvailabilityZone"]].append(instance["InstanceId"])
         has_enough = len(by_zone.pop(self._zone, ())) >= self._needed
-        left = [name for names in by_zone.values() if has_enough or len(names) < self._needed for name in names]
-        for instance_id in left if left and self._is_idle() and not self._others_wait() else ():
+        to_terminate: list[str] = []
+        for instance_ids in by_zone.values():
+            if has_enough or len(instance_ids) < self._needed:
+                to_terminate += instance_ids
+        if not to_terminate or not self._is_idle() or self._others_wait():
+            return
+        for instance_id in to_terminate:
             self._client.terminate_instance_in_auto_scaling_group(
                 InstanceId=instance_id, ShouldDecrementDesiredCapacity=False
             )
-
-    def _note_shortage(self, line: str) -> None:
-        self.shortage = line
-        if line not in self._said:
-            self._said.add(line)
-            self._say(line)
 
     def _describe(self, failure: Failure, subnets: Sequence[str], target: Zone | None) -> str:
         """Return what a failure means, and the way out of it."""
@@ -286,12 +291,13 @@ class ZoneFailover:
             )
         if not failure.is_of_capacity:
             return f"EC2 starts no {types}: {one_line(failure.message)}"
-        zones = [*self._most] or self._names(subnets) or subnets
+        zones = [*self._most] or self._zone_names(subnets) or subnets
         where = zones[0] if len(zones) == 1 else f"any of {', '.join(zones)}"
-        has = "no"
+        number = "no"
         if self._count:
-            has, where = f"only {self._count} of {self._needed}", self._zone or where
-        problem = f"EC2 has {has} {types} in {where} at the moment ({failure.code})"
+            number = f"only {self._count} of {self._needed}"
+            where = self._zone or where
+        problem = f"EC2 has {number} {types} in {where} at the moment ({failure.code})"
         if target:
             if_it_lasts = f", if EC2 has no more for {PATIENCE.seconds // 60} minutes" if self._count else ""
             return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
@@ -302,11 +308,6 @@ class ZoneFailover:
     def _types(self, failure: Failure) -> str:
         return f"{' or '.join(self._workers['types'])}{' on spot' if failure.is_on_spot else ''}"
 
-    def _zone_of(self, subnets: Sequence[str]) -> str | None:
-        """Return the zone of the stack that the group is in, or None if it is in another, or in several."""
-        names = self._names(subnets)
-        return names[0] if len(names) == len(subnets) == 1 else None
-
-    def _names(self, subnets: Sequence[str]) -> list[str]:
+    def _zone_names(self, subnets: Sequence[str]) -> list[str]:
         """Return the names of the stack's zones that these subnets are in."""
         return [zone["zone"] for zone in self._workers["zones"] if zone["subnet_id"] in subnets]

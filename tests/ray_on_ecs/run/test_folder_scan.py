@@ -11,7 +11,15 @@ import psutil
 import pytest
 
 from ray_on_ecs.run import folder_scan
-from ray_on_ecs.run.folder_scan import FileState, FolderScanner, fitting, grows, is_log, open_for_writing, state_of
+from ray_on_ecs.run.folder_scan import (
+    FileState,
+    FolderScanner,
+    is_growing,
+    is_log,
+    open_for_writing,
+    select_within_limits,
+    state_of,
+)
 from tests.run_folders import write
 
 
@@ -104,7 +112,7 @@ def test_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_logs_are_recognized_by_name() -> None:
     names = ("train.log", "runs/events.out.tfevents.17.host", "model.pt", "metrics.csv", "db-wal")
     assert [is_log(name) for name in names] == [True, True, False, False, False]
-    assert [grows(name) for name in names] == [True, True, False, True, True]
+    assert [is_growing(name) for name in names] == [True, True, False, True, True]
 
 
 def test_read_error_is_not_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +168,6 @@ def test_ended_process_has_no_open_files(tmp_path: Path) -> None:
 def test_largest_files_are_excluded(max_bytes: int, max_files: int, kept: set[str], named: list[str]) -> None:
     sizes = {"a": 30, "b": 1, "x/1": 20, "x/2": 20, "y/1": 9}
     files = {name: FileState(1, size, 1, 0o644, None) for name, size in sizes.items()}
-    found, left_out = fitting(files, max_bytes, max_files)
+    found, left_out = select_within_limits(files, max_bytes, max_files)
     assert found == kept
     assert [line.partition(" (")[0] for line in left_out] == named

@@ -274,7 +274,7 @@ def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) 
         ("./nowhere\n", "pip can't install them .*nowhere"),
         (
             "torch\nhumanize @ file:///home/conda/feedstock_root/work\n",
-            r"'humanize @ file:///home/conda/feedstock_root/work' lies on another machine; give a version, as pip list "
+            r"'humanize @ file:///home/conda/feedstock_root/work' is on another machine; give a version, as pip list "
             "--format=freeze writes it$",
         ),
         (None, r"'requirements.txt' is not in .* on this node; it may be that .gitignore"),

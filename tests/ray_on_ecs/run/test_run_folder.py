@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from ray_on_ecs.run import folder_scan, run_folder
-from ray_on_ecs.run.run_folder import HELD_SECONDS, LOG_SECONDS, OVERDUE_SECONDS, QUIET_SECONDS, RESTLESS_SECONDS
+from ray_on_ecs.run.folder_activity import LOG_SECONDS, OPEN_SECONDS, RESTLESS_SECONDS
+from ray_on_ecs.run.run_folder import OVERDUE_SECONDS, QUIET_SECONDS
 from ray_on_ecs.tracking.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, make_folder, write
@@ -244,7 +245,7 @@ def test_file_held_open_becomes_a_log(
     first.writers = me
     write(first.folder, {"model.pt": "1"})
     with (first.folder / "sqlite.db").open("w") as file:
-        polls = int(HELD_SECONDS / RESTLESS_SECONDS)
+        polls = int(OPEN_SECONDS / RESTLESS_SECONDS)
         for number in range(polls + 4):
             assert number > polls - 2 or in_manifest(storage) == {}, number
             if is_written or number == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.run.run_folder import QUIET_SECONDS
-from ray_on_ecs.run.snapshot_rounds import together
+from ray_on_ecs.run.snapshot_rounds import merge_parts
 from ray_on_ecs.tracking.snapshot import KeptFile, publish, read_snapshot, write_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.run_folders import Clock, FaultyStorage, Nodes, contents, in_manifest, write
@@ -101,7 +101,7 @@ def test_folder_and_file_with_one_name(storage: RunStorage, start: Start, names:
 
 def test_files_of_one_folder_stand_together() -> None:
     a, b = KeptFile("a"), KeptFile("b", node=1)
-    assert together([{"x": a, "d/x": a}, {"x": b, "y": b, "d": b, "x/z": b, "d/y": b}]) == {
+    assert merge_parts([{"x": a, "d/x": a}, {"x": b, "y": b, "d": b, "x/z": b, "d/y": b}]) == {
         "x": a,
         "d/x": a,
         "y": b,

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ray_on_ecs.run import run_folder
+from ray_on_ecs.run import folder_activity, run_folder
 from ray_on_ecs.tracking.snapshot import read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import BUCKET
@@ -97,7 +97,8 @@ def storage(s3: Any, aws_server: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "SCAN_SECONDS", SCAN_SECONDS)
     monkeypatch.setattr(run_folder, "QUIET_SECONDS", QUIET_SECONDS)
-    monkeypatch.setattr(run_folder, "RESTLESS_SECONDS", 4 * SCAN_SECONDS)
+    monkeypatch.setattr(folder_activity, "RESTLESS_SECONDS", 4 * SCAN_SECONDS)
+    monkeypatch.setattr(folder_activity, "LOG_SECONDS", 0.5)
     monkeypatch.setattr(run_folder, "LOG_SECONDS", 0.5)
 
 
