@@ -9,8 +9,8 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_random as random
 
-from infra.references import ResourceRef
 from infra.tags import birth_name, tags
+from infra.types import ResourceRef
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ import pulumi_aws as aws
 from infra.config.location import Caller, Remembered, wrong_account
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
-from infra.references import ExistingNetwork, Location
 from infra.tags import HEAD_ROLE, REGION_TAG, stack_tags
+from infra.types import ExistingNetwork, Location
 
 # Pulumi's auto-naming appends a hyphen and seven hexadecimal digits to a logical name.
 # https://www.pulumi.com/docs/iac/concepts/resources/names/

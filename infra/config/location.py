@@ -19,8 +19,8 @@ import pulumi_aws as aws
 from infra.config.settings import Settings
 from infra.config.validation import DOCKER_BRIDGE
 from infra.errors import SettingError, error_reason
-from infra.references import ExistingNetwork, Location
 from infra.tags import CLUSTER_TAG, PROJECT_TAG, STACK_TAG, TASKS_GROUP, ZONE_TAG, ZONES_TAG
+from infra.types import ExistingNetwork, Location
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"

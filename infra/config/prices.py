@@ -19,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.errors import SettingError
-from infra.references import NodeSpec, Price
+from infra.types import NodeSpec, Price
 
 PRICE_LIST_REGION = "us-east-1"
 # Linux without licences, on demand, on shared tenancy; without unused reservations and capacity blocks, which have

@@ -10,7 +10,7 @@ import pytest
 from infra.config.location import ask_caller, common_zones, locate, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
-from infra.references import ExistingNetwork, Location
+from infra.types import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, security_group
 
 EXISTING: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}

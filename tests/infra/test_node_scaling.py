@@ -13,7 +13,7 @@ import pulumi
 import pytest
 
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
-from infra.references import Scale, ServiceRef
+from infra.types import Scale, ServiceRef
 from tests.infra.fake_aws import Cloud, node_spec
 
 

@@ -10,7 +10,7 @@ from infra.config.plan import Plan, get_instance_type, make_plan
 from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
-from infra.references import Price
+from infra.types import Price
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 PREFIX = "ray-on-ecs"

@@ -13,7 +13,7 @@ import yaml
 from infra import config
 from infra.config import RayClusterArgs, arguments, docker
 from infra.config.__main__ import files
-from infra.config.arguments import NODE_GROUPS
+from infra.config.arguments import WORKER_GROUPS
 from infra.config.settings import Alerts, Scale, Settings, key_of
 from infra.config.validation import RETENTION_DAYS
 from infra.errors import SettingError
@@ -124,8 +124,8 @@ def load(cloud: Cloud, **config: str) -> Settings:
 
 
 def test_settings_match_arguments_pulumi_yaml_and_docs() -> None:
-    of_groups = {setting for arguments in NODE_GROUPS.values() for setting in arguments.values()}
-    assert {*RayClusterArgs.__annotations__, *of_groups} == {*vars(Settings()), *NODE_GROUPS, "environment"}
+    of_groups = {setting for arguments in WORKER_GROUPS.values() for setting in arguments.values()}
+    assert {*RayClusterArgs.__annotations__, *of_groups} == {*vars(Settings()), *WORKER_GROUPS, "environment"}
     assert not RayClusterArgs.__required_keys__
     for path, text in files().items():
         assert path.read_text() == text, f"{path.name} is stale: python -m infra.config --write"
