@@ -305,7 +305,7 @@ def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_dns_servers_of_a_company_are_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+def test_custom_dns_servers_cause_a_warning(cloud: Cloud, warnings: list[str]) -> None:
     assert location(cloud, **EXISTING).existing
     assert not warnings
     cloud.dns_servers = ("10.1.0.2", "10.1.0.3")

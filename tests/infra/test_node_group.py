@@ -71,7 +71,7 @@ def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
     }
 
 
-def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
+def test_root_volume_is_encrypted_and_deleted_on_termination(cloud: Cloud) -> None:
     node_group(cloud, {**DEFAULTS, "root_volume_gib": 200})
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
     assert disk == {
@@ -158,7 +158,7 @@ def test_gpu_workers_have_placement_groups_per_zone(cloud: Cloud) -> None:
     assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement-us-west-2b"
 
 
-def test_a_single_gpu_instance_stands_alone(cloud: Cloud) -> None:
+def test_single_gpu_instance_has_no_placement_group(cloud: Cloud) -> None:
     node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, gpus=1)})
     assert "placementGroup" not in cloud.resources["head-group"].inputs
     assert len(cloud.of_type("aws:ec2/placementGroup:PlacementGroup")) == 2
@@ -187,7 +187,7 @@ def test_managed_scaling_controls_the_desired_capacity(cloud: Cloud) -> None:
     assert provider["managedTerminationProtection"] == "ENABLED"
 
 
-def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
+def test_group_has_the_ecs_managed_tag(cloud: Cloud) -> None:
     node_group(cloud, DEFAULTS)
     tags = {tag["key"]: tag for tag in cloud.resources["head-group"].inputs["tags"]}
     assert tags["AmazonECSManaged"] == {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}
@@ -202,7 +202,7 @@ def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:
     ]
 
 
-def test_ecs_does_not_scale_a_fixed_number_and_drains_what_leaves(cloud: Cloud) -> None:
+def test_fixed_size_disables_managed_scaling_but_drains(cloud: Cloud) -> None:
     group = node_group(cloud)
     assert cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"] == {
         "autoScalingGroupArn": cloud.value(group._group.arn),
@@ -212,7 +212,7 @@ def test_ecs_does_not_scale_a_fixed_number_and_drains_what_leaves(cloud: Cloud) 
     }
 
 
-def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud) -> None:
+def test_session_manager_policy_excludes_ssm_parameters(cloud: Cloud) -> None:
     node_group(cloud)
     assert not cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
     own, channels = json.loads(cloud.resources["head-instance-ssm"].inputs["policy"])["Statement"]
@@ -283,7 +283,7 @@ def test_preview_skips_the_instance_lookup(cloud: Cloud) -> None:
     assert not [token for token, _ in cloud.calls if token.endswith(":getInstances")]
 
 
-def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
+def test_configured_ami_is_used(cloud: Cloud) -> None:
     node = replace(GPU["node"], ami_id="ami-0123456789abcdef0")
     node_group(cloud, {**GPU, "node": node})
     assert cloud.resources["head-template"].inputs["imageId"] == "ami-0123456789abcdef0"

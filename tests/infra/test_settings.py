@@ -219,7 +219,7 @@ def test_a_bad_value_is_refused_in_one_line(cloud: Cloud, key: str, value: str, 
 @pytest.mark.parametrize(
     ("key", "hint"), [("workerCout", "did you mean 'workerCount'?"), ("color", "Pulumi.yaml lists all keys.")]
 )
-def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -> None:
+def test_unknown_keys_are_refused(cloud: Cloud, key: str, hint: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         load(cloud, **{key: "secret"})
     expected = f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`"
@@ -372,7 +372,7 @@ def test_settings_and_arguments_round_trip(cloud: Cloud) -> None:
     assert load(cloud, maxWorkers="0").max_workers is None
 
 
-def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_checks_docker_if_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(docker, "check", lambda *, is_up: asked.append(is_up()))
 

@@ -248,7 +248,7 @@ def test_a_fixed_number_is_held(nodes: Cloud) -> None:
     [({}, None, None), ({"redeploy": "again"}, True, {"redeploy": "again"})],
     ids=["none", "a word"],
 )
-def test_a_word_deploys_again_what_ecs_has_given_up(
+def test_redeploy_workers_forces_a_new_deployment(
     cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
