@@ -75,6 +75,6 @@ def _draw(labels: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor
     drawn = torch.empty(len(targets), dtype=torch.int64)
     for label in targets.unique():
         members = (labels == label).nonzero().flatten()
-        wanted = targets == label
-        drawn[wanted] = members[torch.randint(len(members), (int(wanted.sum()),), generator=generator)]
+        mask = targets == label
+        drawn[mask] = members[torch.randint(len(members), (int(mask.sum()),), generator=generator)]
     return drawn

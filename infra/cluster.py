@@ -67,7 +67,7 @@ class Cluster(pulumi.ComponentResource):
             # and check_state compares the keepers of the first `pulumi up` with the current identity.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix", "keepers"]),
         )
-        self.made_for = suffix.keepers.apply(lambda kept: kept or {})
+        self.made_for = suffix.keepers.apply(lambda keepers: keepers or {})
         self.name = physical = pulumi.Output.concat(name, "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",

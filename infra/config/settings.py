@@ -203,7 +203,7 @@ def _pair(key: str, text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _refuse_unknown_keys(known: list[str]) -> None:
+def _refuse_unknown_keys(keys: list[str]) -> None:
     """Refuse unknown keys and known keys of another project, both of which Pulumi ignores silently.
 
     Raises:
@@ -212,10 +212,10 @@ def _refuse_unknown_keys(known: list[str]) -> None:
     project = pulumi.get_project()
     for name in pulumi.runtime.get_config_env():
         namespace, _, key = name.rpartition(":")
-        if namespace not in (project, *PROVIDERS) and key in known:
+        if namespace not in (project, *PROVIDERS) and key in keys:
             raise pulumi.RunError(f"{name}: belongs to another project; rename it to {project}:{key}")
-        if namespace == project and key not in known:
-            nearest = get_close_matches(key, sorted(known), n=1)
+        if namespace == project and key not in keys:
+            nearest = get_close_matches(key, sorted(keys), n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else "Pulumi.yaml lists all keys."
             # The value is left out, since it may be a secret.
             raise pulumi.RunError(f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")

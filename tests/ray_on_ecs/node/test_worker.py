@@ -142,7 +142,9 @@ def unsupported(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(gpus.GPU_FAULT, GpuError), (1, StartError), (137, StartError)])
-def test_exit_status_distinguishes_gpu_faults(monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]) -> None:
+def test_exit_status_distinguishes_gpu_faults(
+    monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]
+) -> None:
     monkeypatch.setattr(gpus, "CHECK", ("sh", "-c", f"echo the reason >&2; exit {status}"))
     with pytest.raises(error, match="the reason"):
         gpus.check(1)

@@ -95,9 +95,7 @@ def test_lock_exists_only_while_held(storage: RunStorage) -> None:
         pass
 
 
-def test_refreshed_lock_refuses_a_second_owner(
-    storage: RunStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refreshed_lock_refuses_a_second_owner(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(storage) as held:
 
         def refresh_instead(seconds: float) -> None:
