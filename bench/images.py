@@ -34,7 +34,8 @@ def write(source: Path | None, root: Path, train: int = TRAIN_IMAGES, test: int 
     if source is None:
         FashionMNIST(str(CACHE), download=True)
         source = CACHE / "FashionMNIST" / "raw"
-    (raw := root / "FashionMNIST" / "raw").mkdir(parents=True)
+    raw = root / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
     for part, count in (("train", train), ("t10k", test)):
         files = [name for name in FILES if name.startswith(part)]
@@ -75,6 +76,6 @@ def _draw(labels: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor
     drawn = torch.empty(len(targets), dtype=torch.int64)
     for label in targets.unique():
         members = (labels == label).nonzero().flatten()
-        wanted = targets == label
-        drawn[wanted] = members[torch.randint(len(members), (int(wanted.sum()),), generator=generator)]
+        mask = targets == label
+        drawn[mask] = members[torch.randint(len(members), (int(mask.sum()),), generator=generator)]
     return drawn

@@ -110,9 +110,9 @@ def write(document: dict[str, Any], order: Sequence[str]) -> None:
     """Write the document to bench/results/, and a table of all documents there, in this order of their names."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{document['benchmark']}.json").write_text(json.dumps(document, indent=2) + "\n")
-    paths = [path for name in order if (path := RESULTS / f"{name}.json").exists()]
+    paths = [RESULTS / f"{name}.json" for name in order]
     with (RESULTS / "table.txt").open("w") as file:
-        Console(file=file, width=160).print(table([json.loads(path.read_text()) for path in paths]))
+        Console(file=file, width=160).print(table([json.loads(path.read_text()) for path in paths if path.exists()]))
 
 
 def table(documents: Sequence[dict[str, Any]]) -> Table:

@@ -9,8 +9,8 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_random as random
 
-from infra.references import ResourceRef
 from infra.tags import birth_name, tags
+from infra.types import ResourceRef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Cluster(pulumi.ComponentResource):
             # and check_state compares the keepers of the first `pulumi up` with the current identity.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix", "keepers"]),
         )
-        self.made_for = suffix.keepers.apply(lambda kept: kept or {})
+        self.made_for = suffix.keepers.apply(lambda keepers: keepers or {})
         self.name = physical = pulumi.Output.concat(name, "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",

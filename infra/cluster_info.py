@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.references import NodeSpec, ResourceRef, Scale
 from infra.tags import tags
+from infra.types import NodeSpec, ResourceRef, Scale
 
 
 @dataclass(frozen=True, kw_only=True)

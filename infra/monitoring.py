@@ -11,8 +11,8 @@ import pulumi_aws as aws
 
 from infra.definitions import dashboard
 from infra.definitions.metrics import Metric
-from infra.references import Alerts, ServiceRef
 from infra.tags import metrics_namespace, tags
+from infra.types import Alerts, ServiceRef
 
 PERIOD_SECONDS = 300
 # Starting the head's instance and pulling its image takes some minutes.

@@ -12,8 +12,8 @@ import pulumi_awsx as awsx
 
 from infra.definitions import policies
 from infra.definitions.subnets import PUBLIC_PREFIX, private_prefix
-from infra.references import Location, NetworkRef
 from infra.tags import CLUSTER_TAG, ZONE_TAG, ZONES_TAG, stack_tags, tags
+from infra.types import Location, NetworkRef
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
 
 # Services that agents, containers and jobs call. S3 always has a gateway endpoint.

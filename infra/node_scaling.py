@@ -16,8 +16,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
-from infra.references import NodeSpec, Scale, ServiceRef
 from infra.tags import metrics_namespace, tags
+from infra.types import NodeSpec, Scale, ServiceRef
 
 # The default of five minutes would delay the next change.
 COOLDOWN_SECONDS = 60

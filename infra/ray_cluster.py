@@ -12,7 +12,6 @@ import pulumi
 
 from infra import config
 from infra.auth import AuthToken, AuthTokenArgs
-from infra.capacity import Capacity, CapacityArgs
 from infra.cluster import Cluster, ClusterArgs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.config import RayClusterArgs
@@ -21,13 +20,14 @@ from infra.discovery import Discovery, DiscoveryArgs
 from infra.image import Image, ImageArgs
 from infra.monitoring import Monitoring, MonitoringArgs
 from infra.network import Network, NetworkArgs
+from infra.node_group import NodeGroup, NodeGroupArgs
 from infra.node_scaling import NodeScaling, NodeScalingArgs
-from infra.ray_nodes import TaskDefaults
-from infra.ray_service import RayService, RayServiceArgs
-from infra.ray_task import RayTask
+from infra.service import Service, ServiceArgs
 from infra.sessions import Sessions, SessionsArgs
 from infra.storage import Storage, StorageArgs
-from infra.tags import company_tags, name_prefix
+from infra.tags import add_tags, name_prefix
+from infra.task_definition import TaskDefinition
+from infra.task_factory import TaskFactory
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,7 +85,7 @@ class RayCluster(pulumi.ComponentResource):
         self._plan = plan = config.plan(arguments, prefix, pulumi.InvokeOptions(parent=self))
         if plan.up:
             config.announce_update()
-        tags = company_tags(settings.tags, plan.default_tags)
+        tags = add_tags(settings.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 
         cluster = self._cluster()
@@ -96,14 +96,14 @@ class RayCluster(pulumi.ComponentResource):
         auth = AuthToken(f"{prefix}-auth", auth_args, opts)
         discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.name, vpc_id=network.vpc_id), opts)
 
-        capacities = self._capacities(cluster, network)
-        association = cluster.associate([capacity.provider_name for capacity in capacities.values()])
-        agents = [capacity.join_cluster(association) for capacity in capacities.values()]
-        info = self._cluster_info(network, capacities["workers"])
-        defaults = TaskDefaults(
+        node_groups = self._node_groups(cluster, network)
+        association = cluster.associate([group.provider_name for group in node_groups.values()])
+        agents = [group.join_cluster(association) for group in node_groups.values()]
+        info = self._cluster_info(network, node_groups["workers"])
+        factory = TaskFactory(
             cluster=cluster.ref,
             location=plan.location,
-            rules=settings.rules,
+            security=settings.security,
             image_uri=image_uri,
             registry_secret_arn=settings.registry_secret_arn,
             logs=cluster.logs,
@@ -113,15 +113,15 @@ class RayCluster(pulumi.ComponentResource):
             job_secrets=settings.job_secrets,
             environment=arguments.environment,
         )
-        task_args = defaults.of_kinds(
+        task_args = factory.by_kind(
             plan.nodes,
             head_host=discovery.head_host,
             cluster_info_parameter=info.parameter,
-            group=capacities["workers"].group,
+            group=node_groups["workers"].group,
         )
         # In the singular: head-task, worker-task, cpu-worker-task.
         tasks = {
-            kind: RayTask(f"{prefix}-{kind.removesuffix('s')}-task", kind_args, opts)
+            kind: TaskDefinition(f"{prefix}-{kind.removesuffix('s')}-task", kind_args, opts)
             for kind, kind_args in task_args.items()
         }
         # Every service depends on the policies of all kinds, since a run needs all kinds of nodes until its end:
@@ -129,14 +129,14 @@ class RayCluster(pulumi.ComponentResource):
         after = [association, *agents]
         for task in tasks.values():
             after += task.role_policies
-        services = self._services(cluster, network, discovery, capacities, tasks, after)
+        services = self._services(cluster, network, discovery, node_groups, tasks, after)
         refs = {kind: service.ref for kind, service in services.items()}
         monitoring_args = MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts)
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
         sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
 
         self.bucket = storage.bucket.name
-        self.head_instance_id = capacities["head"].instance_id(services["head"])
+        self.head_instance_id = node_groups["head"].instance_id(services["head"])
         self.cluster_name = cluster.ref.name
         self.image_uri = pulumi.Output.from_input(image_uri)
         self.log_group = cluster.logs.name
@@ -207,22 +207,22 @@ class RayCluster(pulumi.ComponentResource):
         )
         return Image(f"{self._prefix}-image", args, self._opts)
 
-    def _capacities(self, cluster: Cluster, network: Network) -> dict[str, Capacity]:
-        capacities = {}
+    def _node_groups(self, cluster: Cluster, network: Network) -> dict[str, NodeGroup]:
+        node_groups = {}
         for kind, node in self._plan.nodes.items():
-            args = CapacityArgs(
+            args = NodeGroupArgs(
                 location=self._plan.location,
                 cluster=cluster.ref,
                 network=network.ref,
                 node=node,
-                rules=self._settings.rules,
+                security=self._settings.security,
                 managed_scaling=kind in self._plan.scales,
                 root_volume_gib=self._settings.root_volume_gib,
             )
-            capacities[kind] = Capacity(f"{self._prefix}-{kind}", args, self._opts)
-        return capacities
+            node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
+        return node_groups
 
-    def _cluster_info(self, network: Network, workers: Capacity) -> ClusterInfo:
+    def _cluster_info(self, network: Network, workers: NodeGroup) -> ClusterInfo:
         plan = self._plan
         args = ClusterInfoArgs(
             head=plan.head,
@@ -240,10 +240,10 @@ class RayCluster(pulumi.ComponentResource):
         cluster: Cluster,
         network: Network,
         discovery: Discovery,
-        capacities: dict[str, Capacity],
-        tasks: dict[str, RayTask],
+        node_groups: dict[str, NodeGroup],
+        tasks: dict[str, TaskDefinition],
         after: list[pulumi.Resource],
-    ) -> dict[str, RayService]:
+    ) -> dict[str, Service]:
         """ECS services by kind, the head's first, and the scaling of the workers' services."""
         services = {}
         for kind, node in self._plan.nodes.items():
@@ -252,25 +252,25 @@ class RayCluster(pulumi.ComponentResource):
             triggers = {"token": self._settings.rotate_token}
             if scale:
                 triggers["redeploy"] = self._settings.redeploy_workers
-            args = RayServiceArgs(
+            args = ServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
                 # All zones to which zone failover can move the group: ECS places tasks only in the service's subnets.
                 zones=tuple(network.ref.subnets) if node.moves else node.zones,
                 task_definition_arn=tasks[kind].definition_arn,
-                capacity_provider=capacities[kind].provider_name,
+                capacity_provider=node_groups[kind].provider_name,
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.max_count > 0,
                 redeploy={cause: value for cause, value in triggers.items() if value},
                 registry_arn=None if scale else discovery.registry_arn,
                 after=after,
             )
-            services[kind] = RayService(f"{self._prefix}-ray-{kind}", args, self._opts)
+            services[kind] = Service(f"{self._prefix}-ray-{kind}", args, self._opts)
             if scale and scale.max_count:
                 scaling_args = NodeScalingArgs(
                     service=services[kind].ref,
                     head=services["head"].ref,
-                    group_name=capacities[kind].group.name,
+                    group_name=node_groups[kind].group.name,
                     scale=scale,
                     kind=kind,
                     node=node,

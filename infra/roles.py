@@ -10,14 +10,14 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.references import AccountRules
 from infra.tags import tags
+from infra.types import SecurityOptions
 
 
 def make_role(
     name: str,
     trust: policies.Policy,
-    rules: AccountRules,
+    security: SecurityOptions,
     parent: pulumi.Resource,
     more_tags: Mapping[str, str] | None = None,
 ) -> aws.iam.Role:
@@ -25,8 +25,8 @@ def make_role(
     return aws.iam.Role(
         name,
         assume_role_policy=json.dumps(trust),
-        path=rules.role_path,
-        permissions_boundary=rules.permissions_boundary or None,
+        path=security.role_path,
+        permissions_boundary=security.permissions_boundary or None,
         # IAM refuses to delete a role with policies otherwise.
         force_detach_policies=True,
         tags={**tags(name), **(more_tags or {})},

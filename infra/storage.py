@@ -8,8 +8,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.references import ResourceRef
 from infra.tags import tags
+from infra.types import ResourceRef
 
 # S3 keeps, and charges for, the parts of an incomplete multipart upload until a lifecycle rule removes them.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html

@@ -61,7 +61,7 @@ def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
     return pulumi.Output.concat("ray-on-ecs/", cluster_name)
 
 
-def company_tags(
+def add_tags(
     company: Mapping[str, pulumi.Input[str]], defaults: Mapping[str, str]
 ) -> Callable[[pulumi.ResourceTransformArgs], pulumi.ResourceTransformResult | None]:
     """Transform that adds the stack's tags (`company`) to all taggable resources of a component.

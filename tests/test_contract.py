@@ -19,7 +19,7 @@ import ray_on_ecs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.definitions import commands, containers, policies
 from infra.definitions.sizing import TaskSize
-from infra.references import Scale
+from infra.types import Scale
 from ray_on_ecs import cluster_info
 from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop

@@ -353,8 +353,9 @@ def main(args: argparse.Namespace) -> None:
         model = DistributedDataParallel(network, forward_sync_buffers=False, gradient_as_bucket_view=True)
     if args.compile:
         model.compile()
-    decayed, others = ([p for p in network.parameters() if (p.dim() > 1) is flag] for flag in (True, False))
-    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    matrices = [parameter for parameter in network.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in network.parameters() if parameter.dim() <= 1]  # biases and norms, not decayed
+    groups = [{"params": matrices, "weight_decay": args.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     peak = args.lr * math.sqrt(batches.images / 256)  # https://arxiv.org/abs/2205.10287
     optimizer = torch.optim.AdamW(groups, lr=peak, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -412,11 +413,17 @@ def main(args: argparse.Namespace) -> None:
                 fail(f"the loss of epoch {checkpoint.epoch + 1} is not finite; lower --lr, now {args.lr}")
             checkpoint.end_epoch(**metrics)
     if not checkpoint.should_stop:
-        meaning = {"model": args.model, "classes": data.classes, "mean": batches.mean, "std": batches.std}
-        known = {"image_classifier": json.dumps({**meaning, "shape": data.train[0].shape[1:]})}
-        checkpoint.export("model.safetensors", known)
+        description = {
+            "model": args.model,
+            "classes": data.classes,
+            "mean": batches.mean,
+            "std": batches.std,
+            "shape": data.train[0].shape[1:],
+        }
+        metadata = {"image_classifier": json.dumps(description)}
+        checkpoint.export("model.safetensors", metadata)
         if checkpoint.load_best():
-            checkpoint.export("best.safetensors", known)
+            checkpoint.export("best.safetensors", metadata)
     checkpoint.close()
     if RANKS > 1:
         dist.destroy_process_group()

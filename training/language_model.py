@@ -128,45 +128,64 @@ from ray_on_ecs.filesystem import fetch, open_filesystem
 from ray_on_ecs.sdk import alive
 
 say = partial(print, flush=True) if RANK == 0 else lambda *words: None
-# Results that selective activation checkpointing keeps: of matrix products and attention.
+# Results that selective activation checkpointing saves: of matrix products and attention.
 ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-KEPT = [getattr(torch.ops.aten, name).default
-        for name in ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in ATTENTION))]  # fmt: skip
+OPERATIONS = ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in ATTENTION))
+SAVED_RESULTS = [getattr(torch.ops.aten, name).default for name in OPERATIONS]
 
 
-def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[Dataset, list[str]]:
-    """Read the documents of a folder, one per row, and choose the columns; a text file is one document."""
+def list_files(address: str, flag: str) -> dict[str, list[str]]:
+    """Return the paths of the documents by kind: text, json or parquet, the loaders of datasets."""
     folder = Path(sysconfig.get_path("stdlib") if address == "python" else fetch(os.path.expanduser(address), flag))
     paths = [folder]
     if folder.is_dir():
         paths = sorted(folder.glob("*.py") if address == "python" else folder.rglob("*"))
-    kinds: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
+    others: list[str] = []
     for path in paths:
         if not path.is_file() or path.name.startswith("."):
             continue
-        name = path.name.lower().removesuffix(".gz")
-        kinds.setdefault(KINDS.get(Path(name).suffix, ""), []).append(str(path))
-    others = kinds.pop("", [])
+        kind = KINDS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+        if kind is None:
+            others.append(str(path))
+        else:
+            files.setdefault(kind, []).append(str(path))
     if others:
         say(f"warning: {flag}: files of other kinds are left out: {len(others)}, such as {others[0]}")
-    if not kinds:
+    if not files:
         fail(f"argument {flag}: {address!r} has no file whose name ends with {', '.join(KINDS)}, or that and .gz")
-    try:
-        load: Any = partial(load_dataset, split="train", cache_dir=str(CACHE / "datasets"))
-        whole = {"text": {"sample_by": "document"}}
-        parts = [load(kind, data_files=paths, **whole.get(kind, {})) for kind, paths in kinds.items()]
-        rows = concatenate_datasets(parts)
-    except Exception as error:  # files may be broken in any way
-        reason = " ".join(str(error.__cause__ or error).split())[:300]
-        fail(f"argument {flag}: {first_fault(kinds.get('json', [])) or f'{address!r}: {reason}'}")
-    wanted = [[args.column]] if args.column else [*CHATS, ["text"]]
-    columns = next((columns for columns in wanted if set(columns) <= set(rows.column_names)), None)
+    return files
+
+
+def choose_columns(rows: Dataset, column: str | None, flag: str) -> list[str]:
+    """Return the columns of a chat or a text."""
+    choices = [[column]] if column else [*CHATS, ["text"]]
+    columns = next((columns for columns in choices if set(columns) <= set(rows.column_names)), None)
     if columns is None:
-        fail(f"argument {flag}: there is no column {args.column or 'messages, prompt and completion, or text'}, but "
+        fail(f"argument {flag}: there is no column {column or 'messages, prompt and completion, or text'}, but "
              f"{', '.join(rows.column_names)}; rename them, or name the one with a text by --column")  # fmt: skip
     for name in columns:
         if columns != ["messages"] and getattr(rows.features[name], "dtype", "") not in ("string", "large_string"):
             fail(f"argument {flag}: the column {name} is not text alone, but {rows.features[name]}")
+    return columns
+
+
+def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[Dataset, list[str]]:
+    """Read the documents of a folder, one per row, and choose the columns; a text file is one document."""
+    files = list_files(address, flag)
+    try:
+        parts = []
+        for kind, paths in files.items():
+            # By default the loader for text makes a document of each line.
+            options: Any = {"sample_by": "document"} if kind == "text" else {}
+            parts.append(
+                load_dataset(kind, data_files=paths, split="train", cache_dir=str(CACHE / "datasets"), **options)
+            )
+        rows = concatenate_datasets(parts)
+    except Exception as error:  # files may be broken in any way
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        fail(f"argument {flag}: {first_fault(files.get('json', [])) or f'{address!r}: {reason}'}")
+    columns = choose_columns(rows, args.column, flag)
     full = rows.filter(lambda row: all(row[name] for name in columns), desc="empty documents")
     empty = len(rows) - len(full)
     if empty:
@@ -176,7 +195,9 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
 
 def first_fault(paths: Sequence[str]) -> str | None:
     """Return the first line of JSONL files that is not an object."""
-    for path in (path for path in paths if path.removesuffix(".gz").endswith(".jsonl")):
+    for path in paths:
+        if not path.removesuffix(".gz").endswith(".jsonl"):
+            continue
         with gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -373,6 +394,23 @@ def build_model(folder: Any, config: Any, args: Any, dtype: torch.dtype, pretrai
     return model
 
 
+def build_network(
+    args: argparse.Namespace, folder: Path | None, config: Any, pretrained: bool, device: torch.device, bf16: bool
+) -> Any:
+    """Build the model on this rank's device, or its shards with --sharding full; seed dropout differently per rank."""
+    # The weights that are trained are in fp32; with LoRA the frozen ones may be in bf16.
+    dtype = config.dtype if args.lora and bf16 else torch.float32
+    build = partial(build_model, folder, config, args, dtype, pretrained)
+    torch.manual_seed(args.seed)  # the same weights on all ranks
+    if args.sharding == "full" and RANKS > 1:
+        network = build(True)
+        shard(network, build(False).state_dict() if RANK == 0 else {}, bf16)
+    else:
+        network = build(False).to(device)
+    torch.manual_seed(args.seed * 1_000_003 + RANK)
+    return network
+
+
 def layers_of(model: nn.Module) -> nn.ModuleList:
     """Return the decoder layers: the list of modules with the most parameters."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
@@ -487,14 +525,8 @@ def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer:
         fs.copy_files(temporary, path, destination_filesystem=filesystem)
 
 
-def main(args: argparse.Namespace) -> None:
-    """Train, validate after each epoch, and export the best weights."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
-    is_gpu = device.type == "cuda"
-    bf16 = {"fp32": False, "bf16": True}.get(args.precision, is_gpu and torch.cuda.is_bf16_supported(False))
-    folder, config, pretrained = read_config(args)
+def set_defaults(args: argparse.Namespace, config: Any, pretrained: bool, workers: int) -> None:
+    """Set the options that depend on the model or the number of workers."""
     if not args.lr:
         fine_tuning_lr = 2e-4 if args.lora else 1e-5
         args.lr = fine_tuning_lr if pretrained else 1e-3
@@ -504,8 +536,21 @@ def main(args: argparse.Namespace) -> None:
     args.context = args.context or min(positions, 2048)
     if args.context > positions:
         fail(f"argument --context: {args.context} is more than the model's {positions} positions")
-    workers = int(os.environ.get("MAX_WORLD_SIZE", RANKS))
     args.global_batch_size = args.global_batch_size or max(16, args.batch_size * workers)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train, validate after each epoch, and export the best weights."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    is_gpu = device.type == "cuda"
+    bf16 = args.precision == "bf16"
+    if args.precision == "auto":
+        bf16 = is_gpu and torch.cuda.is_bf16_supported(False)
+    folder, config, pretrained = read_config(args)
+    workers = int(os.environ.get("MAX_WORLD_SIZE", RANKS))  # of a run with --num-workers 1:4, four
+    set_defaults(args, config, pretrained, workers)
     training, validation, tokenizer = load_data(args, folder, pretrained)
     if not workers <= args.global_batch_size <= len(training):
         fail(f"argument --global-batch-size: {args.global_batch_size} must be at least {workers}, the workers, and at "
@@ -517,29 +562,26 @@ def main(args: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     if RANKS > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", timeout=timedelta(hours=1))
-    torch.manual_seed(args.seed)  # the same weights on all ranks
     sharded = args.sharding == "full" and RANKS > 1
-    dtype = config.dtype if args.lora and bf16 else torch.float32  # all that is trained is in fp32
-    build = partial(build_model, folder, config, args, dtype, pretrained)
-    network = build(True) if sharded else build(False).to(device)
-    if sharded:
-        shard(network, build(False).state_dict() if RANK == 0 else {}, bf16)
-    torch.manual_seed(args.seed * 1_000_003 + RANK)  # dropout differs
+    network = build_network(args, folder, config, pretrained, device, bf16)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and not sharded)
     with autocast:
         loss_of = Loss(network, device)
     if args.activation_checkpointing != "none":
-        selective = {"context_fn": partial(create_selective_checkpoint_contexts, KEPT)}
-        more = selective if args.activation_checkpointing == "selective" else {}
-        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
-    for layer in layers_of(network) if args.compile else ():
-        layer.compile()
+        options: dict[str, Any] = {"use_reentrant": False}
+        if args.activation_checkpointing == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, SAVED_RESULTS)
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    if args.compile:
+        for layer in layers_of(network):
+            layer.compile()
     # FSDP2 would keep whole gradients on each GPU until the last micro-batch: there each one is reduced.
     ddp = DDP(network, gradient_as_bucket_view=True) if RANKS > 1 and not sharded else None
     model = ddp or network
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    decayed, others = ([p for p in parameters if (p.dim() > 1) is flag] for flag in (True, False))
-    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    vectors = [parameter for parameter in parameters if parameter.dim() <= 1]  # biases and norms, not decayed
+    groups = [{"params": matrices, "weight_decay": args.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate, steps=steps))
     sampler = DistributedSampler(training, seed=args.seed)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pulumi
 
 from infra.config import arguments, docker
-from infra.config.arguments import Arguments, NodeGroupArgs, RayClusterArgs
+from infra.config.arguments import Arguments, RayClusterArgs, WorkerGroupArgs
 from infra.config.identity import check_state
 from infra.config.location import ask_caller, check_account, remember
 from infra.config.plan import Plan, make_plan
@@ -21,9 +21,9 @@ from infra.errors import SettingError
 from infra.tags import name_prefix
 
 __all__ = [
-    "NodeGroupArgs",
     "Plan",
     "RayClusterArgs",
+    "WorkerGroupArgs",
     "announce_runs",
     "announce_update",
     "check_state",

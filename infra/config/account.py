@@ -18,7 +18,7 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import ARCHITECTURE
 from infra.definitions.user_data import ROOT_DEVICE
 from infra.errors import SettingError, error_reason
-from infra.references import known
+from infra.types import known
 
 # Error texts of AWS's services and the AWS provider for an absent resource.
 ABSENT = (

@@ -14,10 +14,10 @@ import pulumi
 from infra.config.settings import Settings
 from infra.definitions.containers import OWN_VARIABLES
 from infra.errors import SettingError
-from infra.references import ExistingNetwork
+from infra.types import ExistingNetwork
 
-# Field of Settings by argument of NodeGroupArgs.
-NODE_GROUPS = {
+# Field of Settings by argument of WorkerGroupArgs.
+WORKER_GROUPS = {
     "workers": {
         "instance_types": "worker_instance_types",
         "initial_count": "worker_count",
@@ -33,7 +33,7 @@ NODE_GROUPS = {
 }
 
 
-class NodeGroupArgs(TypedDict, total=False):
+class WorkerGroupArgs(TypedDict, total=False):
     """Worker group: EC2 instances that run one Ray worker each."""
 
     instance_types: list[str]
@@ -55,9 +55,9 @@ class RayClusterArgs(TypedDict, total=False):
 
     head_instance_type: str
     """EC2 instance type of the Ray head (x86_64, at least 8 GiB), which schedules jobs and runs no training."""
-    workers: NodeGroupArgs
+    workers: WorkerGroupArgs
     """GPU workers: x86_64 instance types with NVIDIA GPUs (T4 or later); by default two g5.xlarge."""
-    cpu_workers: NodeGroupArgs | None
+    cpu_workers: WorkerGroupArgs | None
     """CPU workers for data preprocessing, on instance types such as c6i.2xlarge; by default none."""
     head_ami_id: str
     """AMI of the instances without GPUs, e.g. ami-0123456789abcdef0; by default the latest Amazon ECS-optimized AMI."""
@@ -136,7 +136,7 @@ VALUES: dict[type, tuple[tuple[type, ...], str, str]] = {
     float: ((int, float), "is not a number", "use one, e.g. 5.5"),
     list: ((list, tuple), "is not a list", "use a list, also for a single value"),
     dict: ((Mapping,), "is not a dictionary", 'use one, e.g. {"name": "value"}'),
-    NodeGroupArgs: ((Mapping,), "is not a dictionary", 'use one, e.g. {"initial_count": 2}'),
+    WorkerGroupArgs: ((Mapping,), "is not a dictionary", 'use one, e.g. {"initial_count": 2}'),
 }
 
 
@@ -157,8 +157,8 @@ def read(args: RayClusterArgs) -> Arguments:
         SettingError: An argument is invalid.
     """
     values = _take("", args, RayClusterArgs)
-    for name, setting_names in NODE_GROUPS.items():
-        group = _take(f"{name}.", values.pop(name, {}), NodeGroupArgs)
+    for name, setting_names in WORKER_GROUPS.items():
+        group = _take(f"{name}.", values.pop(name, {}), WorkerGroupArgs)
         values |= {setting_names[argument]: value for argument, value in group.items()}
     environment = values.pop("environment", {})
     for variable in environment.keys() & OWN_VARIABLES:
@@ -170,7 +170,7 @@ def read(args: RayClusterArgs) -> Arguments:
 def of_settings(settings: Settings) -> RayClusterArgs:
     """Arguments that are equivalent to settings."""
     values = vars(settings).copy()
-    for name, setting_names in NODE_GROUPS.items():
+    for name, setting_names in WORKER_GROUPS.items():
         values[name] = {argument: values.pop(setting_name) for argument, setting_name in setting_names.items()}
     return cast(RayClusterArgs, values)
 

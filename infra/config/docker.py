@@ -29,10 +29,12 @@ def check(*, is_up: Callable[[], bool]) -> None:
     Raises:
         RunError: Docker does not answer, and the image has to be built.
     """
-    if problem := _problem():
-        if not is_up():
-            raise pulumi.RunError(f"imageUri: is empty, so the image is built locally, but {problem}; {HINT}")
-        pulumi.log.warn(f"{problem}; this machine could not build a changed image")
+    problem = _problem()
+    if problem is None:
+        return
+    if not is_up():
+        raise pulumi.RunError(f"imageUri: is empty, so the image is built locally, but {problem}; {HINT}")
+    pulumi.log.warn(f"{problem}; this machine could not build a changed image")
 
 
 def _problem() -> str | None:

@@ -16,8 +16,8 @@ import pulumi_aws as aws
 from infra.config.location import Caller, Remembered, wrong_account
 from infra.config.settings import Settings
 from infra.errors import SettingError, error_reason
-from infra.references import ExistingNetwork, Location
 from infra.tags import HEAD_ROLE, REGION_TAG, stack_tags
+from infra.types import ExistingNetwork, Location
 
 # Pulumi's auto-naming appends a hyphen and seven hexadecimal digits to a logical name.
 # https://www.pulumi.com/docs/iac/concepts/resources/names/
@@ -65,7 +65,7 @@ def check_roles(settings: Settings, caller: Caller, prefix: str, opts: pulumi.In
         )
         return
     own = stack_tags()
-    now = _known(
+    current = _known(
         {
             "region": caller.region,
             "rolePath": settings.role_path,
@@ -77,13 +77,13 @@ def check_roles(settings: Settings, caller: Caller, prefix: str, opts: pulumi.In
         if own.items() <= tags.items():
             region = tags.get(REGION_TAG, caller.region)
             boundary = role.permissions_boundary or ""
-            _refuse_change({"region": region, "rolePath": role.path, "permissionsBoundary": boundary}, now)
+            _refuse_change({"region": region, "rolePath": role.path, "permissionsBoundary": boundary}, current)
 
 
 def check_state(
     cluster: pulumi.Output[str],
     made_for: pulumi.Output[Mapping[str, str]],
-    now: Mapping[str, str],
+    current: Mapping[str, str],
     up: Remembered | None,
 ) -> pulumi.Output[str]:
     """Name of the cluster, after a check that the state owns the deployed stack and that its identity is unchanged.
@@ -91,7 +91,7 @@ def check_state(
     Args:
         cluster: Name of the cluster; known in a preview if the state owns the stack.
         made_for: Identity at the first `pulumi up`.
-        now: Current identity.
+        current: Current identity.
         up: Deployed stack of this name, or None.
 
     Raises:
@@ -107,9 +107,9 @@ def check_state(
             "stack, or delete orphaned resources (docs/updates.md)"
         )
 
-    def check_identity(name: str, was: Mapping[str, str]) -> str:
+    def check_identity(name: str, previous: Mapping[str, str]) -> str:
         try:
-            _refuse_change(was, now)
+            _refuse_change(previous, current)
         except SettingError as error:
             raise pulumi.RunError(str(error)) from error
         return name
@@ -119,36 +119,37 @@ def check_state(
     return pulumi.Output.all(owned, made_for).apply(lambda values: check_identity(*values))
 
 
-def _refuse_change(was: Mapping[str, str], now: Mapping[str, str]) -> None:
+def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> None:
     """Refuse changes that would replace the stack, or the roles and network that its instances use.
 
     Raises:
         RunError: Account, region or zones differ.
         SettingError: A setting differs.
     """
-    changed = {key for key in now if was.get(key, now[key]) != now[key]}
+    changed = {key for key in current if previous.get(key, current[key]) != current[key]}
     if "account" in changed:
-        raise wrong_account(now["account"], was["account"])
+        raise wrong_account(current["account"], previous["account"])
     if "region" in changed:
-        region = was["region"]
+        region = previous["region"]
         raise pulumi.RunError(
-            f"aws:region: {now['region']!r}, but this stack is up in {region}; `pulumi config set aws:region "
+            f"aws:region: {current['region']!r}, but this stack is up in {region}; `pulumi config set aws:region "
             f"{region}`, `pulumi destroy` it there first, or rename this stack"
         )
     for key in ("rolePath", "permissionsBoundary"):
         if key in changed:
             hint = f"{DESTROY}: instances and tasks use these roles"
-            raise SettingError(key, now[key], f"differs from the stack's, {was[key] or 'none'}", hint)
+            raise SettingError(key, current[key], f"differs from the stack's, {previous[key] or 'none'}", hint)
     for key in ("vpcId", "vpcCidr"):
         if key in changed:
-            network = was[key] or "the VPC that it created"
-            raise SettingError(key, now[key], f"differs from the stack's network, {network}", DESTROY)
+            network = previous[key] or "the VPC that it created"
+            raise SettingError(key, current[key], f"differs from the stack's network, {network}", DESTROY)
     if "bucketName" in changed:
-        bucket = was["bucketName"] or "the bucket that it created"
+        bucket = previous["bucketName"] or "the bucket that it created"
         hint = "change it back, or copy the runs, `pulumi destroy` and deploy again"
-        raise SettingError("bucketName", now["bucketName"], f"differs from the stack's bucket, {bucket}", hint)
+        raise SettingError("bucketName", current["bucketName"], f"differs from the stack's bucket, {bucket}", hint)
     if "zones" in changed:
         raise pulumi.RunError(
-            f"availabilityZones: the stack has subnets in {was['zones']}, in this order, which would be replaced by "
-            f"{now['zones']}: its security group was not found by its tags. If the stack was renamed, rename it back"
+            f"availabilityZones: the stack has subnets in {previous['zones']}, in this order, which would be replaced "
+            f"by {current['zones']}: its security group was not found by its tags. If the stack was renamed, rename it "
+            "back"
         )

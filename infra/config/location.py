@@ -19,8 +19,8 @@ import pulumi_aws as aws
 from infra.config.settings import Settings
 from infra.config.validation import DOCKER_BRIDGE
 from infra.errors import SettingError, error_reason
-from infra.references import ExistingNetwork, Location
 from infra.tags import CLUSTER_TAG, PROJECT_TAG, STACK_TAG, TASKS_GROUP, ZONE_TAG, ZONES_TAG
+from infra.types import ExistingNetwork, Location
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
@@ -91,14 +91,14 @@ def locate(
     if settings.vpc_id and not network:
         existing = get_existing_network(settings, caller, opts)
     before = up or _renamed(others)
-    wanted = tuple(existing.subnets) if existing else settings.availability_zones
-    if before and not wanted:
-        wanted = (before.zone,)
-    offered = offerings(settings, region, wanted, opts)
-    zones = tuple(common_zones(settings, offered, region)) if offered else wanted
+    preferred = tuple(existing.subnets) if existing else settings.availability_zones
+    if before and not preferred:
+        preferred = (before.zone,)
+    offered = offerings(settings, region, preferred, opts)
+    zones = tuple(common_zones(settings, offered, region)) if offered else preferred
     if existing:
         _check_subnets_zones(settings, existing, zones)
-        return Location(**vars(caller), worker_zones=wanted, zones=zones, existing=existing)
+        return Location(**vars(caller), worker_zones=preferred, zones=zones, existing=existing)
     if not up and before and not {before.zone, *settings.availability_zones} <= {*zones} & {*before.zones}:
         before = None  # a new stack, which requires other zones than the existing stacks
     subnets = before.zones if before else zones
@@ -264,12 +264,12 @@ def _allowed_accounts() -> list[str]:
 
 
 def offerings(
-    settings: Settings, region: str, wanted: Sequence[str], opts: pulumi.InvokeOptions | None = None
+    settings: Settings, region: str, preferred: Sequence[str], opts: pulumi.InvokeOptions | None = None
 ) -> Offerings:
     """Availability zones of the region by instance type.
 
-    If EC2 denies the call, the result is empty, and zones in `wanted` are taken unchecked. Local and Wavelength Zones
-    (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
+    If EC2 denies the call, the result is empty, and zones in `preferred` are taken unchecked. Local and Wavelength
+    Zones (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
     """
     types = {name for names in _kinds(settings).values() for name in names}
     try:
@@ -283,8 +283,8 @@ def offerings(
             f"instance type offerings of {region} could not be read (ec2:DescribeInstanceTypeOfferings: "
             f"{error_reason(error)})"
         )
-        if wanted:
-            pulumi.log.warn(f"{problem}; continuing in {', '.join(wanted)}")
+        if preferred:
+            pulumi.log.warn(f"{problem}; continuing in {', '.join(preferred)}")
             return {}
         raise pulumi.RunError(f"{problem}; set availabilityZones to a zone that offers the types") from error
     zones: Offerings = {name: set() for name in types}

@@ -18,7 +18,7 @@ from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, w
 from infra.definitions.subnets import private_addresses
 from infra.definitions.user_data import ami_parameter
 from infra.errors import SettingError, error_reason
-from infra.references import ExistingNetwork, Location, NodeSpec, Scale, known
+from infra.types import ExistingNetwork, Location, NodeSpec, Scale, known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.errors import SettingError
-from infra.references import NodeSpec, Price
+from infra.types import NodeSpec, Price
 
 PRICE_LIST_REGION = "us-east-1"
 # Linux without licences, on demand, on shared tenancy; without unused reservations and capacity blocks, which have
@@ -51,15 +51,15 @@ def look_up(region: str, *nodes: NodeSpec, spot: bool = True) -> list[NodeSpec]:
 
 
 def _prices(region: str, node: NodeSpec, on_demand: Mapping[str, float], *, spot: bool) -> dict[str, Price]:
-    now: dict[str, float] = {}
+    spot_prices: dict[str, float] = {}
     if spot and node.spot_count:
         try:
-            now = spot_usd(ec2(region), node.instance_types, node.zones)
+            spot_prices = spot_usd(ec2(region), node.instance_types, node.zones)
         except (BotoCoreError, ClientError) as cause:
             pulumi.log.warn(
                 f"spot prices are not available (ec2:DescribeSpotPriceHistory: {_line(cause)}); using on-demand prices"
             )
-    return {name: Price(on_demand=on_demand[name], spot=now.get(name)) for name in node.instance_types}
+    return {name: Price(on_demand=on_demand[name], spot=spot_prices.get(name)) for name in node.instance_types}
 
 
 def estimate(*nodes: NodeSpec) -> float | None:

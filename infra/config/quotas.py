@@ -17,8 +17,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.errors import SettingError, error_reason
-from infra.references import NodeSpec
 from infra.tags import stack_tags
+from infra.types import NodeSpec
 from ray_on_ecs.contract import SPOT, VCPU_QUOTAS
 
 

@@ -16,7 +16,7 @@ import pulumi
 
 from infra.config import validation
 from infra.errors import SettingError
-from infra.references import AccountRules, Alerts, Scale
+from infra.types import Alerts, Scale, SecurityOptions
 
 # Namespaces of keys that belong to providers and to Pulumi instead of a project.
 PROVIDERS = ("aws", "awsx", "pulumi")
@@ -32,8 +32,8 @@ WRONG_TYPE = {
 class Settings:
     """Complete, validated settings; the annotation of a field has its rule. An Input may be an Output.
 
-    Pulumi.yaml takes only strings and numbers. So the keys of both worker groups, which are arguments of NodeGroupArgs,
-    are flat here, and 0 stands for None there.
+    Pulumi.yaml takes only strings and numbers. So the keys of both worker groups, arguments of WorkerGroupArgs, are
+    flat here, and 0 stands for None there.
     """
 
     head_instance_type: Annotated[str, validation.instance_type] = "m5.xlarge"
@@ -113,9 +113,9 @@ class Settings:
         return _scale(self.cpu_worker_count, self.min_cpu_workers, self.max_cpu_workers, self.idle_timeout_minutes)
 
     @property
-    def rules(self) -> AccountRules:
-        """IAM and KMS settings of the account, shared by all components."""
-        return AccountRules(
+    def security(self) -> SecurityOptions:
+        """IAM and KMS settings that all components share."""
+        return SecurityOptions(
             permissions_boundary=self.permissions_boundary,
             role_path=self.role_path,
             kms_key_arn=self.kms_key_arn,
@@ -203,7 +203,7 @@ def _pair(key: str, text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _refuse_unknown_keys(known: list[str]) -> None:
+def _refuse_unknown_keys(keys: list[str]) -> None:
     """Refuse unknown keys and known keys of another project, both of which Pulumi ignores silently.
 
     Raises:
@@ -212,10 +212,10 @@ def _refuse_unknown_keys(known: list[str]) -> None:
     project = pulumi.get_project()
     for name in pulumi.runtime.get_config_env():
         namespace, _, key = name.rpartition(":")
-        if namespace not in (project, *PROVIDERS) and key in known:
+        if namespace not in (project, *PROVIDERS) and key in keys:
             raise pulumi.RunError(f"{name}: belongs to another project; rename it to {project}:{key}")
-        if namespace == project and key not in known:
-            nearest = get_close_matches(key, sorted(known), n=1)
+        if namespace == project and key not in keys:
+            nearest = get_close_matches(key, sorted(keys), n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else "Pulumi.yaml lists all keys."
             # The value is left out, since it may be a secret.
             raise pulumi.RunError(f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")

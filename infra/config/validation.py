@@ -15,8 +15,8 @@ import pulumi
 
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError
-from infra.references import known
 from infra.tags import TAG_PREFIX
+from infra.types import known
 
 SMALLEST_ROOT_VOLUME_GIB = 50
 LARGEST_ROOT_VOLUME_GIB = 16384

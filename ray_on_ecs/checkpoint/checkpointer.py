@@ -361,11 +361,11 @@ class Checkpointer:
         elif decision.saves:
             self._take()
 
-    def _decide(self, left: float, is_step: bool) -> _Decision:
-        """Decide on rank 0, with the seconds until a node is reclaimed."""
+    def _decide(self, seconds: float, is_step: bool) -> _Decision:
+        """Decide on rank 0, `seconds` before a node is reclaimed."""
         elapsed = time.monotonic() - self._taken_at
         is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
-        deadline = None if math.isinf(left) else time.time() + left
+        deadline = None if math.isinf(seconds) else time.time() + seconds
         saves = is_step or ((is_time or self._is_due) and not self._save.is_busy)
         return _Decision(saves, deadline)
 

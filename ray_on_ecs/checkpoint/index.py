@@ -152,14 +152,14 @@ class CheckpointIndex:
     def _prune(self) -> None:
         """Delete incomplete checkpoints, and complete ones that are neither among the newest nor the best.
 
-        The last one of several after the same step is kept. The next call repeats a failed deletion.
+        The last one of several after the same step is retained. The next call repeats a failed deletion.
         """
         last_of_step = {self._complete[name]["step"]: name for name in sorted(self._complete)}
-        kept = set(list(last_of_step.values())[-self._keep_last :])
+        retained = set(list(last_of_step.values())[-self._keep_last :])
         best = self.best
         if best is not None:
-            kept.add(last_of_step[best[1]["step"]])
-        for name in sorted({*self._incomplete, *self._complete} - kept):
+            retained.add(last_of_step[best[1]["step"]])
+        for name in sorted({*self._incomplete, *self._complete} - retained):
             try:
                 self._storage.delete(f"{name}/{MANIFEST}")  # first, so that a partly deleted checkpoint is absent
                 self._storage.delete_folder(name)

@@ -13,12 +13,12 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): _plain(value) for name, value in settings.items()}
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """Return the settings that differ, with both values; empty if they are equal."""
     changes = []
-    for name in {**before, **now}:
-        old = json.dumps(before[name]) if name in before else "not set"
-        new = json.dumps(now[name]) if name in now else "not set"
+    for name in {**previous, **current}:
+        old = json.dumps(previous[name]) if name in previous else "not set"
+        new = json.dumps(current[name]) if name in current else "not set"
         if old != new:
             changes.append(f"{name} was {old} and is {new}")
     return ", ".join(changes)

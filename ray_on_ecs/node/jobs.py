@@ -142,11 +142,17 @@ class JobRecovery:
         deadline = time.monotonic() + ORPHANS_SECONDS
         while time.monotonic() < deadline:
             with suppress(OSError):  # the dashboard is busy
-                orphans = [job for job in _list_jobs() if _is_running(job) and self._is_older(job)]
+                orphans = [
+                    job["submission_id"]
+                    for job in _list_jobs()
+                    if _is_running(job) and (job.get("start_time") or 0) < 1000 * self._started_at
+                ]
                 if not orphans:
                     return
                 for job in orphans:
-                    self._fail_orphaned(job["submission_id"])
+                    self._report(job, "has ended with the head that it ran on")
+                    with suppress(OSError):  # Ray's agent is still starting, or busy
+                        api.post(f"{url()}{job}/stop")
             time.sleep(ORPHANS_POLL_SECONDS)
 
     def resubmit_lost_jobs(self) -> None:
@@ -160,14 +166,6 @@ class JobRecovery:
         for job in _last_jobs(jobs):
             if self._is_lost(job) and not self._stopping.is_set():
                 self._resubmit(job, ids)
-
-    def _is_older(self, job: Job) -> bool:
-        return (job.get("start_time") or 0) < 1000 * self._started_at
-
-    def _fail_orphaned(self, job: str) -> None:
-        self._report(job, "has ended with the head that it ran on")
-        with suppress(OSError):  # Ray's agent is still starting, or busy
-            api.post(f"{url()}{job}/stop")
 
     def _record_interrupted(self, jobs: list[str]) -> None:
         if not self._state or not jobs:

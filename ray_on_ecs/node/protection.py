@@ -63,7 +63,7 @@ class Protection:
         self._name = name
         self._url = url
         self._in_use = in_use
-        self._wanted = self._set = False
+        self._is_needed = self._is_set = False
         self._set_at = -math.inf
         self._idle_since: float | None = None
         self._failing_since: float | None = None
@@ -84,22 +84,22 @@ class Protection:
     def _check(self) -> None:
         was_idle_since, self._idle_since = self._idle_since, None
         if self._in_use():
-            self._wanted = True
+            self._is_needed = True
             return
         self._idle_since = time.monotonic() if was_idle_since is None else was_idle_since
-        self._wanted = self._wanted and time.monotonic() - self._idle_since < IDLE_SECONDS
+        self._is_needed = self._is_needed and time.monotonic() - self._idle_since < IDLE_SECONDS
 
     def _update(self) -> None:
-        is_due = self._wanted and time.monotonic() - self._set_at >= RENEW_SECONDS
-        if self._wanted == self._set and not is_due:
+        is_due = self._is_needed and time.monotonic() - self._set_at >= RENEW_SECONDS
+        if self._is_needed == self._is_set and not is_due:
             return
-        if self._wanted:
-            self._set = True  # even if the response is lost: it has to be released later
+        if self._is_needed:
+            self._is_set = True  # even if the response is lost: it has to be released later
             put(self._url, {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES})
             self._set_at = time.monotonic()
         else:
             put(self._url, {"ProtectionEnabled": False})
-            self._set = False
+            self._is_set = False
             self._set_at = -math.inf
 
     def _report(self, cause: str | None) -> None:

@@ -65,8 +65,8 @@ def cut(line: str) -> str:
     """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of omitted characters."""
     if len(line) <= MAX_CHARACTERS:
         return line
-    kept = MAX_CHARACTERS - MARK_CHARACTERS
-    return f"{line[:kept]} ... [{len(line) - kept:,} more characters are not shown]"
+    length = MAX_CHARACTERS - MARK_CHARACTERS
+    return f"{line[:length]} ... [{len(line) - length:,} more characters are not shown]"
 
 
 def without_escapes(text: str) -> str:

@@ -59,7 +59,7 @@ class Snapshot:
 
     Attributes:
         files: The files by their paths in the script's folder.
-        left_out: Lines that name the files that were not kept, and the reason.
+        left_out: Lines that name the files that were not stored, and the reason.
         folder: The subfolder of the run's folder that has the files at the run's end.
     """
 
@@ -70,7 +70,7 @@ class Snapshot:
     @property
     def keys(self) -> set[str]:
         """Keys of the files' objects."""
-        return {kept.key for kept in self.files.values() if kept.key}
+        return {file.key for file in self.files.values() if file.key}
 
 
 def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
@@ -91,8 +91,8 @@ def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.F
     """Make this the last complete snapshot; all its files must have been stored."""
     defaults = asdict(KeptFile())
     files: dict[str, dict[str, Any]] = {}
-    for path, kept in sorted(snapshot.files.items()):
-        files[path] = {field: value for field, value in asdict(kept).items() if value != defaults[field]}
+    for path, file in sorted(snapshot.files.items()):
+        files[path] = {field: value for field, value in asdict(file).items() if value != defaults[field]}
     document = {"format": FORMAT, "folder": snapshot.folder, "left_out": list(snapshot.left_out), "files": files}
     storage.write_json(name, document)
 
@@ -126,30 +126,30 @@ def restore(
     """
     here = here or {}
     fetched: dict[Path, fs.FileInfo] = {}
-    for name, kept in files.items():
+    for name, file in files.items():
         path = folder / name
         _make_room(folder, path)
         if name in here:
             os.replace(here[name], path)
-        elif kept.link is None:
-            fetched[path] = _file_info(storage, kept)
+        elif file.link is None:
+            fetched[path] = _file_info(storage, file)
     copy_to_disk(storage.filesystem, fetched)
-    for name, kept in files.items():
+    for name, file in files.items():
         path = folder / name
-        if kept.link is not None:
-            path.symlink_to(kept.link)
+        if file.link is not None:
+            path.symlink_to(file.link)
         elif path in fetched:
-            path.chmod(kept.mode)
-            os.utime(path, ns=(kept.written_at, kept.written_at))
+            path.chmod(file.mode)
+            os.utime(path, ns=(file.written_at, file.written_at))
 
 
-def _file_info(storage: RunStorage, kept: KeptFile) -> fs.FileInfo:
-    path = storage.path(kept.key)
-    if kept.is_log:  # it may have grown since
+def _file_info(storage: RunStorage, file: KeptFile) -> fs.FileInfo:
+    path = storage.path(file.key)
+    if file.is_log:  # it may have grown since
         info = storage.filesystem.get_file_info(path)
         if info.is_file:
             return info
-    return fs.FileInfo(path, type=fs.FileType.File, size=kept.size)
+    return fs.FileInfo(path, type=fs.FileType.File, size=file.size)
 
 
 def _make_room(folder: Path, path: Path) -> None:
@@ -176,10 +176,10 @@ def publish(storage: RunStorage) -> Snapshot:
     snapshot = read_snapshot(storage)
     taken = snapshot.keys
     final: dict[str, KeptFile] = {}
-    for name, kept in snapshot.files.items():
+    for name, file in snapshot.files.items():
         key = key_of(snapshot.folder, name)
-        if kept.key and key not in taken:
-            final[name] = replace(kept, key=key)
+        if file.key and key not in taken:
+            final[name] = replace(file, key=key)
     with ThreadPoolExecutor(COPIES_AT_ONCE) as threads:
         list(threads.map(lambda name: _copy(storage, snapshot.files[name], final[name].key), final))
     if final:
@@ -231,18 +231,18 @@ def copy_on_disk(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _copy(storage: RunStorage, kept: KeptFile, key: str) -> None:
+def _copy(storage: RunStorage, file: KeptFile, key: str) -> None:
     """Copy an object within the storage, unless the script has already written it to its final key."""
-    source = storage.path(kept.key)
+    source = storage.path(file.key)
     target = storage.path(key)
     if storage.is_local:
         status = os.lstat(target) if os.path.lexists(target) else None
-        if status is None or (status.st_size, status.st_mtime_ns) != (kept.size, kept.written_at):
+        if status is None or (status.st_size, status.st_mtime_ns) != (file.size, file.written_at):
             _make_room(Path(storage.path()), Path(target))
             copy_on_disk(Path(source), Path(target))
-            os.utime(target, ns=(kept.written_at, kept.written_at))
-    elif kept.size <= MAX_COPY_BYTES:
+            os.utime(target, ns=(file.written_at, file.written_at))
+    elif file.size <= MAX_COPY_BYTES:
         storage.filesystem.copy_file(source, target)
     else:
-        with storage.open_reader(kept.key) as reader, storage.open_writer(key) as writer:
+        with storage.open_reader(file.key) as reader, storage.open_writer(key) as writer:
             shutil.copyfileobj(reader, writer, CHUNK_BYTES)

@@ -26,7 +26,7 @@ from pulumi.runtime import mocks, rpc
 from infra.config import prices
 from infra.config.account import AUTO_SCALING_ROLE
 from infra.definitions.sizing import InstanceType, TaskSize
-from infra.references import NodeSpec, Price
+from infra.types import NodeSpec, Price
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 # Logical name of the cluster in __main__.py.

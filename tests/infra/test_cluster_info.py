@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
-from infra.references import NodeSpec, Scale
+from infra.types import NodeSpec, Scale
 from tests.infra.fake_aws import Cloud, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)

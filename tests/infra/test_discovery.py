@@ -22,7 +22,7 @@ def test_the_name_exists_in_the_stacks_network_alone(cloud: Cloud) -> None:
     assert cloud.resources["discovery-namespace"].inputs["vpc"] == "vpc-1"
 
 
-def test_the_record_leads_to_a_new_head_within_seconds(cloud: Cloud) -> None:
+def test_dns_record_has_a_short_ttl(cloud: Cloud) -> None:
     discovery(cloud)
     config = cloud.resources["discovery-head"].inputs["dnsConfig"]
     assert config == {

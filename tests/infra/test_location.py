@@ -10,7 +10,7 @@ import pytest
 from infra.config.location import ask_caller, common_zones, locate, remember
 from infra.config.settings import Settings
 from infra.errors import SettingError
-from infra.references import ExistingNetwork, Location
+from infra.types import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, security_group
 
 EXISTING: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}
@@ -305,7 +305,7 @@ def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_dns_servers_of_a_company_are_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+def test_custom_dns_servers_cause_a_warning(cloud: Cloud, warnings: list[str]) -> None:
     assert location(cloud, **EXISTING).existing
     assert not warnings
     cloud.dns_servers = ("10.1.0.2", "10.1.0.3")

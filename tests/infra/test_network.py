@@ -10,7 +10,7 @@ import pytest
 
 from infra.definitions import commands, policies
 from infra.network import INTERFACE_ENDPOINTS, WITHOUT_POLICY, Network, NetworkArgs
-from infra.references import ExistingNetwork, Location
+from infra.types import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, Registered
 
 SHARED_TAGS = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev"}

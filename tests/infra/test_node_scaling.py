@@ -13,7 +13,7 @@ import pulumi
 import pytest
 
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
-from infra.references import Scale, ServiceRef
+from infra.types import Scale, ServiceRef
 from tests.infra.fake_aws import Cloud, node_spec
 
 
@@ -157,7 +157,7 @@ def test_scale_out_only_for_waiting_jobs(cloud: Cloud) -> None:
     assert alarm["treatMissingData"] == "notBreaching"
 
 
-def test_a_smaller_wish_takes_no_running_worker_away(cloud: Cloud) -> None:
+def test_smaller_request_keeps_running_workers(cloud: Cloud) -> None:
     scaling(cloud, scale(most=8), gpus=4)
     result = value(cloud, "short", requested=12, available=8, tasks=4)
     assert result is not None
@@ -166,7 +166,7 @@ def test_a_smaller_wish_takes_no_running_worker_away(cloud: Cloud) -> None:
     assert value(cloud, "short", available=8, tasks=4) is None
 
 
-def test_from_zero_a_job_for_one_worker_gets_one(cloud: Cloud) -> None:
+def test_scale_out_from_zero_starts_one_worker(cloud: Cloud) -> None:
     scaling(cloud, scale())
     result = value(cloud, "short", requested=1, available=0)
     assert result is not None

@@ -10,7 +10,7 @@ from infra.config.plan import Plan, get_instance_type, make_plan
 from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
-from infra.references import Price
+from infra.types import Price
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
 PREFIX = "ray-on-ecs"
@@ -69,7 +69,7 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
     assert "price list" in line
 
 
-def test_a_limit_that_cannot_be_checked_is_refused(cloud: Cloud, warnings: list[str]) -> None:
+def test_cost_limit_without_prices_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
     with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked without prices; "):
         plan(cloud, max_hourly_usd=5.0)
@@ -143,7 +143,7 @@ def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
 AMI = "ami-0123456789abcdef0"
 
 
-def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -> None:
+def test_mutable_image_tag_causes_a_warning(cloud: Cloud, warnings: list[str]) -> None:
     plan(cloud, image_uri="public.example/ray@sha256:" + "a" * 64)
     assert not warnings
     plan(cloud, image_uri="public.example/ray:latest")
@@ -151,7 +151,7 @@ def test_a_tag_that_may_move_is_pointed_out(cloud: Cloud, warnings: list[str]) -
     assert line.startswith("imageUri: the tag of public.example/ray:latest is mutable")
 
 
-def test_a_new_stack_needs_room_for_its_network_and_one_that_has_it_does_not(cloud: Cloud) -> None:
+def test_vpc_quota_counts_only_for_a_new_stack(cloud: Cloud) -> None:
     cloud.quotas, cloud.vpcs = {"L-F678F1CE": 5.0}, 5
     with pytest.raises(SettingError, match="VPCs per Region"):
         plan(cloud)

@@ -11,7 +11,7 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from infra.config import prices
-from infra.references import Price
+from infra.types import Price
 from tests.infra.fake_aws import REGION, node_spec, on_demand
 
 QUESTION = {

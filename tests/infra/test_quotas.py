@@ -9,7 +9,7 @@ import pytest
 from infra.config import quotas
 from infra.config.quotas import quota_of
 from infra.errors import SettingError
-from infra.references import NodeSpec
+from infra.types import NodeSpec
 from tests.infra.fake_aws import REGION, Cloud, instance_type, instance_types, node_spec
 
 G, P, STANDARD, SPOT_G, SPOT_P5, SPOT_P, SPOT_STANDARD = (quota.code for quota in quotas.QUOTAS)

@@ -17,7 +17,7 @@ import pytest
 from pulumi.provider.experimental.component import ComponentProvider
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
-from infra.config import NodeGroupArgs, RayClusterArgs
+from infra.config import RayClusterArgs, WorkerGroupArgs
 from infra.ray_cluster import RayCluster
 from ray_on_ecs import __version__
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
@@ -30,7 +30,7 @@ IMAGE = "public.example/ray@sha256:" + "a" * 64
 def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):
-            cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1}
+            cpu_workers: WorkerGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1}
             RayCluster(name, {"cpu_workers": cpu_workers, "image_uri": IMAGE, "tags": {"team": name}})
 
     cloud.run(program)  # refuses two resources of one name and type
@@ -97,7 +97,7 @@ def with_subnets(subnets: Any) -> Any:
     ("args", "line"),
     [
         (lambda: {"worker_count": 2}, "worker_count: unknown argument of RayCluster; see RayClusterArgs"),
-        (lambda: {"workers": {"count": 2}}, "workers.count: unknown argument of RayCluster; see NodeGroupArgs"),
+        (lambda: {"workers": {"count": 2}}, "workers.count: unknown argument of RayCluster; see WorkerGroupArgs"),
         (
             lambda: {"workers": later({})},
             "workers: must be known while Pulumi plans, and is an Output; use a plain value",
@@ -265,7 +265,7 @@ def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
 
 
 def test_network_roles_and_task_definitions_are_outputs(cloud: Cloud) -> None:
-    cpu_workers: NodeGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
+    cpu_workers: WorkerGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
     cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
     assert cloud.value(cluster.vpc_id) == "vpc-1"
     zones = cloud.resources["vision-network-vpc"].inputs["availabilityZoneNames"]
@@ -340,8 +340,8 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
         *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets", "tags"),
         *("permissionsBoundary", "taskPolicyArns", "instancePolicyArns", "kmsKeyArn", "environment"),
     }
-    assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:NodeGroupArgs"
-    group = schema["types"]["ray-on-ecs:index:NodeGroupArgs"]
+    assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:WorkerGroupArgs"
+    group = schema["types"]["ray-on-ecs:index:WorkerGroupArgs"]
     assert group["properties"].keys() == {"instanceTypes", "initialCount", "minCount", "maxCount"}
     assert not group.get("required")
     assert all(argument.get("description") for argument in group["properties"].values())

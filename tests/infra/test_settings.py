@@ -13,7 +13,7 @@ import yaml
 from infra import config
 from infra.config import RayClusterArgs, arguments, docker
 from infra.config.__main__ import files
-from infra.config.arguments import NODE_GROUPS
+from infra.config.arguments import WORKER_GROUPS
 from infra.config.settings import Alerts, Scale, Settings, key_of
 from infra.config.validation import RETENTION_DAYS
 from infra.errors import SettingError
@@ -124,8 +124,8 @@ def load(cloud: Cloud, **config: str) -> Settings:
 
 
 def test_settings_match_arguments_pulumi_yaml_and_docs() -> None:
-    of_groups = {setting for arguments in NODE_GROUPS.values() for setting in arguments.values()}
-    assert {*RayClusterArgs.__annotations__, *of_groups} == {*vars(Settings()), *NODE_GROUPS, "environment"}
+    of_groups = {setting for arguments in WORKER_GROUPS.values() for setting in arguments.values()}
+    assert {*RayClusterArgs.__annotations__, *of_groups} == {*vars(Settings()), *WORKER_GROUPS, "environment"}
     assert not RayClusterArgs.__required_keys__
     for path, text in files().items():
         assert path.read_text() == text, f"{path.name} is stale: python -m infra.config --write"
@@ -219,7 +219,7 @@ def test_a_bad_value_is_refused_in_one_line(cloud: Cloud, key: str, value: str, 
 @pytest.mark.parametrize(
     ("key", "hint"), [("workerCout", "did you mean 'workerCount'?"), ("color", "Pulumi.yaml lists all keys.")]
 )
-def test_a_key_that_nobody_reads_is_refused(cloud: Cloud, key: str, hint: str) -> None:
+def test_unknown_keys_are_refused(cloud: Cloud, key: str, hint: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
         load(cloud, **{key: "secret"})
     expected = f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`"
@@ -372,7 +372,7 @@ def test_settings_and_arguments_round_trip(cloud: Cloud) -> None:
     assert load(cloud, maxWorkers="0").max_workers is None
 
 
-def test_docker_is_asked_in_a_preview_where_the_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_checks_docker_if_image_is_built(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(docker, "check", lambda *, is_up: asked.append(is_up()))
 

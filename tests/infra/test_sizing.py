@@ -127,7 +127,7 @@ def gpu_types() -> dict[str, InstanceType]:
 
 
 @pytest.mark.parametrize("family", ["g4dn", "g5", "g6", "g6e", "p4d", "p5", "p5en"])
-def test_every_size_of_every_gpu_family_carries_a_worker_with_room_for_the_agent(family: str) -> None:
+def test_task_fits_every_gpu_instance_type(family: str) -> None:
     types = [item for name, item in gpu_types().items() if name.split(".")[0] == family]
     assert types, f"catalogue without {family}"
     for instance in types:

@@ -57,7 +57,7 @@ def test_fashion_mnist_is_read_from_its_folder(tmp_path: Path, monkeypatch: pyte
     assert train[3][0].shape == (1, 28, 28)
 
 
-def test_digits_if_fashion_mnist_can_t_be_had(
+def test_digits_replace_missing_fashion_mnist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torchvision.datasets.FashionMNIST.mirrors", ["http://127.0.0.1:9/"])

@@ -52,7 +52,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("plain", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 3), ("fsdp", 3)])
-def test_a_training_that_is_cut_ends_with_the_same_bits(on_ranks: Ranks, tmp_path: Path, kind: str, ranks: int) -> None:
+def test_interrupted_training_ends_with_the_same_bits(on_ranks: Ranks, tmp_path: Path, kind: str, ranks: int) -> None:
     whole = on_ranks(ranks, train, tmp_path / "whole", kind)
     for end in ENDED:
         folder = tmp_path / str(end)
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over(on_ranks: Ranks, tmp_path: Path) ->
     assert "resuming after step 4 (0 epochs)" in said
 
 
-def test_a_checkpoint_without_manifest_is_absent_and_goes(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_checkpoint_without_manifest_is_deleted(on_ranks: Ranks, tmp_path: Path) -> None:
     on_ranks(2, partial(train, every_steps=1), tmp_path, "ddp", 5)
     (tmp_path / "step-000000005" / "checkpoint.json").unlink()
     again = on_ranks(2, train, tmp_path, "ddp")
@@ -147,7 +147,7 @@ def spoil(rank: int, ranks: int, folder: Path) -> str:
     return str(found.value)
 
 
-def test_weights_that_are_not_finite_on_one_rank_are_an_error_on_all(on_ranks: Ranks, tmp_path: Path) -> None:
+def test_nonfinite_weights_fail_on_all_ranks(on_ranks: Ranks, tmp_path: Path) -> None:
     errors = on_ranks(2, spoil, tmp_path)
     assert set(errors) == {"weights of rank 1 are not finite after step 7; they are not saved"}
     assert not list(tmp_path.iterdir())
@@ -159,7 +159,7 @@ def model() -> nn.Linear:
     return nn.Linear(2, 2)
 
 
-def test_the_last_checkpoints_and_the_best_are_kept(model: nn.Linear, tmp_path: Path) -> None:
+def test_retention_keeps_best_and_latest(model: nn.Linear, tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path, model=model, keep_last=2, keep_best="accuracy", best_mode="max")
     for accuracy in (0.5, 0.9, 0.8, 0.9, 0.7):
         checkpoint.after_step()
@@ -222,7 +222,7 @@ def test_each_damage_of_a_file_is_named(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "files": {}}', '{"format": 2}'])
-def test_a_manifest_that_is_not_whole_is_none(model: nn.Linear, tmp_path: Path, content: str) -> None:
+def test_incomplete_manifest_is_ignored(model: nn.Linear, tmp_path: Path, content: str) -> None:
     saved(model, tmp_path)
     (tmp_path / "step-000000002" / "checkpoint.json").write_text(content)
     checkpoint = Checkpointer(tmp_path, model=model)
@@ -501,7 +501,7 @@ def test_metrics_and_steps_reach_the_run(model: nn.Linear, tmp_path: Path, monke
     assert {each["step"] for each in reports} - {None} == {1}
 
 
-def test_a_storage_that_fails_ends_no_training_but_its_end(
+def test_storage_failure_raises_only_at_close(
     model: nn.Linear, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -525,7 +525,7 @@ def test_storing_a_checkpoint_sends_heartbeats(
     assert {each["step"] for each in reports} == {None}
 
 
-def test_samples_that_are_not_counted_are_an_error(model: nn.Linear, tmp_path: Path) -> None:
+def test_uncounted_samples_are_an_error(model: nn.Linear, tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path, model=model, state={"sampler": DistributedSampler(range(4))})
     with pytest.raises(ValueError, match="samples: 0; give the samples that all ranks have used"):
         checkpoint.after_step()

@@ -43,7 +43,7 @@ def test_a_head_whose_gcs_fails_is_ill(
     assert capsys.readouterr().err == said
 
 
-def test_a_gcs_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_gcs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs, "TIMEOUT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="DEADLINE_EXCEEDED"):
         gcs.check(f"127.0.0.1:{silent.getsockname()[1]}")
@@ -82,7 +82,7 @@ def test_the_health_check_knows_two_kinds(monkeypatch: pytest.MonkeyPatch, capsy
     ],
     ids=["all GPUs", "more GPUs", "a missing GPU", "GPUs taken from the container", "a missing driver"],
 )
-def test_a_worker_is_healthy_with_its_gpus_alone(
+def test_worker_is_healthy_only_with_its_gpus(
     head: Head,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -98,7 +98,7 @@ def test_a_worker_is_healthy_with_its_gpus_alone(
     assert said.startswith(fault) if fault else not said
 
 
-def test_a_worker_whose_process_still_uses_a_gpu_is_healthy(
+def test_worker_with_a_gpu_process_is_healthy(
     head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ports, "AGENT", head.server_port)

@@ -256,7 +256,7 @@ def test_progress_resets_resubmissions(ray: Head) -> None:
     assert ray.bodies[0]["metadata"]["resubmissions"] == "1"
 
 
-def test_a_job_that_the_head_stopped_with_itself_is_submitted_again_by_the_next_head(ray: Head, state: State) -> None:
+def test_next_head_resubmits_jobs_that_a_head_stopped(ray: Head, state: State) -> None:
     running = a_job()
     ray.answer = [running, a_job(STOPPED, "by-user", metadata={"run_name": "by-user", "max_resubmissions": "3"})]
     state.folder.mkdir()

@@ -171,7 +171,7 @@ class Clock:
         self.now += seconds
 
 
-def test_it_publishes_every_minute_however_long_publishing_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_publishing_keeps_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, times = Clock(), []
     monkeypatch.setattr(metrics, "time", clock)
 

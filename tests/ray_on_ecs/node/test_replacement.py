@@ -54,7 +54,7 @@ def test_one_of_five_is_marked_at_once(autoscaling: Any) -> None:
     assert unhealthy(autoscaling) == [first]
 
 
-def test_a_fifth_of_a_larger_group_is_marked(autoscaling: Any) -> None:
+def test_at_most_a_fifth_is_marked_unhealthy(autoscaling: Any) -> None:
     autoscaling.set_desired_capacity(AutoScalingGroupName=GROUP, DesiredCapacity=10)
     for each in instances(autoscaling):
         replacement.mark_unhealthy(each["InstanceId"], autoscaling)
@@ -66,7 +66,7 @@ def test_the_limit_is_a_fifth(size: int, most: int) -> None:
     assert replacement.most_unhealthy(size) == most
 
 
-def test_a_worker_whose_gpus_fail_marks_its_instance_and_ends(
+def test_gpu_failure_marks_instance_and_ends_worker(
     autoscaling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = instances(autoscaling)[0]["InstanceId"]
@@ -126,7 +126,7 @@ def test_no_replacement_outside_ec2(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert not capsys.readouterr().err
 
 
-def test_the_mark_counts_within_the_groups_grace_period() -> None:
+def test_mark_applies_within_the_grace_period() -> None:
     asked: list[dict[str, Any]] = []
 
     class Service:

@@ -142,7 +142,9 @@ def unsupported(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(gpus.GPU_FAULT, GpuError), (1, StartError), (137, StartError)])
-def test_only_a_fault_of_a_gpu_is_one(monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]) -> None:
+def test_exit_status_distinguishes_gpu_faults(
+    monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]
+) -> None:
     monkeypatch.setattr(gpus, "CHECK", ("sh", "-c", f"echo the reason >&2; exit {status}"))
     with pytest.raises(error, match="the reason"):
         gpus.check(1)
@@ -154,7 +156,7 @@ def test_check_of_a_hanging_gpu_is_abandoned(monkeypatch: pytest.MonkeyPatch) ->
         gpus.check(1, seconds=0.2)
 
 
-def test_gpus_that_need_a_moment_cost_no_instance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_second_gpu_check_prevents_a_replacement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpus, "CHECK", ("sh", "-c", f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; exit 3; }}"))
     monkeypatch.setattr(worker, "RECHECK_SECONDS", 0.0)
     monkeypatch.setattr(replacement, "request", pytest.fail)

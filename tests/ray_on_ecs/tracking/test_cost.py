@@ -81,7 +81,7 @@ def prices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("prices")
-def test_on_spot_it_says_what_that_has_saved(put: Callable[..., Any]) -> None:
+def test_cost_on_spot_shows_the_savings(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5_SPOT: 0.5})
     assert cost is not None
@@ -131,7 +131,7 @@ def test_without_prices_it_is_not_known(put: Callable[..., Any], text: str | Non
     assert cost_line(None) == ""
 
 
-def test_a_stack_that_knows_no_prices_says_so(put: Callable[..., Any]) -> None:
+def test_unknown_prices_give_no_cost(put: Callable[..., Any]) -> None:
     put(prices=None)
     assert cost_of({G5: 0.5}) is None
 

@@ -95,9 +95,7 @@ def test_lock_exists_only_while_held(storage: RunStorage) -> None:
         pass
 
 
-def test_an_owner_that_refreshes_it_is_alive_and_the_second_is_refused(
-    storage: RunStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refreshed_lock_refuses_a_second_owner(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(storage) as held:
 
         def refresh_instead(seconds: float) -> None:
@@ -203,7 +201,7 @@ def test_lost_response_to_a_take_over(bucket: RunStorage, line: FlakyProxy) -> N
         assert held.refresh()
 
 
-def test_an_unanswered_owner_hears_of_a_take_over(
+def test_owner_without_responses_notices_the_takeover(
     bucket: RunStorage, line: FlakyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RunLock(bucket) as first:

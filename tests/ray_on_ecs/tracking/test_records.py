@@ -58,7 +58,7 @@ def test_records_are_read_while_they_grow(storage: RunStorage) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_other_files_among_the_parts_are_no_records(storage: RunStorage) -> None:
+def test_other_files_are_not_records(storage: RunStorage) -> None:
     storage.write("metrics/notes.txt", "mine")
     log, file = attempt(storage)
     make(log, *range(1, 10))

@@ -163,7 +163,7 @@ def test_final_state_follows_the_error(
     assert f'<span class="state {state}">' in storage.read("report.html").decode()
 
 
-def test_a_wait_in_vain_is_a_failure(storage: RunStorage, record: RunRecord) -> None:
+def test_wait_timeout_is_a_failure(storage: RunStorage, record: RunRecord) -> None:
     with pytest.raises(ResourceError), record.closing(lambda: True, print), record.waiting():
         raise ResourceError("the cluster has no GPU")
     assert (status(storage)["state"], status(storage)["error"]) == ("failed", "the cluster has no GPU")

@@ -92,7 +92,7 @@ def test_a_log_is_restored_as_it_is(storage: RunStorage, tmp_path: Path) -> None
     assert contents(tmp_path / "folder") == {"log": "1 and more"}
 
 
-def test_an_object_that_is_gone_is_an_error(storage: RunStorage, tmp_path: Path) -> None:
+def test_deleted_object_is_an_error(storage: RunStorage, tmp_path: Path) -> None:
     for is_log in (False, True):
         file = kept(storage, "files/a", "1", is_log=is_log)
         storage.delete("files/a")

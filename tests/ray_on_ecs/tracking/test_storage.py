@@ -142,7 +142,7 @@ def test_another_process_retries_as_often(aws_server: str, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("s3")
-def test_calls_that_stay_lost_end_after_some_tries(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_of_lost_calls_are_limited(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ATTEMPTS", 2)
     with flaky_proxy(aws_server, 1.0) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
@@ -186,7 +186,7 @@ class Refusing(ThreadingHTTPServer):
     [(404, "NoSuchBucket"), (403, "AccessDenied"), (403, "InvalidAccessKeyId"), (400, "ExpiredToken")],
 )
 @pytest.mark.usefixtures("s3")
-def test_what_no_retry_can_change_fails_at_once(monkeypatch: pytest.MonkeyPatch, status: int, code: str) -> None:
+def test_permanent_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch, status: int, code: str) -> None:
     with serving(Refusing(status, code)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(UsageError, match="--storage-path") as caught:

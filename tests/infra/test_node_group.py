@@ -1,4 +1,4 @@
-"""Auto Scaling groups and capacity providers: launch, scaling, replacement and permissions."""
+"""Node groups: launch, scaling, replacement and permissions of instances."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.capacity import Capacity, CapacityArgs
 from infra.definitions import policies
 from infra.definitions.user_data import user_data
-from infra.references import AccountRules, Location, NetworkRef, ResourceRef
+from infra.node_group import NodeGroup, NodeGroupArgs
+from infra.types import Location, NetworkRef, ResourceRef, SecurityOptions
 from tests.infra.fake_aws import ACCOUNT, ECS_CLUSTER, REGION, Cloud, instance_type, node_spec
 
 LOCATION = Location(
@@ -26,30 +26,30 @@ LOCATION = Location(
 DEFAULTS: dict[str, Any] = {
     "location": LOCATION,
     "node": node_spec("m5.xlarge", 1),
-    "rules": AccountRules(),
+    "security": SecurityOptions(),
     "root_volume_gib": 100,
 }
 GPU: dict[str, Any] = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
 
 
-def build(args: dict[str, Any] = DEFAULTS) -> Capacity:
-    """Instances with valid defaults, in a network with a rule."""
+def build(args: dict[str, Any] = DEFAULTS) -> NodeGroup:
+    """Node group with valid defaults, in a network with a rule."""
     network = pulumi.ComponentResource("test:index:Network", "network")
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
     tasks, instances = (pulumi.Output.from_input(f"sg-{kind}") for kind in ("tasks", "instances"))
     ref = NetworkRef(subnets=subnets, tasks_group_id=tasks, instances_group_id=instances, network=network)
     cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input(ECS_CLUSTER))
-    return Capacity("head", CapacityArgs(cluster=cluster, network=ref, **args))
+    return NodeGroup("head", NodeGroupArgs(cluster=cluster, network=ref, **args))
 
 
-def capacity(cloud: Cloud, args: dict[str, Any] = DEFAULTS) -> Capacity:
-    """The same, in an account."""
+def node_group(cloud: Cloud, args: dict[str, Any] = DEFAULTS) -> NodeGroup:
+    """Registered node group."""
     return cloud.run(lambda: build(args))
 
 
 def test_the_heads_group_has_one_instance(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     group = cloud.resources["head-group"].inputs
     assert {group["minSize"], group["maxSize"], group["desiredCapacity"]} == {1.0}
     assert group["vpcZoneIdentifiers"] == ["subnet-b"]
@@ -57,13 +57,13 @@ def test_the_heads_group_has_one_instance(cloud: Cloud) -> None:
 
 
 def test_no_instances_are_allowed(cloud: Cloud) -> None:
-    capacity(cloud, {**GPU, "node": node_spec("g5.xlarge", 0, gpus=1)})
+    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 0, gpus=1)})
     group = cloud.resources["head-group"].inputs
     assert {group["minSize"], group["maxSize"]} == {0.0}
 
 
 def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     assert cloud.resources["head-template"].inputs["metadataOptions"] == {
         "httpEndpoint": "enabled",
         "httpTokens": "required",
@@ -71,8 +71,8 @@ def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
     }
 
 
-def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
-    capacity(cloud, {**DEFAULTS, "root_volume_gib": 200})
+def test_root_volume_is_encrypted_and_deleted_on_termination(cloud: Cloud) -> None:
+    node_group(cloud, {**DEFAULTS, "root_volume_gib": 200})
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
     assert disk == {
         "deviceName": "/dev/xvda",
@@ -81,7 +81,7 @@ def test_the_disk_is_encrypted_and_goes_with_its_instance(cloud: Cloud) -> None:
 
 
 def test_instances_are_in_a_group_of_their_own(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     template = cloud.resources["head-template"].inputs
     (interface,) = template["networkInterfaces"]
     assert interface["securityGroups"] == ["sg-instances"]
@@ -90,7 +90,7 @@ def test_instances_are_in_a_group_of_their_own(cloud: Cloud) -> None:
 
 
 def test_instances_have_no_public_address(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     (interface,) = cloud.resources["head-template"].inputs["networkInterfaces"]
     assert interface["associatePublicIpAddress"] == "false"
     assert interface["deviceIndex"] == 0
@@ -98,7 +98,7 @@ def test_instances_have_no_public_address(cloud: Cloud) -> None:
 
 
 def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     specifications = cloud.resources["head-template"].inputs["tagSpecifications"]
     tagged = {entry["resourceType"]: entry["tags"] for entry in specifications}
     assert tagged.keys() == {"instance", "volume", "network-interface"}
@@ -110,13 +110,13 @@ def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
 
 
 def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     encoded = cloud.resources["head-template"].inputs["userData"]
     assert base64.b64decode(encoded).decode() == user_data("ray-cluster")
 
 
 def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     template, group = cloud.resources["head-template"], cloud.resources["head-group"]
     assert template.replace_on_changes == ("instanceType", "blockDeviceMappings")
     assert group.inputs["launchTemplate"] == {"id": "head-template-id", "version": "$Latest"}
@@ -137,19 +137,19 @@ def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
     ids=["another type", "spot", "disk"],
 )
 def test_updates_replace_no_running_worker(cloud: Cloud, change: dict[str, Any]) -> None:
-    capacity(cloud, {**GPU, **change})
+    node_group(cloud, {**GPU, **change})
     assert "instanceRefresh" not in cloud.resources["head-group"].inputs
 
 
 def test_the_role_is_for_instances(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     (role,) = cloud.of_type("aws:iam/role:Role")
     (statement,) = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}
 
 
 def test_gpu_workers_have_placement_groups_per_zone(cloud: Cloud) -> None:
-    capacity(cloud, GPU)
+    node_group(cloud, GPU)
     groups = cloud.of_type("aws:ec2/placementGroup:PlacementGroup")
     assert {resource.name: resource.inputs["strategy"] for resource in groups} == {
         "head-placement-us-west-2a": "cluster",
@@ -158,20 +158,20 @@ def test_gpu_workers_have_placement_groups_per_zone(cloud: Cloud) -> None:
     assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement-us-west-2b"
 
 
-def test_a_single_gpu_instance_stands_alone(cloud: Cloud) -> None:
-    capacity(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, gpus=1)})
+def test_single_gpu_instance_has_no_placement_group(cloud: Cloud) -> None:
+    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, gpus=1)})
     assert "placementGroup" not in cloud.resources["head-group"].inputs
     assert len(cloud.of_type("aws:ec2/placementGroup:PlacementGroup")) == 2
 
 
 def test_the_head_stands_alone(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     assert cloud.of_type("aws:ec2/placementGroup:PlacementGroup") == []
     assert "placementGroup" not in cloud.resources["head-group"].inputs
 
 
 def test_managed_scaling_controls_the_desired_capacity(cloud: Cloud) -> None:
-    capacity(cloud, GPU)
+    node_group(cloud, GPU)
     group = cloud.resources["head-group"].inputs
     assert (group["minSize"], group["maxSize"]) == (0, 2)
     assert "desiredCapacity" not in group
@@ -187,33 +187,33 @@ def test_managed_scaling_controls_the_desired_capacity(cloud: Cloud) -> None:
     assert provider["managedTerminationProtection"] == "ENABLED"
 
 
-def test_the_tag_that_ecs_adds_is_there_from_the_start(cloud: Cloud) -> None:
-    capacity(cloud, DEFAULTS)
+def test_group_has_the_ecs_managed_tag(cloud: Cloud) -> None:
+    node_group(cloud, DEFAULTS)
     tags = {tag["key"]: tag for tag in cloud.resources["head-group"].inputs["tags"]}
     assert tags["AmazonECSManaged"] == {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}
     assert not tags["ray-on-ecs:stack"]["propagateAtLaunch"]
 
 
 def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     assert cloud.resources["head-group"].inputs["enabledMetrics"] == [
         "GroupInServiceInstances",
         "GroupDesiredCapacity",
     ]
 
 
-def test_ecs_does_not_scale_a_fixed_number_and_drains_what_leaves(cloud: Cloud) -> None:
-    made = capacity(cloud)
+def test_fixed_size_disables_managed_scaling_but_drains(cloud: Cloud) -> None:
+    group = node_group(cloud)
     assert cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"] == {
-        "autoScalingGroupArn": cloud.value(made._group.arn),
+        "autoScalingGroupArn": cloud.value(group._group.arn),
         "managedScaling": {"status": "DISABLED"},
         "managedTerminationProtection": "DISABLED",
         "managedDraining": "ENABLED",
     }
 
 
-def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud) -> None:
-    capacity(cloud)
+def test_session_manager_policy_excludes_ssm_parameters(cloud: Cloud) -> None:
+    node_group(cloud)
     assert not cloud.of_type("aws:iam/rolePolicyAttachment:RolePolicyAttachment")
     own, channels = json.loads(cloud.resources["head-instance-ssm"].inputs["policy"])["Statement"]
     assert own["Action"] == ["ssm:UpdateInstanceInformation"]
@@ -224,7 +224,7 @@ def test_whoever_opens_a_session_reads_no_parameter_of_the_account(cloud: Cloud)
 
 
 def test_instances_start_after_what_they_need(cloud: Cloud) -> None:
-    capacity(cloud)
+    node_group(cloud)
     needs = cloud.needs("head-group")
     assert {"rule", "head-instance-ssm", "head-instance-profile"} <= needs
 
@@ -232,9 +232,9 @@ def test_instances_start_after_what_they_need(cloud: Cloud) -> None:
 @pytest.mark.parametrize("args", [DEFAULTS, GPU], ids=["head", "workers"])
 def test_instances_register_after_their_provider_is_associated(cloud: Cloud, args: dict[str, Any]) -> None:
     def program() -> None:
-        made = build(args)
-        association = pulumi.CustomResource("test:index:Association", "association", {"provider": made.provider_name})
-        made.join_cluster(association)
+        group = build(args)
+        association = pulumi.CustomResource("test:index:Association", "association", {"provider": group.provider_name})
+        group.join_cluster(association)
 
     cloud.run(program)
     attached = cloud.resources["head-instance-ecs"]
@@ -247,7 +247,7 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
 
 @pytest.mark.parametrize("zones", [("us-west-2b",), ("us-west-2b", "us-west-2a")])
 def test_placement_groups_are_deleted_after_their_instances(cloud: Cloud, zones: tuple[str, ...]) -> None:
-    capacity(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
+    node_group(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
     groups = {resource.name for resource in cloud.of_type("aws:ec2/placementGroup:PlacementGroup")}
     assert len(groups) == 2
     assert groups <= cloud.needs("head-group")
@@ -283,9 +283,9 @@ def test_preview_skips_the_instance_lookup(cloud: Cloud) -> None:
     assert not [token for token, _ in cloud.calls if token.endswith(":getInstances")]
 
 
-def test_a_machine_image_that_is_given_is_taken(cloud: Cloud) -> None:
+def test_configured_ami_is_used(cloud: Cloud) -> None:
     node = replace(GPU["node"], ami_id="ami-0123456789abcdef0")
-    capacity(cloud, {**GPU, "node": node})
+    node_group(cloud, {**GPU, "node": node})
     assert cloud.resources["head-template"].inputs["imageId"] == "ami-0123456789abcdef0"
 
 
@@ -293,7 +293,7 @@ SEVERAL = (instance_type("g5.xlarge"), instance_type("g6.xlarge"))
 
 
 def test_on_demand_types_are_prioritized(cloud: Cloud) -> None:
-    capacity(cloud, {**GPU, "node": replace(GPU["node"], instances=SEVERAL)})
+    node_group(cloud, {**GPU, "node": replace(GPU["node"], instances=SEVERAL)})
     group = cloud.resources["head-group"].inputs
     assert "launchTemplate" not in group
     policy = group["mixedInstancesPolicy"]
@@ -306,7 +306,7 @@ def test_on_demand_types_are_prioritized(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(("spot_count", "on_demand"), [(2, 0), (1, 1)])
 def test_spot_instances_are_cheap_ones_that_last(cloud: Cloud, spot_count: int, on_demand: int) -> None:
-    capacity(cloud, {**GPU, "node": replace(GPU["node"], spot_count=spot_count)})
+    node_group(cloud, {**GPU, "node": replace(GPU["node"], spot_count=spot_count)})
     group = cloud.resources["head-group"].inputs
     distribution = group["mixedInstancesPolicy"]["instancesDistribution"]
     assert distribution["spotAllocationStrategy"] == "price-capacity-optimized"
@@ -316,7 +316,7 @@ def test_spot_instances_are_cheap_ones_that_last(cloud: Cloud, spot_count: int, 
 
 def test_workers_share_one_zone_and_can_fail_over(cloud: Cloud) -> None:
     zones = ("us-west-2b", "us-west-2a")
-    capacity(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
+    node_group(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
     group = cloud.resources["head-group"]
     assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b"]
     assert group.inputs["placementGroup"] == "head-placement-us-west-2b"
@@ -325,18 +325,18 @@ def test_workers_share_one_zone_and_can_fail_over(cloud: Cloud) -> None:
 
 def test_workers_are_spread_over_zones_if_told_to(cloud: Cloud) -> None:
     spread = replace(GPU["node"], zones=("us-west-2b", "us-west-2a"), spread=True)
-    capacity(cloud, {**GPU, "node": spread})
+    node_group(cloud, {**GPU, "node": spread})
     group = cloud.resources["head-group"]
     assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b", "subnet-a"]
     assert "placementGroup" not in group.inputs
     assert group.ignore_changes == ()
 
 
-def test_roles_and_disks_keep_the_accounts_rules(cloud: Cloud) -> None:
+def test_roles_and_disks_have_the_security_options(cloud: Cloud) -> None:
     key = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1"
     boundary = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
-    rules = AccountRules(permissions_boundary=boundary, role_path="/teams/ml/", kms_key_arn=key)
-    capacity(cloud, {**DEFAULTS, "rules": rules})
+    security = SecurityOptions(permissions_boundary=boundary, role_path="/teams/ml/", kms_key_arn=key)
+    node_group(cloud, {**DEFAULTS, "security": security})
     role = cloud.resources["head-instance-role"].inputs
     assert (role["permissionsBoundary"], role["path"]) == (boundary, "/teams/ml/")
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
@@ -348,5 +348,5 @@ def test_roles_and_disks_keep_the_accounts_rules(cloud: Cloud) -> None:
     assert {"CreateGrant", "GenerateDataKeyWithoutPlaintext", "Decrypt"} <= set(grant["operations"])
     assert "head-disk-key" in cloud.needs("head-group")
     other = Cloud()
-    capacity(other)
+    node_group(other)
     assert not other.of_type("aws:kms/grant:Grant")

@@ -12,10 +12,10 @@ import pytest
 from infra.definitions import containers, policies
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
-from infra.ray_nodes import TaskDefaults
-from infra.ray_service import RayService, RayServiceArgs
-from infra.ray_task import RayTask
-from infra.references import AccountRules, Location, NetworkRef, ResourceRef
+from infra.service import Service, ServiceArgs
+from infra.task_definition import TaskDefinition
+from infra.task_factory import TaskFactory
+from infra.types import Location, NetworkRef, ResourceRef, SecurityOptions
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
@@ -42,14 +42,14 @@ def cluster() -> ResourceRef:
     return ResourceRef(name=known("ray-cluster"), arn=known("arn:cluster"))
 
 
-def tasks() -> TaskDefaults:
+def tasks() -> TaskFactory:
     """Task defaults with valid values."""
-    return TaskDefaults(
+    return TaskFactory(
         cluster=cluster(),
         location=Location(
             partition="aws", account=ACCOUNT, region=REGION, worker_zones=("us-west-2a",), zones=("us-west-2a",)
         ),
-        rules=AccountRules(),
+        security=SecurityOptions(),
         image_uri=IMAGE,
         logs=ResourceRef(name=known("ray-logs"), arn=known(LOGS)),
         token_parameter_arn=TOKEN,
@@ -57,14 +57,14 @@ def tasks() -> TaskDefaults:
     )
 
 
-def service(name: str, task: RayTask, after: Sequence[pulumi.Resource], **args: Any) -> RayService:
+def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], **args: Any) -> Service:
     """Service with valid defaults, in a separate network."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
     subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
     ref = NetworkRef(subnets=subnets, tasks_group_id=known("sg-1"), instances_group_id=known("sg-2"), network=network)
-    return RayService(
+    return Service(
         name,
-        RayServiceArgs(
+        ServiceArgs(
             cluster=cluster(),
             network=ref,
             zones=("us-west-2a",),
@@ -97,8 +97,10 @@ def nodes(cloud: Cloud) -> Cloud:
         facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
         group = workers_group()
         head_args = tasks().head(HEAD_SIZE, cluster_info_parameter=facts, group=group, moves=True, cpu_workers=False)
-        head = RayTask("ray-on-ecs-ray-head-task", head_args)
-        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
+        head = TaskDefinition("ray-on-ecs-ray-head-task", head_args)
+        worker = TaskDefinition(
+            "ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group())
+        )
         needed = [association, *head.role_policies, *worker.role_policies]
         service("ray-head", head, needed, count=1, registry_arn="arn:registry")
         service("ray-workers", worker, needed, count=2)
@@ -223,7 +225,9 @@ def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) 
 
 def test_autoscaled_service_ignores_desired_count(cloud: Cloud) -> None:
     def program() -> None:
-        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
+        worker = TaskDefinition(
+            "ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group())
+        )
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
@@ -244,11 +248,13 @@ def test_a_fixed_number_is_held(nodes: Cloud) -> None:
     [({}, None, None), ({"redeploy": "again"}, True, {"redeploy": "again"})],
     ids=["none", "a word"],
 )
-def test_a_word_deploys_again_what_ecs_has_given_up(
+def test_redeploy_workers_forces_a_new_deployment(
     cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
-        worker = RayTask("ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group()))
+        worker = TaskDefinition(
+            "ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group())
+        )
         service("ray-workers", worker, [], count=0, redeploy=word)
 
     cloud.run(program)

@@ -1,4 +1,4 @@
-"""Task inputs of head, workers and CPU workers, from the pure definitions and the other components' outputs."""
+"""Task definition inputs of head, workers and CPU workers, from pure definitions and other components' outputs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pulumi
 from infra.definitions import containers, policies
 from infra.definitions.containers import ContainerDefaults
 from infra.definitions.sizing import TaskSize
-from infra.ray_task import RayTaskArgs
-from infra.references import AccountRules, Location, NodeSpec, ResourceRef
 from infra.tags import metrics_namespace
+from infra.task_definition import TaskDefinitionArgs
+from infra.types import Location, NodeSpec, ResourceRef, SecurityOptions
 from ray_on_ecs.contract import secrets_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDefaults:
-    """Inputs that the tasks of all kinds share."""
+class TaskFactory:
+    """Factory of task definition inputs; its fields are the values that all kinds of nodes share."""
 
     cluster: ResourceRef
     location: Location
-    rules: AccountRules
+    security: SecurityOptions
     image_uri: pulumi.Input[str]
     registry_secret_arn: pulumi.Input[str] = ""
     logs: ResourceRef
@@ -33,15 +33,15 @@ class TaskDefaults:
     job_secrets: Sequence[pulumi.Input[str]] = ()
     environment: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
 
-    def of_kinds(
+    def by_kind(
         self,
         nodes: Mapping[str, NodeSpec],
         *,
         head_host: pulumi.Input[str],
         cluster_info_parameter: ResourceRef,
         group: ResourceRef,
-    ) -> dict[str, RayTaskArgs]:
-        """Task inputs by kind of node; `group` is the workers' Auto Scaling group."""
+    ) -> dict[str, TaskDefinitionArgs]:
+        """Inputs by kind of node; `group` is the workers' Auto Scaling group."""
         head = self.head(
             nodes["head"].task,
             cluster_info_parameter=cluster_info_parameter,
@@ -56,7 +56,7 @@ class TaskDefaults:
 
     def head(
         self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
-    ) -> RayTaskArgs:
+    ) -> TaskDefinitionArgs:
         """Inputs of the head's task, without the number of workers, so that a change of it does not restart the head.
 
         Jobs on the head read the workers' Auto Scaling group, and with `moves` they move it to another zone.
@@ -82,11 +82,11 @@ class TaskDefaults:
             state_volume=containers.STATE_VOLUME,
         )
 
-    def worker(self, size: TaskSize, head_host: pulumi.Input[str], group: ResourceRef) -> RayTaskArgs:
+    def worker(self, size: TaskSize, head_host: pulumi.Input[str], group: ResourceRef) -> TaskDefinitionArgs:
         """Inputs of a worker's task, which can have Auto Scaling replace its instance when GPUs fail."""
         return self._joining("workers", size, head_host, containers.worker, own_group_arn=group.arn)
 
-    def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> RayTaskArgs:
+    def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> TaskDefinitionArgs:
         """Inputs of a CPU worker's task."""
         return self._joining("cpu-workers", size, head_host, containers.cpu_worker)
 
@@ -97,7 +97,7 @@ class TaskDefaults:
         head_host: pulumi.Input[str],
         define: Callable[..., containers.Container],
         **grants: pulumi.Input[str],
-    ) -> RayTaskArgs:
+    ) -> TaskDefinitionArgs:
         inputs = pulumi.Output.all(common=self._common(size), head_host=head_host)
         container = inputs.apply(lambda values: json.dumps([define(**values)]))
         return self._args(
@@ -106,9 +106,9 @@ class TaskDefaults:
 
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
-    ) -> RayTaskArgs:
+    ) -> TaskDefinitionArgs:
         location = self.location
-        return RayTaskArgs(
+        return TaskDefinitionArgs(
             family=pulumi.Output.concat(self.cluster.name, "-", kind),
             container=container,
             size=size,
@@ -119,7 +119,7 @@ class TaskDefaults:
             execution_trust=policies.assumed_by("ecs-tasks.amazonaws.com"),
             execution_policy=self._execution_policy(),
             task_policy=task_policy,
-            rules=self.rules,
+            security=self.security,
             **volumes,
         )
 
@@ -144,7 +144,7 @@ class TaskDefaults:
             log_group_arn=self.logs.arn,
             token_arn=self.token_parameter_arn,
             registry_secret_arn=self.registry_secret_arn,
-            kms_key_arn=self.rules.kms_key_arn,
+            kms_key_arn=self.security.kms_key_arn,
         )
         return inputs.apply(lambda values: json.dumps(policies.execution(partition=self.location.partition, **values)))
 
@@ -159,7 +159,7 @@ class TaskDefaults:
             data_buckets=list(self.data_buckets),
             secrets_arn=pulumi.Output.concat(parameters, self._secrets_prefix, "/*"),
             job_secrets=list(self.job_secrets),
-            kms_key_arn=self.rules.kms_key_arn,
+            kms_key_arn=self.security.kms_key_arn,
             **grants,
         )
         return inputs.apply(lambda values: json.dumps(policies.training(partition=location.partition, **values)))

@@ -1,4 +1,4 @@
-"""Task definition, task role and execution role of one kind of Ray node."""
+"""ECS task definition, task role and execution role of one kind of Ray node."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from infra.definitions.containers import TASK_VOLUMES
 from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
-from infra.references import AccountRules
 from infra.roles import attach_policies, make_role
 from infra.tags import tags
+from infra.types import SecurityOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayTaskArgs:
-    """Inputs of RayTask; container definition and policies are JSON documents.
+class TaskDefinitionArgs:
+    """Inputs of TaskDefinition; container definition and policies are JSON documents.
 
     `family` is unique in the account. `state_volume` is a volume that the next task on the instance mounts again,
     `instance_volume` the host directory with the instance's description.
@@ -31,24 +31,24 @@ class RayTaskArgs:
     execution_trust: Policy
     execution_policy: pulumi.Input[str]
     task_policy: pulumi.Input[str]
-    rules: AccountRules
+    security: SecurityOptions
     state_volume: str | None = None
     instance_volume: str | None = None
 
 
-class RayTask(pulumi.ComponentResource):
-    """Task definition of one kind of Ray node; one task fills one instance."""
+class TaskDefinition(pulumi.ComponentResource):
+    """ECS task definition with its two roles; one task fills one instance."""
 
     definition_arn: pulumi.Output[str]
     role_arn: pulumi.Output[str]
     role_policies: list[pulumi.Resource]
 
-    def __init__(self, name: str, args: RayTaskArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("ray-on-ecs:infra:RayTask", name, None, opts)
+    def __init__(self, name: str, args: TaskDefinitionArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:TaskDefinition", name, None, opts)
         execution_role, execution_policy = self._role(
-            f"{name}-execution", args.execution_trust, args.execution_policy, args.rules
+            f"{name}-execution", args.execution_trust, args.execution_policy, args.security
         )
-        task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy, args.rules)
+        task_role, task_policy = self._role(f"{name}-role", args.task_trust, args.task_policy, args.security)
         definition = aws.ecs.TaskDefinition(
             f"{name}-definition",
             family=args.family,
@@ -69,21 +69,21 @@ class RayTask(pulumi.ComponentResource):
         )
         self.definition_arn = definition.arn
         self.role_arn = task_role.arn
-        attached = attach_policies(f"{name}-role", task_role, args.rules.task_policy_arns, self)
+        attached = attach_policies(f"{name}-role", task_role, args.security.task_policy_arns, self)
         self.role_policies = [execution_policy, task_policy, *attached]
         self.register_outputs({"definition_arn": self.definition_arn, "role_arn": self.role_arn})
 
     def _role(
-        self, name: str, trust: Policy, policy: pulumi.Input[str], rules: AccountRules
+        self, name: str, trust: Policy, policy: pulumi.Input[str], security: SecurityOptions
     ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
-        role = make_role(name, trust, rules, parent=self)
+        role = make_role(name, trust, security, parent=self)
         inline = aws.iam.RolePolicy(
             f"{name}-policy", role=role.name, policy=policy, opts=pulumi.ResourceOptions(parent=self)
         )
         return role, inline
 
 
-def _volumes(args: RayTaskArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
+def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgs]:
     """Task-scoped volumes, the host directory with the instance's description, and the state shared between tasks.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/docker-volumes.html

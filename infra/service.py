@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pulumi
 import pulumi_aws as aws
 
-from infra.references import NetworkRef, ResourceRef, ServiceRef
 from infra.tags import tags
+from infra.types import NetworkRef, ResourceRef, ServiceRef
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayServiceArgs:
-    """Inputs of RayService.
+class ServiceArgs:
+    """Inputs of Service.
 
     The service is created after `after` and deleted before it: the capacity providers' association and the roles'
     policies. An autoscaled service starts with `count`, which the program does not change later. A new value in
@@ -33,13 +33,13 @@ class RayServiceArgs:
     after: Sequence[pulumi.Resource] = ()
 
 
-class RayService(pulumi.ComponentResource):
+class Service(pulumi.ComponentResource):
     """ECS service with one task per instance."""
 
     ref: ServiceRef
 
-    def __init__(self, name: str, args: RayServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("ray-on-ecs:infra:RayService", name, None, opts)
+    def __init__(self, name: str, args: ServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:Service", name, None, opts)
         registries = circuit_breaker = None
         if args.registry_arn is not None:
             registries = aws.ecs.ServiceServiceRegistriesArgs(registry_arn=args.registry_arn)

@@ -100,8 +100,8 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountRules:
-    """IAM and KMS settings of the account.
+class SecurityOptions:
+    """IAM and KMS settings that all components share.
 
     Attributes:
         permissions_boundary: ARN of the permissions boundary of all roles, or empty.

@@ -1,4 +1,4 @@
-"""Auto Scaling group and ECS capacity provider for one kind of Ray node."""
+"""Node group: launch template, Auto Scaling group and ECS capacity provider of one kind of Ray node."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, user_data
-from infra.references import AccountRules, Location, NetworkRef, NodeSpec, ResourceRef
 from infra.roles import attach_policies, make_role
 from infra.tags import REGION_TAG, tags
+from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions
 
 # Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
@@ -36,8 +36,8 @@ MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true",
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacityArgs:
-    """Inputs of Capacity.
+class NodeGroupArgs:
+    """Inputs of NodeGroup.
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
     `node.max_count`. Nodes with GPUs use cluster placement groups.
@@ -47,20 +47,20 @@ class CapacityArgs:
     cluster: ResourceRef
     network: NetworkRef
     node: NodeSpec
-    rules: AccountRules
+    security: SecurityOptions
     managed_scaling: bool = False
     root_volume_gib: int
 
 
-class Capacity(pulumi.ComponentResource):
+class NodeGroup(pulumi.ComponentResource):
     """EC2 instances, in a fixed number that only `pulumi up` changes or with managed scaling."""
 
     provider_name: pulumi.Output[str]
     group: ResourceRef
     placement_groups: Mapping[str, pulumi.Output[str]]
 
-    def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("ray-on-ecs:infra:Capacity", name, None, opts)
+    def __init__(self, name: str, args: NodeGroupArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:NodeGroup", name, None, opts)
         self._name = name
         self._cluster_arn = args.cluster.arn
         self._role, role_policies = self._instance_role(name, args)
@@ -106,12 +106,12 @@ class Capacity(pulumi.ComponentResource):
         )
         return instances.ids.apply(_first)
 
-    def _instance_role(self, name: str, args: CapacityArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
+    def _instance_role(self, name: str, args: NodeGroupArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         location = args.location
         trust = policies.assumed_by("ec2.amazonaws.com")
         # IAM roles are global: by this tag, `pulumi up` in another region finds that the stack is up here.
         role_name = f"{name}-instance-role"
-        role = make_role(role_name, trust, args.rules, self, {REGION_TAG: location.region})
+        role = make_role(role_name, trust, args.security, self, {REGION_TAG: location.region})
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
@@ -120,27 +120,27 @@ class Capacity(pulumi.ComponentResource):
             ),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        return role, [sessions, *attach_policies(role_name, role, args.rules.instance_policy_arns, self)]
+        return role, [sessions, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
 
-    def _key_grant(self, name: str, args: CapacityArgs) -> list[pulumi.Resource]:
+    def _key_grant(self, name: str, args: NodeGroupArgs) -> list[pulumi.Resource]:
         """KMS grant with which EC2 Auto Scaling encrypts disks; required only for a customer managed key."""
-        if not args.rules.kms_key_arn:
+        if not args.security.kms_key_arn:
             return []
         service_role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
         grant = aws.kms.Grant(
             f"{name}-disk-key",
-            key_id=args.rules.kms_key_arn,
+            key_id=args.security.kms_key_arn,
             grantee_principal=f"arn:{args.location.partition}:iam::{args.location.account}:{service_role}",
             operations=DISK_KEY_OPERATIONS,
             opts=pulumi.ResourceOptions(parent=self),
         )
         return [grant]
 
-    def _launch_template(self, name: str, args: CapacityArgs) -> aws.ec2.LaunchTemplate:
+    def _launch_template(self, name: str, args: NodeGroupArgs) -> aws.ec2.LaunchTemplate:
         profile = aws.iam.InstanceProfile(
             f"{name}-instance-profile",
             role=self._role.name,
-            path=args.rules.role_path,
+            path=args.security.role_path,
             tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -162,7 +162,7 @@ class Capacity(pulumi.ComponentResource):
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
-            block_device_mappings=[_root_volume(args.root_volume_gib, args.rules.kms_key_arn)],
+            block_device_mappings=[_root_volume(args.root_volume_gib, args.security.kms_key_arn)],
             # Tags on the launched resources, which cause the cost.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
@@ -176,7 +176,7 @@ class Capacity(pulumi.ComponentResource):
     def _auto_scaling_group(
         self,
         name: str,
-        args: CapacityArgs,
+        args: NodeGroupArgs,
         template: aws.ec2.LaunchTemplate,
         needed: list[pulumi.Resource],
     ) -> aws.autoscaling.Group:
@@ -219,7 +219,7 @@ class Capacity(pulumi.ComponentResource):
             ),
         )
 
-    def _placement_groups(self, name: str, args: CapacityArgs) -> dict[str, aws.ec2.PlacementGroup]:
+    def _placement_groups(self, name: str, args: NodeGroupArgs) -> dict[str, aws.ec2.PlacementGroup]:
         """Cluster placement groups by zone, for the bandwidth and latency of NCCL's all-reduce.
 
         A placement group is bound to the zone of its instances and can't be deleted while it has any. So there is one
@@ -238,7 +238,7 @@ class Capacity(pulumi.ComponentResource):
             for zone in args.location.zones
         }
 
-    def _capacity_provider(self, name: str, args: CapacityArgs) -> aws.ecs.CapacityProvider:
+    def _capacity_provider(self, name: str, args: NodeGroupArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
             f"{name}-capacity-provider",
             auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
@@ -256,7 +256,7 @@ class Capacity(pulumi.ComponentResource):
         )
 
 
-def _managed_scaling(args: CapacityArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:
+def _managed_scaling(args: NodeGroupArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:
     if not args.managed_scaling:
         return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED")
     return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(
