@@ -32,7 +32,7 @@ from ray_on_ecs.run.metrics import ReportReader
 from ray_on_ecs.run.metrics_recorder import MetricsRecorder
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
 from ray_on_ecs.run.node_files import WAIT_SECONDS, NodeFiles
-from ray_on_ecs.run.process import ScriptProcess, wait_for_end
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
 from ray_on_ecs.run.run_folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.run_folder import RunFolder
 from ray_on_ecs.run.script_environment import ScriptEnvironment
@@ -286,21 +286,20 @@ class ScriptWorker:
     def _start(self, environment: ScriptEnvironment, exchange: Path) -> Process:
         """Start the script, or with --mpi what this worker has to do with its start."""
         variables = self._variables(environment, exchange)
-        output = (self._on_line, self._lock, secrets.masker(environment.secrets.values()))
+        mask = secrets.masker(environment.secrets.values())
+        options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask)
         if not self._config.mpi:
-            return ScriptProcess(self._argv(environment.python), variables, self._folder, *output)
+            return ScriptProcess(self._argv(environment.python), options)
         if self._rank.rank != 0:
             node = self._rank.node_rank if self._rank.local_rank == 0 else None
-            return MpiNode(node, variables, self._folder, *output)
+            return MpiNode(node, options)
         workers = self._member.statuses.values()
         ranks = Counter(worker.node_rank for worker in workers)
         agents = exchange / "mpi"
         agents.mkdir()
         return MpiRun(
             self._config.argv(environment.python, mpi.runner(environment.python)),
-            variables,
-            self._folder,
-            *output,
+            options,
             workers=[ranks[node] for node in range(len(ranks))],
             address=self._member.status.host,
             networks=sorted({worker.network for worker in workers if worker.network}),
