@@ -260,18 +260,18 @@ def last_words(lines: Sequence[str], status: int) -> LastWords:
             return LastWords(line.partition(HYDRA_SIGNAL)[2].strip(BLANKS))
     if status <= SIGNALLED and any("Traceback (most recent call last)" in line for line in lines):
         return script_words.read(lines, status)
-    of_program: list[str] = []
-    of_mpirun: list[str] = []
+    program_lines: list[str] = []
+    notice_lines: list[str] = []
     is_notice = False
     for line in lines:
         if line.startswith(FRAMES):
             is_notice = not is_notice
         elif is_notice:
-            of_mpirun.append(line.strip(BLANKS))
+            notice_lines.append(line.strip(BLANKS))
         else:
-            of_program.append(line)
-    notice = " ".join(of_mpirun)[:MAX_NOTICE]
-    words = script_words.read(of_program, status)
+            program_lines.append(line)
+    notice = " ".join(notice_lines)[:MAX_NOTICE]
+    words = script_words.read(program_lines, status)
     if not notice:
         return words
     if not words.text or status > SIGNALLED:
