@@ -75,7 +75,7 @@ class ScriptProcess:
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.heard_at = time.monotonic()
         self._status_reader, status_writer = os.pipe()
-        # The supervisor inherits the lock's descriptor, and so does all that the command starts.
+        # The supervisor holds the lock until it has killed all that the command has started.
         inherited = [status_writer]
         if options.lock is not None:
             inherited.append(hold(options.lock, fcntl.LOCK_SH))
