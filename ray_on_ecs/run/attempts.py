@@ -11,17 +11,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from ray.exceptions import RayError
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train import FailureConfig, LoggingConfig, ScalingConfig, TrainingFailedError
+from ray.train import RunConfig as TrainRunConfig
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs import config as settings
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError, ScriptError, one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import admission, failure_report, program_resources, ray_cluster, worker_dump
@@ -45,9 +46,7 @@ BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 
-def wait_for_workers(
-    config: settings.RunConfig, seconds: float, record: RunRecord, console: Console
-) -> WorkerAllocation:
+def wait_for_workers(config: RunConfig, seconds: float, record: RunRecord, console: Console) -> WorkerAllocation:
     """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
     Raises:
@@ -87,15 +86,15 @@ class Attempts:
         config: The run's settings.
         storage: The run's folder.
         allocation: The workers, or None if the function runs in a thread of this process and starts workers itself.
-        monitor: Knows how far they are.
-        record: Says so in the run's folder.
+        monitor: Reads how far they are.
+        record: Records that in the run's folder.
         console: Shows the progress, and each failure.
         instance_hours: Counts the hours of their instances.
         wait_seconds: How long a Ray program may wait for its workers.
     """
 
     train_function: TrainFunction
-    config: settings.RunConfig
+    config: RunConfig
     storage: RunStorage
     allocation: WorkerAllocation | None
     monitor: RunMonitor
@@ -110,34 +109,32 @@ class Attempts:
         Raises:
             TrainingError: The run can't continue; the reason is in `error.json`, unless it is the user's mistake.
         """
+        if self.allocation:
+            num_workers = self.allocation.num_workers
+            watching_nodes = ray_cluster.zone_failover(self.console, self.allocation)
+        else:
+            num_workers = None
+            watching_nodes = self._program.running()
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
             ProgressBar(self.monitor, self.console) as bar,
             cloudwatch.publish_metrics(self.monitor, self.config.cloudwatch_namespace, self.console),
             self.monitor.polling(bar.draw),
             self.instance_hours.running(),
-            self.record.training(
-                self.monitor, self.instance_hours.by_kind, self.allocation.num_workers if self.allocation else None
-            ),
-            self._watching(),
+            self.record.training(self.monitor, self.instance_hours.by_kind, num_workers),
+            watching_nodes,
         ):
             return self._fit_until_done(folder)
 
-    def _watching(self) -> AbstractContextManager[None]:
-        """Look for workers that are missing until the block ends."""
-        if self.allocation:
-            return ray_cluster.zone_failover(self.console, self.allocation)
-        return self._program.running()
-
     @cached_property
     def _program(self) -> ProgramWatch:
-        return ProgramWatch(self._say_waiting, self.console)
+        def note_waiting(needs: Needs) -> None:
+            self.record.note_waiting(bool(needs))
+            if needs:
+                what = program_resources.describe(needs)
+                self._print(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
 
-    def _say_waiting(self, wanted: Needs) -> None:
-        self.record.note_waiting(bool(wanted))
-        if wanted:
-            what = program_resources.describe(wanted)
-            self._say(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
+        return ProgramWatch(note_waiting, self.console)
 
     def _fit_until_done(self, folder: str) -> Any:
         policy = FailurePolicy(
@@ -154,7 +151,8 @@ class Attempts:
                     raise scripts.error from error
                 ray_cluster.release_workers()
                 # A node may have gone before its deadline.
-                self._decide(policy, RECLAIMED if scripts.is_reclaimed else self._describe(error, policy), error)
+                failure = RECLAIMED if scripts.is_reclaimed else self._describe(error, policy)
+                self._decide(policy, failure, error)
             else:
                 if scripts.error:
                     raise scripts.error
@@ -175,10 +173,12 @@ class Attempts:
             while not fit.wait(POLL_SECONDS):
                 scripts.poll()
                 if watch.is_over(has_begun=scripts.has_workers):
-                    self._say(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
+                    self._print(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
                     ray_cluster.release_workers()
-                if not self.allocation and (shortage := self._program.shortage(self.wait_seconds)):
-                    scripts.stop(ResourceError(shortage))
+                if self.allocation is None:
+                    shortage = self._program.shortage(self.wait_seconds)
+                    if shortage:
+                        scripts.stop(ResourceError(shortage))
         except KeyboardInterrupt as stop:
             scripts.stop(admission.interrupted(self.config, stop))
             while not fit.wait(POLL_SECONDS) and time.time() < scripts.waits_until:
@@ -188,8 +188,9 @@ class Attempts:
 
     def _fit(self, folder: str) -> Any:
         if self.allocation is None:
-            settings = {**self.train_function.settings, "is_waiting": self._program.is_waiting}
-            return self.train_function.function(settings)
+            return self.train_function.function(
+                {**self.train_function.settings, "is_waiting": self._program.is_waiting}
+            )
         result: Any = self._trainer(folder, self.allocation).fit()
         return result.return_value
 
@@ -210,7 +211,7 @@ class Attempts:
             if self.allocation:  # a Ray program's watch updates the state
                 self.record.note_waiting(False)
 
-        return Decider(began, decide, store_stacks, self._say)
+        return Decider(began, decide, store_stacks, self._print)
 
     def _describe(self, error: Exception, policy: FailurePolicy) -> Failure:
         """Return why Ray Train has ended the workers, or why a Ray program could not be started."""
@@ -220,8 +221,8 @@ class Attempts:
             return failure_report.describe_failure(error, worker_dump.collect(self.storage.uri))
         if self.allocation and ray_cluster.has_nodes(self.allocation):
             return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(error))
-        what = "lost did not come back" if policy.has_begun else "requested did not join the cluster"
-        what = f"workers that were {what} within {self.config.worker_timeout:g} s"
+        event = "lost did not come back" if policy.has_begun else "requested did not join the cluster"
+        what = f"workers that were {event} within {self.config.worker_timeout:g} s"
         return Failure(what, "no workers", where=str(error))
 
     def _decide(self, policy: FailurePolicy, failure: Failure, cause: BaseException | None = None) -> None:
@@ -231,23 +232,19 @@ class Attempts:
             TrainingError: It doesn't.
         """
         decision = policy.decide(failure)
-        self._note_busy(failure.kind == "busy", failure.what)
+        if failure.kind == "busy":  # the run is shown as waiting until its workers begin
+            if not self.record.is_waiting:
+                self._print(f"waiting: {failure.what}")
+            self.record.note_waiting(True)
         if isinstance(decision, Raise):
             raise failure_report.write_error(failure, decision, self.config, self.storage) from cause
         if isinstance(decision, Restart):
             what = failure.what if failure.kind == "reclaimed" else str(failure)
             stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
             count = f" ({decision.count})" if decision.count else ""
-            self._say(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
+            self._print(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
 
-    def _note_busy(self, is_busy: bool, what: str) -> None:
-        """Say once that the run waits for other jobs, and show it as waiting until its workers begin."""
-        if is_busy and not self.record.is_waiting:
-            self._say(f"waiting: {what}")
-        if is_busy:
-            self.record.note_waiting(True)
-
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self.console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
 
     def _resumes_from(self) -> str:
@@ -256,17 +253,14 @@ class Attempts:
         except OSError:
             return "where the run was"
 
-    def _start_seconds(self, allocation: WorkerAllocation) -> float:
-        """Return how long Ray Train waits for the workers' resources.
-
-        An elastic worker group is sized from Ray's last view of the cluster, which may still contain a lost node. A
-        short timeout makes Ray look again.
-        """
-        return MIN_START_SECONDS if allocation.limits else max(self.config.worker_timeout, MIN_START_SECONDS)
-
     def _trainer(self, folder: str, allocation: WorkerAllocation) -> Trainer:
-        """Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
-        os.environ[START_TIMEOUT] = str(self._start_seconds(allocation))
+        """Return Ray Train with the run's workers; the restart policy is ours, and the workers save what they need."""
+        start_seconds = max(self.config.worker_timeout, MIN_START_SECONDS)
+        if allocation.limits:
+            # An elastic worker group is sized from Ray's last view of the cluster, which may still contain a lost node.
+            # A short timeout makes Ray look again.
+            start_seconds = MIN_START_SECONDS
+        os.environ[START_TIMEOUT] = str(start_seconds)
         return Trainer(
             self.train_function.function,
             train_loop_config=dict(self.train_function.settings),
@@ -277,7 +271,7 @@ class Attempts:
                 resources_per_worker=allocation.resources_per_worker,
                 label_selector=allocation.node_labels or None,
             ),
-            run_config=RunConfig(
+            run_config=TrainRunConfig(
                 name=self.storage.run_name,
                 storage_path=folder,  # where Ray Train would keep checkpoints if it were given any
                 failure_config=FailureConfig(max_failures=0, max_preemption_failures=0, controller_failure_limit=0),

@@ -25,7 +25,7 @@ from ray_on_ecs.run.program import run_program
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
-from ray_on_ecs.run.worker import run_script
+from ray_on_ecs.run.worker import Settings, run_script
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.records import read_records
@@ -54,7 +54,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         TrainingError: The script failed; its files are kept, and `error.json` has the cause.
     """
     config, storage, record = admission.config, admission.storage, admission.record
-    found = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
+    sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
     with ray_cluster.connected(config) as seconds:
@@ -64,7 +64,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         _print_header(config, storage, allocation, console)
         actor = create_run_actor()
         monitor = RunMonitor(actor, console)
-        settings = {
+        settings: Settings = {
             "config": config,
             "storage": storage,
             "run_actor": actor,
@@ -73,26 +73,36 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             "code": code.Code.of(config),
             "is_one_node": is_one_node,
             "run_id": run_id,
-            "inputs": found,
+            "inputs": sources,
         }
 
         def mark() -> Mark:
             step = monitor.progress.step if monitor.progress else None
-            found = newest_stored(config, storage)
-            return Mark(step or None, found and found[1].timestamp())
+            newest = newest_stored(config, storage)
+            return Mark(step or None, newest[1].timestamp() if newest else None)
 
-        def newest() -> str | None:
-            found = newest_stored(config, storage)
-            return found and f"{found[0]} of {found[1].isoformat(timespec='milliseconds')}"
+        def newest_checkpoint() -> str | None:
+            newest = newest_stored(config, storage)
+            if newest is None:
+                return None
+            name, written_at = newest
+            return f"{name} of {written_at.isoformat(timespec='milliseconds')}"
 
         def scripts(decider: Decider) -> ScriptGroup:
             return ScriptGroup(actor, config, decider, draining_nodes)
 
         function = run_program if config.driver else run_script
-        train_function = TrainFunction(function, settings, mark, newest, scripts)
-        hours = InstanceHours(program_resources.instances) if config.driver else InstanceHours()
-        waits = max(seconds, MIN_WAIT_SECONDS)
-        attempts = Attempts(train_function, config, storage, allocation, monitor, record, console, hours, waits)
+        attempts = Attempts(
+            TrainFunction(function, settings, mark, newest_checkpoint, scripts),
+            config,
+            storage,
+            allocation,
+            monitor,
+            record,
+            console,
+            InstanceHours(program_resources.instances) if config.driver else InstanceHours(),
+            wait_seconds=max(seconds, MIN_WAIT_SECONDS),
+        )
         summary = attempts.fit()
         _publish(storage, console)
         cost = cost_of(attempts.instance_hours.by_kind)
@@ -106,7 +116,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
 
 
 def _publish(storage: RunStorage, console: Console) -> None:
-    """Bring the files of a run that has finished to their places, and say which were not kept."""
+    """Bring the files of a run that has finished to their places, and print which were not kept."""
     try:
         snapshot = publish(storage)
         if snapshot.left_out:
@@ -120,7 +130,7 @@ def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation 
     """Put the number of workers into the settings, write these into the run's folder, and return them and its ID."""
     if allocation:
         config = config.with_workers(allocation.num_workers)
-    # Another one for a run of the same name after this one is deleted.
+    # A run of the same name gets another ID once this one is deleted.
     earlier = storage.read_json(layout.SETTINGS) or {}
     run_id = earlier.get("id") or uuid.uuid4().hex[:8]
     _print_missing_flags(config, earlier.get("settings") or {})
@@ -153,9 +163,14 @@ def _print_header(
 
 
 def _print_summary(document: dict[str, Any], console: Console) -> None:
-    metrics = ", ".join(_metric(name, value) for name, value in (document["metrics"] or {}).items() if name != "time")
-    seconds = document["times"]["total_seconds"]
-    line = f"finished in {seconds:.0f} s{cost_line(document['cost'])}{': ' if metrics else ''}{metrics}"
+    metrics = [
+        f"{name} none" if value is None else f"{name} {value:g}"
+        for name, value in (document["metrics"] or {}).items()
+        if name != "time"
+    ]
+    line = f"finished in {document['times']['total_seconds']:.0f} s{cost_line(document['cost'])}"
+    if metrics:
+        line += f": {', '.join(metrics)}"
     console.print(line, highlight=False, soft_wrap=True)
     files: Sequence[str] = [layout.RESULT, *document["files"].values()]
     console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)
@@ -173,12 +188,9 @@ def _print_unmatched_metrics(config: RunConfig, storage: RunStorage, console: Co
 
 
 def _print_failed_trials(storage: RunStorage, console: Console) -> None:
-    """Say how many trials of Ray Tune have failed in a program that has ended well, if any have."""
+    """Print how many trials of Ray Tune have failed in a program that has ended well, if any have."""
     trials = storage.read_json(layout.TRIALS) or {}
-    if failed := sum(trial["status"] == "ERROR" for trial in trials.values()):
+    failed = sum(trial["status"] == "ERROR" for trial in trials.values())
+    if failed:
         where = f"{layout.TRIALS} says which, and error.txt in a trial's folder why"
         console.print(f"{failed} of {counted(len(trials), 'trial')} failed: {where}", highlight=False, soft_wrap=True)
-
-
-def _metric(name: str, value: float | None) -> str:
-    return f"{name} {value:g}" if value is not None else f"{name} none"

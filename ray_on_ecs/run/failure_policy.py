@@ -39,7 +39,7 @@ MISTAKES = frozenset(
         "ValueError",
     }
 )
-# Errors of a network, a storage or a device, which may well not come again.
+# Errors of a network, a storage or a device, which may not happen again.
 PASSING = frozenset(
     {
         "BlockingIOError",
@@ -87,13 +87,13 @@ class Failure:
 
     Attributes:
         what: The cause on one line.
-        kind: The workers failed or were lost; hung; their nodes are being reclaimed; they did not start for want of
-            nodes; or because other jobs use the nodes' CPUs and GPUs.
+        kind: The workers failed or were lost; hung; are on nodes that are being reclaimed; did not start for want of
+            nodes; or did not start because other jobs use the nodes' CPUs and GPUs.
         rank: The rank that left first, or None.
         status: The exit status of its script, negative for a signal; None if it has none.
         words: The last words of that script, such as its exception.
         cause: The exception of a worker, or None; no restart can mend a `TrainingError`.
-        where: All that is known, with the traceback.
+        where: The full text of the error, with the traceback.
         stacks: The folder with the stacks of a hang, or None.
         log: The end of that rank's log.
     """
@@ -137,7 +137,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Wait:
-    """Ask for the workers again, without a word."""
+    """Request the workers again, and print nothing."""
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,11 @@ class FailurePolicy:
         self._has_worked = self._best != Mark()  # of the whole run: an earlier command's part counts
         self._began_at = clock()
         self.has_begun = False
-        self._asked_at = self._began_at
+        self._requested_at = self._began_at
         self._without_progress = 0
         self._reclaimed_without_progress = 0
         self._failed_at: deque[float] = deque()
-        self._seen: set[tuple[object, ...]] = set()
+        self._signatures: set[tuple[object, ...]] = set()
 
     def began(self) -> None:
         """Note that the workers of an attempt have begun to work."""
@@ -204,28 +204,25 @@ class FailurePolicy:
     def decide(self, failure: Failure) -> Restart | Wait | Raise:
         """Count a failure and return what follows from it."""
         if failure.kind == "busy":  # for as long as it takes: the worker timeout is for nodes that have not come
-            self._asked_at = self._clock()
+            self._requested_at = self._clock()
             return Wait()
         if failure.kind == "no workers":
-            return self._decide_waiting(failure)
-        self._asked_at = self._clock()
+            if self._clock() - self._requested_at < self._worker_timeout:
+                return Wait()
+            if self.has_begun:
+                return Raise(TrainingError, f"training failed: {failure.what}")
+            return Raise(ResourceError, failure.what, is_recorded=False)
+        self._requested_at = self._clock()
         if isinstance(failure.cause, TrainingError):
-            is_usage = isinstance(failure.cause, UsageError)
-            return Raise(type(failure.cause), str(failure.cause) if is_usage else failure.what, not is_usage)
+            if isinstance(failure.cause, UsageError):
+                return Raise(type(failure.cause), str(failure.cause), is_recorded=False)
+            return Raise(type(failure.cause), failure.what)
         has_progressed = self._has_progressed()
         if has_progressed:
             self._without_progress = self._reclaimed_without_progress = 0
         if failure.kind == "reclaimed":
             return self._decide_reclaimed(has_progressed)
         return self._decide_failed(failure)
-
-    def _decide_waiting(self, failure: Failure) -> Wait | Raise:
-        """Decide about workers that have not started since they were asked for."""
-        if self._clock() - self._asked_at < self._worker_timeout:
-            return Wait()
-        if self.has_begun:
-            return Raise(TrainingError, f"training failed: {failure.what}")
-        return Raise(ResourceError, failure.what, is_recorded=False)
 
     def _decide_reclaimed(self, has_progressed: bool) -> Restart | Raise:
         """Decide about a preemption: it is not a failure, but a run that never gets further must end."""
@@ -238,20 +235,24 @@ class FailurePolicy:
     def _decide_failed(self, failure: Failure) -> Restart | Raise:
         self._without_progress += 1
         if not self._has_worked and self._is_mistake(failure):
-            return Raise(UsageError, _with_help(failure))
-        if failure.signature and failure.signature in self._seen:
-            if failure.signature == (OUT_OF_MEMORY,):
+            name = (failure.words.exception or "").rpartition(".")[2]
+            advice = f"; {HELP[name]}" if name in HELP else ""
+            return Raise(UsageError, f"{failure}{advice}")
+        signature = failure.signature
+        if signature and signature in self._signatures:
+            if signature == (OUT_OF_MEMORY,):
                 return Raise(TrainingError, f"{failure} (twice); {MEMORY_HELP}")
             return Raise(TrainingError, f"{failure} (the same error twice)")
-        if failure.signature:
-            self._seen.add(failure.signature)
+        if signature:
+            self._signatures.add(signature)
         now = self._clock()
         self._failed_at.append(now)
         while now - self._failed_at[0] > DAY_SECONDS:
             self._failed_at.popleft()
         if self._without_progress > self.max_restarts:
             times = self._without_progress
-            return Raise(TrainingError, f"{failure}{f' ({times} failures without progress in between)' * (times > 1)}")
+            count = f" ({times} failures without progress in between)" if times > 1 else ""
+            return Raise(TrainingError, f"{failure}{count}")
         if len(self._failed_at) > FAILURES_A_DAY:
             return Raise(TrainingError, f"{failure} ({len(self._failed_at)} failures within 24 hours)")
         return Restart(f"failure {self._without_progress} in a row, --max-restarts is {self.max_restarts}")
@@ -264,14 +265,15 @@ class FailurePolicy:
 
     def _has_progressed(self) -> bool:
         """Return whether there was progress since the last failure, and remember how far the run is."""
-        if (now := self._read()) is None:
+        mark = self._read()
+        if mark is None:
             return False
-        step, best = now.step, self._best.step
+        step, best = mark.step, self._best.step
         is_further = step is not None and (best is None or step > best)
-        stored_at = now.stored_at or 0.0
+        stored_at = mark.stored_at or 0.0
         is_new = stored_at > (self._best.stored_at or 0.0)
         has_stored = self.has_begun and is_new and stored_at >= self._began_at + SETTLING_SECONDS
-        self._best = Mark(step if is_further else best, now.stored_at if is_new else self._best.stored_at)
+        self._best = Mark(step if is_further else best, mark.stored_at if is_new else self._best.stored_at)
         self._has_worked = self._has_worked or is_further or has_stored
         return is_further or has_stored
 
@@ -280,9 +282,3 @@ class FailurePolicy:
             return self._mark()
         except OSError:
             return None
-
-
-def _with_help(failure: Failure) -> str:
-    name = (failure.words.exception or "").rpartition(".")[2]
-    advice = f"; {HELP[name]}" if name in HELP else ""
-    return f"{failure}{advice}"

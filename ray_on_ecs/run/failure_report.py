@@ -49,7 +49,7 @@ def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
 
 
 def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: RunStorage) -> TrainingError:
-    """Return the error to raise: the cause, the file with more, and the way to continue. `error.json` has them, too."""
+    """Write `error.json`, and return the error to raise: the cause, the file, and the command to continue with."""
     if not decision.is_recorded:
         return decision.error(decision.line)
     document = {

@@ -46,32 +46,41 @@ def read(lines: Sequence[str], status: int) -> LastWords:
         lines: The end of its output.
         status: Its exit status, negative for a signal. An exception only explains a positive one.
     """
-    said = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
-    said = [line for line in said if line]
-    if not said:
+    bare = [TORCH_PREFIX.sub("", line).rstrip(BLANKS) for line in lines]
+    output = [line for line in bare if line]
+    if not output:
         return LastWords()
+    words: LastWords | None = None
     if status < 0:
-        return _crash(said) or LastWords(said[-1].lstrip())
-    return (_exception(said) if status > 0 else None) or LastWords(said[-1].lstrip())
+        words = _crash(output)
+    elif status > 0:
+        words = _exception(output)
+    return words or LastWords(output[-1].lstrip())
 
 
-def _exception(said: list[str]) -> LastWords | None:
-    headers = [number for number, line in enumerate(said) if line.startswith(TRACEBACK)]
+def _exception(output: list[str]) -> LastWords | None:
+    """Return the exception of the last traceback."""
+    headers = [number for number, line in enumerate(output) if line.startswith(TRACEBACK)]
     if not headers:
-        named = NAMED_ERROR.match(said[-1])
-        place = _place(said[:-1])
-        return LastWords(said[-1], named[1], place) if named and place else None
-    block = said[headers[-1] + 1 :]
+        error = NAMED_ERROR.match(output[-1])
+        place = _place(output[:-1])
+        return LastWords(output[-1], error[1], place) if error and place else None
+    block = output[headers[-1] + 1 :]
     after = [(number, line) for number, line in enumerate(block) if not line.startswith(" ")]
     # mpirun may write a line of another rank between the lines of a traceback.
     for number, line in after:
-        if found := EXCEPTION.match(line):
-            if found[1].startswith(OF_RAY):  # which has the error of the actor or task below it
-                causes = [(at, text, cause) for at, text in after[1:] if (cause := NAMED_ERROR.match(text))]
-                if not causes and (lost := [text for _, text in after[1:] if text.startswith(LOST)]):
-                    return LastWords(f"{found[1]}: {lost[-1]}", found[1], _place(block[:number]))
-                number, _, found = causes[-1] if causes else (number, line, found)
-            return LastWords(_sentence(block[number:]), found[1], _place(block[:number]))
+        error = EXCEPTION.match(line)
+        if error is None:
+            continue
+        if error[1].startswith(OF_RAY):  # the error of the actor or task is below it
+            for cause_number, text in reversed(after[1:]):
+                cause = NAMED_ERROR.match(text)
+                if cause:
+                    return LastWords(_sentence(block[cause_number:]), cause[1], _place(block[:cause_number]))
+            lost = [text for _, text in after[1:] if text.startswith(LOST)]
+            if lost:
+                return LastWords(f"{error[1]}: {lost[-1]}", error[1], _place(block[:number]))
+        return LastWords(_sentence(block[number:]), error[1], _place(block[:number]))
     return LastWords(after[0][1]) if after else None
 
 
@@ -85,19 +94,19 @@ def _sentence(lines: Sequence[str]) -> str:
     return text
 
 
-def _crash(said: list[str]) -> LastWords | None:
+def _crash(output: list[str]) -> LastWords | None:
     """Return faulthandler's line for a native crash, with the first frame."""
-    start = next((number for number, line in enumerate(said) if line.startswith(FATAL)), None)
+    start = next((number for number, line in enumerate(output) if line.startswith(FATAL)), None)
     if start is None:
         return None
-    frame = next((found for line in said[start:] if (found := FRAME.match(line))), None)
+    frame = next(filter(None, map(FRAME.match, output[start:])), None)
     if frame is None:
-        return LastWords(said[start])
-    return LastWords(
-        f'{said[start]} in {frame[3]} (File "{frame[1]}", line {frame[2]})', place=f"{frame[1]}:{frame[2]}"
-    )
+        return LastWords(output[start])
+    file, number, function = frame.groups()
+    return LastWords(f'{output[start]} in {function} (File "{file}", line {number})', place=f"{file}:{number}")
 
 
 def _place(lines: Sequence[str]) -> str | None:
-    frames = [found for line in lines if (found := FRAME.match(line))]
+    """Return the last frame of these lines."""
+    frames = list(filter(None, map(FRAME.match, lines)))
     return f"{frames[-1][1]}:{frames[-1][2]}" if frames else None

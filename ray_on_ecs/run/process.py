@@ -1,4 +1,4 @@
-"""A script's process: its output by lines, its last lines, its stacks if it hangs, and its end."""
+"""Process of a script: its output by lines, its last lines, its stacks if it hangs, and its end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 from ray_on_ecs.run import last_words, supervisor
-from ray_on_ecs.run.group import WorkerStatus
+from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import LastWords
 
 LAST_LINES = 200
@@ -36,6 +36,25 @@ LOCK_PAUSE_SECONDS = 0.1
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
+@dataclass(frozen=True)
+class ProcessOptions:
+    """Surroundings of a command.
+
+    Attributes:
+        variables: Its environment.
+        folder: Its working directory.
+        on_line: Called with each line of its output, standard error included, on another thread.
+        lock: A file that is locked (shared) until the command and all that it has started have ended.
+        mask: Hides secrets in each line.
+    """
+
+    variables: Mapping[str, str]
+    folder: Path
+    on_line: Callable[[str], None]
+    lock: Path | None = None
+    mask: Callable[[str], str] = str
+
+
 class ScriptProcess:
     """A command and all that it starts; a context. They end with the context or the command.
 
@@ -43,11 +62,7 @@ class ScriptProcess:
 
     Args:
         argv: The command.
-        variables: Its environment.
-        folder: Its working directory.
-        on_line: Called with each line of its output, standard error included, on another thread.
-        lock: A file that is locked (shared) until the command and all that it has started have ended.
-        mask: Hides secrets in each line.
+        options: Its surroundings.
 
     Attributes:
         last_lines: The end of its output.
@@ -55,32 +70,26 @@ class ScriptProcess:
         ended_at: When it ended (Unix time), or None before.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        variables: Mapping[str, str],
-        folder: Path,
-        on_line: Callable[[str], None],
-        lock: Path | None = None,
-        mask: Callable[[str], str] = str,
-    ) -> None:
-        self._on_line = on_line
-        self._mask = mask
+    def __init__(self, argv: Sequence[str], options: ProcessOptions) -> None:
+        self._options = options
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.heard_at = time.monotonic()
         self._status_reader, status_writer = os.pipe()
-        held = [] if lock is None else [hold(lock, fcntl.LOCK_SH)]
+        # The supervisor holds the lock until it has killed all that the command has started.
+        inherited = [status_writer]
+        if options.lock is not None:
+            inherited.append(hold(options.lock, fcntl.LOCK_SH))
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", supervisor.__file__, str(status_writer), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(status_writer, *held),
-            env=dict(variables),
-            cwd=folder,
+            pass_fds=inherited,
+            env=dict(options.variables),
+            cwd=options.folder,
             start_new_session=True,
         )
-        for descriptor in (status_writer, *held):
+        for descriptor in inherited:
             os.close(descriptor)
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
@@ -116,20 +125,26 @@ class ScriptProcess:
             return None
         return self.poll()
 
-    def describe(self, member: WorkerStatus) -> WorkerStatus:
-        """Return what the others should know of the worker, with how the script is doing."""
+    def describe(self, worker: WorkerStatus) -> WorkerStatus:
+        """Return the worker's status with the state of the script."""
         status = self.poll()
         if status is None:
-            return replace(member, silent_seconds=time.monotonic() - self.heard_at)
+            return replace(worker, silent_seconds=time.monotonic() - self.heard_at)
         log = tuple(line.rstrip("\n") for line in list(self.last_lines)[-LOG_LINES:])
-        ended = {"status": status, "ended_at": self.ended_at, "words": self.last_words, "log": log}
-        return replace(member, silent_seconds=math.inf, **ended)
+        return replace(
+            worker,
+            silent_seconds=math.inf,
+            status=status,
+            ended_at=self.ended_at,
+            words=self.last_words,
+            log=log,
+        )
 
-    def has_ended(self, members: Mapping[int, WorkerStatus]) -> bool:
+    def has_ended(self, workers: WorkerStatuses) -> bool:
         """Return whether all processes of the script have ended."""
         return self.poll() is not None
 
-    def learn(self, members: Mapping[int, WorkerStatus]) -> None:
+    def learn(self, workers: WorkerStatuses) -> None:
         """Take the statuses of the workers, by rank; only MPI needs them."""
 
     def heard(self) -> None:
@@ -168,15 +183,15 @@ class ScriptProcess:
     def dump(self) -> str:
         """Return the stacks of all Python processes of the script, which run on, or why they can't be had."""
         try:
-            family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+            root = psutil.Process(self.pid)
             pids = [
                 process.pid
-                for process in family
+                for process in (root, *root.children(recursive=True))
                 if "python" in process.name() and supervisor.__file__ not in process.cmdline()
             ]
         except psutil.Error:
             pids = []
-        return "".join(_dump(pid) for pid in pids) or NO_PYTHON
+        return "".join(map(_dump, pids)) or NO_PYTHON
 
     def kill(self) -> None:
         """Kill the script and all processes that it has started."""
@@ -209,9 +224,9 @@ class ScriptProcess:
             self._take(rest)
 
     def _take(self, line: str) -> None:
-        line = self._mask(line)
+        line = self._options.mask(line)
         self.last_lines.append(line)
-        self._on_line(line)
+        self._options.on_line(line)
 
 
 def hold(lock: Path, kind: int) -> int:

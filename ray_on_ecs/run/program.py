@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import program_main, program_worker
 from ray_on_ecs.run.environment import CALLBACK_VARIABLES
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER
+from ray_on_ecs.run.script_environment import ScriptEnvironment
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
 from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.tracking import layout
@@ -45,24 +45,20 @@ class RayProgram(ScriptWorker):
 
     _trials = ""
 
-    @property
-    def _argv(self) -> tuple[str, ...]:
+    def _argv(self, python: str) -> tuple[str, ...]:
         # -P keeps the current folder, the user's, off the import path until the script begins.
-        return self._config.argv(self._python, ("-P", "-m", program_main.__name__))
+        return self._config.argv(python, ("-P", "-m", program_main.__name__))
 
-    def _variables(self, folder: Path) -> dict[str, str]:
+    def _variables(self, environment: ScriptEnvironment, exchange: Path) -> dict[str, str]:
         """Return the program's environment, whose callbacks of Ray are the user's and ours."""
-        variables = super()._variables(folder)
+        # Without W&B's: a program may begin a W&B run for each trial.
+        variables = environment.variables(self._launcher_variables(), exchange)
         for name, reporter in zip(CALLBACK_VARIABLES, REPORTERS, strict=True):
             users = self._config.variables.get(name) or os.environ.get(name)
             variables[name] = f"{users},{reporter}" if users else reporter
         return variables
 
-    def _of_tracker(self, users: Mapping[str, str]) -> dict[str, str]:
-        """Return nothing: a program may begin a run of W&B for each trial."""
-        return {}
-
-    def _of_launcher(self) -> dict[str, str]:
+    def _launcher_variables(self) -> dict[str, str]:
         """Return the variables of a Ray program; one of them holds the variables of its workers."""
         storage = self._storage.uri
         path = {program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}"}
@@ -84,21 +80,21 @@ class RayProgram(ScriptWorker):
             CHANGE_FOLDER: "0",  # Ray Train's workers stay in the folder with the code
             "RAY_DEDUP_LOGS": "0",  # a line of each rank is a line, though Ray finds them alike
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins
-            "TORCHELASTIC_RESTART_COUNT": str(self._member.generation),
+            "TORCHELASTIC_RESTART_COUNT": str(self._member.status.generation),
             JOB_VARIABLE: json.dumps(_job(of_workers)),
         }
 
-    def _tell(self, process: Process) -> None:
-        """Tell how the program is doing; one that waits, or whose workers compute without a word, does not hang."""
+    def _report_script(self, process: Process) -> None:
+        """Report how the program is doing; one that waits, or whose workers compute without a word, does not hang."""
         if self._config.hang_timeout is None or self._settings["is_waiting"]():
             process.heard()
-        super()._tell(process)
+        super()._report_script(process)
 
-    def _write_metrics(self, is_last: bool = False) -> None:
+    def _write_metrics(self, exchange: Path, *, is_last: bool = False) -> None:
         """Store the metrics, and the table of Ray Tune's trials."""
-        super()._write_metrics(is_last)
+        super()._write_metrics(exchange, is_last=is_last)
         try:
-            trials = Path(self._exchange, layout.TRIALS).read_text()
+            trials = (exchange / layout.TRIALS).read_text()
             if trials != self._trials:
                 self._storage.write(layout.TRIALS, trials)
                 self._trials = trials

@@ -95,11 +95,11 @@ def _kill_all(mark: str) -> None:
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         environments = {pid: _environment(pid) for pid in _processes()}
-        found = [pid for pid, variables in environments.items() if f"{MARK}={mark}".encode() in variables]
-        for pid in found:
+        marked = [pid for pid, variables in environments.items() if f"{MARK}={mark}".encode() in variables]
+        for pid in marked:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if not found and STARTING not in environments.values():
+        if not marked and STARTING not in environments.values():
             break
         time.sleep(PAUSE_SECONDS)
     os.killpg(0, signal.SIGKILL)
@@ -113,9 +113,10 @@ def _processes() -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the variables of a process, `NAME=value` each; none if it has ended, or is another user's."""
+    """Return the variables of a process, as `NAME=value`; none if it has ended, or is another user's."""
     try:
-        if variables := _read(pid, "environ"):
+        variables = _read(pid, "environ")
+        if variables:
             return variables.split(b"\0")
         # Before Linux 6.16 it reads empty for zombies and kernel threads, too; these have no memory at all.
         return [] if _read(pid, "statm").startswith(b"0 ") else STARTING

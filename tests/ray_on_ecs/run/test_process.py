@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.run import supervisor
-from ray_on_ecs.run.process import ScriptProcess, wait_for_end
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
@@ -31,7 +31,8 @@ def start(tmp_path: Path, lines: list[str]) -> Iterator[Start]:
 
     def start(script: str) -> ScriptProcess:
         variables = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-        process = ScriptProcess([sys.executable, "-u", "-c", script], variables, tmp_path, lines.append)
+        options = ProcessOptions(variables, tmp_path, lines.append)
+        process = ScriptProcess([sys.executable, "-u", "-c", script], options)
         started.append(process)
         return process.__enter__()
 
@@ -56,7 +57,7 @@ def test_fatal_signal_is_the_exit_status(start: Start, number: int) -> None:
 
 
 def test_missing_program_has_the_status_of_a_shell(tmp_path: Path, lines: list[str]) -> None:
-    with ScriptProcess(["./nothing"], os.environ, tmp_path, lines.append) as process:
+    with ScriptProcess(["./nothing"], ProcessOptions(os.environ, tmp_path, lines.append)) as process:
         until(lambda: process.poll() is not None)
         assert process.poll() == 127
         assert lines == ["./nothing: No such file or directory\n"]
@@ -129,9 +130,10 @@ def test_script_ends_with_its_parent(tmp_path: Path, first: bool, alone: bool) -
     worker = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from ray_on_ecs.run.process import ScriptProcess\n"
+        "from ray_on_ecs.run.process import ProcessOptions, ScriptProcess\n"
         f"argv = [sys.executable, '-u', {str(script)!r}]\n"
-        "process = ScriptProcess(argv, os.environ, Path('.'), lambda line: print(line, end='', flush=True))\n"
+        "options = ProcessOptions(os.environ, Path('.'), lambda line: print(line, end='', flush=True))\n"
+        "process = ScriptProcess(argv, options)\n"
         "time.sleep(600)\n"
     )
     started = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True)
@@ -166,11 +168,10 @@ time.sleep(600)
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from ray_on_ecs.run.process import ScriptProcess
-process = ScriptProcess(
-    [sys.executable, "-c", sys.argv[1]], os.environ, Path(sys.argv[2]), lambda line: print(line, flush=True),
-    Path(sys.argv[2], "lock"),
-)
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+folder = Path(sys.argv[2])
+options = ProcessOptions(os.environ, folder, lambda line: print(line, flush=True), folder / "lock")
+process = ScriptProcess([sys.executable, "-c", sys.argv[1]], options)
 time.sleep(600)
 """
 

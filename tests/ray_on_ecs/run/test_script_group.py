@@ -11,7 +11,7 @@ from ray_on_ecs.errors import Interrupted, TrainingError
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.script_group import Decider, ScriptGroup, denied, describe, missed
+from ray_on_ecs.run.script_group import Decider, ScriptGroup, access_denied_hint, describe, missing_file_hint
 from ray_on_ecs.tracking.run_actor import RunActor, RunClient
 
 
@@ -116,7 +116,7 @@ def test_failed_run_ends_without_ray_train_error() -> None:
 def test_scripts_have_until_the_deadline_of_a_notice() -> None:
     group = Group()
     group.draining = {"node-1": time.time() + 100, "node-of-another-run": time.time() + 5}
-    group.scripts._asked_notice_at = 0.0
+    group.scripts._checked_nodes_at = 0.0
     told = group.poll()
     assert (told.action, told.ranks) == ("end", (1,))
     assert 90 < told.end_at - time.time() < 100
@@ -298,15 +298,15 @@ def test_restarted_actor_ignores_the_previous_group() -> None:
 )
 def test_excluded_file_is_named(text: str, hint: str | None) -> None:
     said = f"; {hint} was left out of the upload, and --include '{hint}' brings it" if hint else ""
-    assert missed(text, ["data/", "weights.pt"]) == said
+    assert missing_file_hint(text, ["data/", "weights.pt"]) == said
 
 
 def test_few_excluded_files_are_named() -> None:
     names = ["a.bin", "b.bin", "c.bin", "d.bin"]
-    assert missed("OSError: b.bin and a.bin: not found", names) == (
+    assert missing_file_hint("OSError: b.bin and a.bin: not found", names) == (
         "; a.bin, b.bin were left out of the upload, and --include 'a.bin' --include 'b.bin' brings them"
     )
-    assert "c.bin were left" in missed(f"{' '.join(names)}: No such file", names)
+    assert "c.bin were left" in missing_file_hint(f"{' '.join(names)}: No such file", names)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +324,6 @@ def test_few_excluded_files_are_named() -> None:
 )
 def test_access_denied_by_the_bucket_is_explained(text: str, storage: str, said: str) -> None:
     config = RunConfig(command=("train.py",), storage_path=storage)
-    assert denied(text, config).startswith(said)
-    assert bool(denied(text, config)) == bool(said)
-    assert ("Ray's results" in denied(text, replace(config, driver=True))) == bool(said)
+    assert access_denied_hint(text, config).startswith(said)
+    assert bool(access_denied_hint(text, config)) == bool(said)
+    assert ("Ray's results" in access_denied_hint(text, replace(config, driver=True))) == bool(said)

@@ -1,13 +1,17 @@
-"""A worker's view of the driver, and of its last files."""
+"""A worker's view of the driver, of its last files, and its script's variables."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ray_on_ecs.run import worker as module
+from ray_on_ecs.run import group_member, node_files
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
-from ray_on_ecs.run.worker import ScriptWorker
+from ray_on_ecs.run.group_member import GroupMember
+from ray_on_ecs.run.node_files import NodeFiles
+from ray_on_ecs.run.script_environment import ScriptEnvironment, wandb_id
+from ray_on_ecs.tracking.storage import RunStorage
 
 
 class Actor:
@@ -15,7 +19,7 @@ class Actor:
 
     answer: Any = (Directive("group", 0), {})
 
-    def update(self, *given: Any) -> Any:
+    def update(self, *arguments: Any) -> Any:
         return self.answer
 
 
@@ -24,7 +28,10 @@ class Rounds:
 
     status = FilesStatus(part=3)
 
-    def poll(self, *given: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def poll(self, *arguments: Any) -> None:
         self.finish()
 
     def finish(self) -> None:
@@ -32,39 +39,50 @@ class Rounds:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> ScriptWorker:
-    """A worker without Ray."""
-    monkeypatch.setattr(module, "LOST_SECONDS", 0.1)
-    worker: Any = object.__new__(ScriptWorker)
-    worker._actor, worker._group, worker._rank, worker._local_rank = Actor(), "group", 0, 0
-    worker._config = type("Config", (), {"mpi": False})
-    worker._member = WorkerStatus("127.0.0.1", 1, 0, generation=0)
-    worker._members, worker._directive, worker._unheard_since = {}, None, None
-    worker._rounds, worker._node_rank, worker._world_size = Rounds(), 0, 1
-    return worker
+def actor() -> Actor:
+    return Actor()
 
 
-def test_late_poll_does_not_isolate_a_worker(worker: ScriptWorker) -> None:
-    worker._talk()
+@pytest.fixture
+def member(actor: Any, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
+    """The only worker of a group whose scripts run."""
+    monkeypatch.setattr(group_member, "LOST_SECONDS", 0.1)
+    member = GroupMember(actor, "group", 0, WorkerStatus("127.0.0.1", 1, 0))
+    member.begin(0)
+    return member
+
+
+def test_late_poll_does_not_isolate_a_worker(member: GroupMember) -> None:
+    member.report(None)
     time.sleep(0.2)
-    assert worker._is_to_run, "it restored many files, or S3 was unreachable"
+    assert member.is_to_run, "it restored many files, or S3 was unreachable"
 
 
-def test_silent_driver_isolates_a_worker(worker: ScriptWorker) -> None:
-    worker._talk()
-    worker._actor.answer = None  # ty: ignore[missing-attribute]
-    worker._talk()
-    assert worker._is_to_run
+def test_silent_driver_isolates_a_worker(member: GroupMember, actor: Actor) -> None:
+    member.report(None)
+    actor.answer = None
+    member.report(None)
+    assert member.is_to_run
     time.sleep(0.2)
-    worker._talk()
-    assert not worker._is_to_run
-    worker._actor.answer = Actor.answer
-    worker._talk()
-    assert worker._is_to_run
+    member.report(None)
+    assert not member.is_to_run
+    actor.answer = Actor.answer
+    member.report(None)
+    assert member.is_to_run
+
+
+def test_only_workers_of_the_same_start_count(member: GroupMember, actor: Actor) -> None:
+    workers = {rank: WorkerStatus("127.0.0.1", 1, 0, generation=rank) for rank in range(2)}
+    actor.answer = (Directive("group", 0), workers)
+    member.report(None, wants_statuses=True)
+    assert member.statuses == {0: workers[0]}
+    member.begin(1)
+    member.report(None, wants_statuses=True)
+    assert member.statuses == {1: workers[1]}
 
 
 @pytest.mark.parametrize(
-    ("rank", "mpi", "users", "wanted"),
+    ("rank", "mpi", "users", "expected"),
     [
         (0, False, {}, {"WANDB_RUN_ID": "night-0123abcd", "WANDB_RESUME": "allow"}),
         (1, False, {}, {}),
@@ -75,21 +93,35 @@ def test_silent_driver_isolates_a_worker(worker: ScriptWorker) -> None:
     ids=["rank 0", "rank 1", "mpi", "the user's ID", "the user's mode"],
 )
 def test_only_rank_0_continues_a_wandb_run(
-    worker: Any, rank: int, mpi: bool, users: dict[str, str], wanted: dict[str, str]
+    tmp_path: Path, rank: int, mpi: bool, users: dict[str, str], expected: dict[str, str]
 ) -> None:
-    worker._rank, worker._config = rank, type("Config", (), {"mpi": mpi})
-    worker._storage, worker._settings = type("Storage", (), {"run_name": "night"}), {"run_id": "0123abcd"}
-    assert worker._of_tracker(users) == wanted
+    config: Any = type("Config", (), {"mpi": mpi, "variables": users})
+    environment = ScriptEnvironment(
+        config=config,
+        storage=RunStorage.open(str(tmp_path), "night"),
+        run_id="0123abcd",
+        folder=tmp_path,
+        python="python",
+        secrets={},
+        inputs={},
+    )
+    assert environment.wandb_variables(rank) == expected
 
 
 def test_wandb_id_has_at_most_64_characters() -> None:
-    assert module.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
+    assert wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
 
 
-def test_unstored_last_files_are_reported(worker: ScriptWorker, capsys: pytest.CaptureFixture[str]) -> None:
-    worker._store()
-    assert worker._member.not_stored is None
+def test_unstored_last_files_are_reported(
+    member: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_files, "SnapshotRounds", Rounds)
+    unused: Any = None
+    files = NodeFiles(unused, unused, member, is_mpi=False)
+    files.begin()
+    files.store()
+    assert member.status.not_stored is None
     assert "will be tried again (503 SlowDown)" in capsys.readouterr().out
-    worker._store_last()
-    assert worker._member.not_stored == "503 SlowDown"
+    files.store_last()
+    assert member.status.not_stored == "503 SlowDown"
     assert not capsys.readouterr().out
