@@ -1,13 +1,21 @@
 """The start of Ray for a local run."""
 
 import os
-from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_on_ecs.cluster import local_head
-from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.cluster.clusters import Head, LocalCluster
+from ray_on_ecs.cluster.local_head import LocalHead
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -22,15 +30,29 @@ def test_workers_that_share_cpus_are_announced(
     monkeypatch: pytest.MonkeyPatch, workers: int, started_with: int, line: str
 ) -> None:
     started: list[int] = []
-    replaced: dict[str, Any] = {"lock": nullcontext, "find": lambda: None, "start": started.append}
+    replaced: dict[str, Any] = {"find": lambda: None, "start": started.append}
     for name, function in replaced.items():
         monkeypatch.setattr(local_head, name, function)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    said: list[str] = []
-    assert LocalCluster().up(workers, said.append)
-    assert (started, said) == ([started_with], [line])
+    lines: list[str] = []
+    assert LocalCluster().up(workers, lines.append)
+    assert (started, lines) == ([started_with], [line])
+
+
+def test_ray_stays_until_the_last_command_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second command has not submitted its run yet, so Ray has no job."""
+    stopped: list[LocalHead] = []
+    head = LocalHead("http://127.0.0.1:1", "secret", 1, 1.0, "ray")
+    monkeypatch.setattr(local_head, "find", lambda: head)
+    monkeypatch.setattr(local_head, "stop", stopped.append)
+    monkeypatch.setattr(Head, "runs_under_way", lambda _: set())
+    first, second = LocalCluster(), LocalCluster()
+    first.up(1, print)
+    second.up(1, print)
+    assert not first.down("first")
+    assert not stopped
+    assert second.down("second")
+    assert stopped == [head]
 
 
 def test_hints_repeat_a_typed_storage_path() -> None:
