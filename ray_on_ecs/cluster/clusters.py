@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -367,7 +367,7 @@ class LocalCluster(Cluster):
     def __init__(self) -> None:
         self.storage_path = self.absolute(os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results")
         self._address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/")
-        self._reservation: IO[str] | None = None
+        self._reservation: int | None = None
 
     @property
     def is_here(self) -> bool:
@@ -416,8 +416,9 @@ class LocalCluster(Cluster):
         if not self.ends_with_run:
             return False
         with local_head.lock():
-            if self._reservation:
-                self._reservation.close()
+            if self._reservation is not None:
+                os.close(self._reservation)
+                self._reservation = None
             started = local_head.find()
             if started is not None:
                 others = Head(started.url, started.token).runs_under_way() - {run_name}

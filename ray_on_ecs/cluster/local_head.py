@@ -21,7 +21,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -137,13 +136,13 @@ def lock() -> Generator[None]:
         yield
 
 
-def reserve() -> IO[str]:
-    """Keep the head up for a command that is about to submit a run, until the file is closed or the command ends."""
+def reserve() -> int:
+    """Keep the head up until this file descriptor is closed or the command ends, for a run yet to be submitted."""
     import fcntl  # not on Windows, where clients may run
 
-    file = _file().with_suffix(".commands").open("w")
-    fcntl.flock(file, fcntl.LOCK_SH)
-    return file
+    descriptor = os.open(_file().with_suffix(".commands"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def is_reserved() -> bool:
