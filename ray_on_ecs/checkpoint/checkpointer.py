@@ -144,7 +144,8 @@ class Checkpointer:
         self._metrics: Mapping[str, Any] = {}
         self._samples = 0  # of the last step
         # Retention would delete the checkpoints of a training that starts from step 0 here.
-        self._must_resume = self._ranks.broadcast(self._index is not None and self._index.newest is not None)
+        has_checkpoints = self._index is not None and bool(self._index.newest or self._index.unreadable)
+        self._must_resume = self._ranks.broadcast(has_checkpoints)
         self._epoch_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._is_due = False
         self._has_other_weights = False
@@ -177,9 +178,16 @@ class Checkpointer:
         A damaged checkpoint is skipped with a warning, and the one before it is used.
 
         Raises:
-            ResumeError: The checkpoint has other settings, another model or other data.
+            ResumeError: The checkpoint has another format, other settings, another model or other data.
             OSError: It can't be read.
         """
+        unreadable = self._ranks.broadcast(self._index.unreadable if self._index else None)
+        if unreadable:
+            name, version = unreadable
+            self._refuse(
+                f"{self.uri}/{name} has format {version}, and this version of ray-on-ecs reads {FORMAT}; use the "
+                "version that saved it, or another run name"
+            )
         newest = self._newest_intact()
         self._must_resume = False
         if newest is None:

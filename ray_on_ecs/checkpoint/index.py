@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from ray_on_ecs.checkpoint.manifest import FileRecord
 from ray_on_ecs.filesystem import short_reason
@@ -18,6 +18,9 @@ from ray_on_ecs.tracking.layout import MANIFEST
 from ray_on_ecs.tracking.storage import RunStorage
 
 PREFIX = "step-"
+# A checkpoint of another format is refused and stays. Only a change that this code can't read needs another number: a
+# key that older checkpoints lack belongs into a TypedDict with total=False, as a manifest without a required key counts
+# as broken, and its checkpoint is deleted.
 FORMAT = 1
 
 BestMode = Literal["min", "max"]
@@ -56,6 +59,9 @@ class CheckpointIndex:
         keep_best: The metric whose best checkpoint is kept as well.
         best_mode: `min` if the lowest value of the metric is the best, or `max`.
         say: Prints a line for each checkpoint that can't be deleted.
+
+    Attributes:
+        unreadable: The name and the format of a checkpoint of another version of this package, or None.
     """
 
     def __init__(
@@ -73,10 +79,13 @@ class CheckpointIndex:
         self._say = say
         self._complete: dict[str, Manifest] = {}
         self._incomplete: set[str] = set()
+        self.unreadable: tuple[str, int] | None = None
         for name in storage.folders(PREFIX):
             manifest = self._read(name)
             if manifest is None:
                 self._incomplete.add(name)
+            elif manifest["format"] != FORMAT:
+                self.unreadable = (name, manifest["format"])
             else:
                 self._complete[name] = manifest
 
@@ -175,11 +184,13 @@ class CheckpointIndex:
         return None if value is None else self._sign * value
 
     def _read(self, name: str) -> Manifest | None:
-        """Read a manifest; None if it is missing, broken or of another format."""
+        """Read a manifest, which may be of another format; None if it is missing or broken."""
         try:
             manifest = json.loads(self._storage.read(f"{name}/{MANIFEST}"))
         except (FileNotFoundError, ValueError):
             return None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
             return None
-        return manifest if manifest.keys() >= Manifest.__annotations__.keys() else None
+        if manifest["format"] == FORMAT and not manifest.keys() >= Manifest.__required_keys__:
+            return None
+        return cast("Manifest", manifest)

@@ -221,13 +221,36 @@ def test_each_damage_of_a_file_is_named(
     assert f"step-000000002 is damaged ({name} {word}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "files": {}}', '{"format": 2}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "files": {}}', '{"format": "2"}'])
 def test_incomplete_manifest_is_ignored(model: nn.Linear, tmp_path: Path, content: str) -> None:
     saved(model, tmp_path)
     (tmp_path / "step-000000002" / "checkpoint.json").write_text(content)
     checkpoint = Checkpointer(tmp_path, model=model)
     assert checkpoint.resume()
     assert checkpoint.step == 1
+
+
+def test_checkpoint_of_another_format_is_refused_and_kept(model: nn.Linear, tmp_path: Path) -> None:
+    saved(model, tmp_path)
+    (tmp_path / "step-000000002" / "checkpoint.json").write_text('{"format": 2}')
+    checkpoint = Checkpointer(tmp_path, model=model)
+    with pytest.raises(ResumeError, match="step-000000002 has format 2, and this version of ray-on-ecs reads 1"):
+        checkpoint.resume()
+    with pytest.raises(ValueError, match="call resume"):
+        checkpoint.after_step()
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
+
+
+def test_manifest_with_keys_of_format_1_resumes(model: nn.Linear, tmp_path: Path) -> None:
+    """A new key of a later version must not make older checkpoints absent: they would be deleted."""
+    saved(model, tmp_path)
+    file = tmp_path / "step-000000002" / "checkpoint.json"
+    keys = ("format", "step", "epoch", "metrics", "world_size", "config", "gradients", "files")
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({key: document[key] for key in keys}))
+    checkpoint = Checkpointer(tmp_path, model=model)
+    assert checkpoint.resume()
+    assert checkpoint.step == 2
 
 
 def test_only_damaged_checkpoints_start_from_scratch(model: nn.Linear, tmp_path: Path) -> None:
