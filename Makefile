@@ -5,7 +5,8 @@
 # make bench   compare the training with a plain loop
 # make drills  disturb training runs at random moments, N times in each way
 # make test-containers   test the image as containers: a head, two workers and an S3
-# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 to 3.13). CONTAINER_ENGINE
+# Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 to 3.13 are tested,
+# 3.14 is accepted). CONTAINER_ENGINE
 # is docker or a compatible engine.
 
 PYTHON ?= python3
@@ -63,7 +64,7 @@ test-containers: image $(VENV)/.test
 
 # What training runs on is installed from the lock that the image is built from.
 $(VENV)/.train: $(LOCK) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 14); sys.exit(None if ok else "make: Python %d.%d is not supported; use 3.11 to 3.13, as in make PYTHON=python3.13" % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d is not supported; use 3.11 to 3.14, as in make PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCK)

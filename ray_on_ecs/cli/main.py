@@ -31,7 +31,7 @@ Exit status: 0 success, 1 the run or the check failed, 2 a flag or a file can't 
 
 Tab completion: eval "$(ray-on-ecs completion bash)"
 """
-# The module of each command, which has a function of its name, and its line in the help, which needs no import.
+# The module of each command, with a click command named `command`, and its line in the help, which needs no import.
 COMMANDS = {
     "run": ("run", "Upload the code, train, show the log, fetch the results."),
     "recipe": ("recipe", "List the packaged training scripts, or copy one to edit it."),

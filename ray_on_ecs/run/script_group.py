@@ -292,7 +292,7 @@ def describe(workers: WorkerStatuses, program: str) -> Failure:
     failed = workers[failed_rank]
     status = failed.status or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-    reason = failed.words.text or "it wrote nothing"
+    reason = failed.words.text or "it printed nothing"
     if status < 0 and failed.words.text and not reason.startswith(FATAL):  # the line does not explain a signal
         reason = f"its last line was {reason!r}"
     what = one_line(f"{program} {how}: {reason}")

@@ -1,6 +1,7 @@
 """Layout of a run's folder: file names and format version."""
 
-# Version of the folder, the settings and the checkpoints; a run with another one is refused.
+# Version of the folder and its settings (checkpoints and snapshots have other numbers); a run with another one is
+# refused.
 FORMAT = 1
 
 SETTINGS = "config.json"

@@ -199,7 +199,7 @@ def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
 @pytest.mark.parametrize(
     ("members", "rank", "what"),
     [
-        ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it wrote nothing"),
+        ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it printed nothing"),
         ([ended(-9, 10.0, "DONE 3")], 0, "train.py was ended by signal 9: its last line was 'DONE 3'"),
         (
             [ended(-11, 10.0, "Fatal Python error: Segmentation fault in f")],
