@@ -35,22 +35,36 @@ from ray_on_ecs.run.program_source import driver_reason, syntax_error
 from ray_on_ecs.run.stop import SIGNALLED
 
 ABOUT = """\
-Run SCRIPT on the workers of the cluster, as torchrun or mpirun would start it.
+Run SCRIPT on every GPU of the cluster, as torchrun would start it, and follow its output.
 
-The folder with the code (--working-dir) is uploaded, without the files that .gitignore or .rayignore lists. The
-arguments after SCRIPT go to the script. It starts in a copy of the folder, and files that it writes there are kept.
+The working directory is uploaded, without the files that .gitignore or .rayignore lists. Files that the script writes
+there are kept, and restored after a failure.
 
-The run continues when this command ends, also after Ctrl-C. The same command with the same --run-name follows it
-again, or resumes it if it was interrupted. With --local, Ctrl-C stops the run.
+On the cluster the run continues when this command ends, also after Ctrl-C. The same command with the same --run-name
+follows an active run, and resumes an interrupted one. With --local, Ctrl-C stops the run.
+
+Flags of the run come before SCRIPT; the arguments after it go to the script.
 
 \b
-  ray-on-ecs run --num-workers 4 --run-name first train.py --lr 0.1
-  ray-on-ecs run --num-workers 4 --fetch results train.py
-  ray-on-ecs run --detach -m my.package
-  ray-on-ecs run --local train.py
+Examples:
+  ray-on-ecs run --local train.py                     on this machine
+  ray-on-ecs run --num-workers 2 train.py --lr 0.1    on two workers
+  ray-on-ecs run --num-workers 1:4 train.py           on one to four workers
+  ray-on-ecs run -m my.package                        a module
+  ray-on-ecs run --input DATA=s3://b/faces train.py   with data, in $INPUT_DATA
+  ray-on-ecs run tune.py                              a Ray program, detected
+
+\b
+Exit status:
+  0    the run is finished
+  1    the training failed; error.json has the reason and the next command
+  2    a mistake in the script, its data or the command
+  3    workers did not join, or the head can't be reached: ray-on-ecs doctor
+  130  Ctrl-C, or 129 after the terminal was closed: see above
 """
-# The section of the help whose flags name the cluster.
+# The section of the help whose flags name the cluster, and all sections, by how often their flags are used.
 CLUSTER = "Cluster"
+SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", CLUSTER)
 # How alike two flags must be for one to be a mistyped other.
 CLOSE = 0.8
 # The exit status after SIGHUP: the terminal's window is closed.
@@ -125,8 +139,8 @@ class Run(click.Command):
             raise UsageError(f"{unknown.option_name}: is not a flag of ray-on-ecs run; {hint}") from unknown
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the section of the cluster, then the sections of the settings."""
-        for section in dict.fromkeys((CLUSTER, *(spec.metadata["section"] for spec in SETTINGS))):
+        """Write the flags by section."""
+        for section in SECTIONS:
             options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
             of_section = [option for option in options if getattr(option, "section", CLUSTER) == section]
             records = [option.get_help_record(ctx) for option in of_section]
@@ -159,6 +173,8 @@ def _run(
         settings["driver"] = True
     for hint in (*metric_hints(work.script.metric), *secret_hints(work.script.variables)):
         note(hint)
+    if "--local" in command[1:] and not flags["local"]:
+        note(f"--local after {command[0]} goes to the script; before it, it means this machine")
     cluster = chosen(flags)
     if cluster.ends_with_run and work.script.inputs:
         settings["input"] = _local_inputs(cluster, work)

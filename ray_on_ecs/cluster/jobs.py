@@ -162,7 +162,7 @@ def find_or_submit(
             jobs = submitted(client.list_jobs())
             if job_id := under_way(jobs, work.run):
                 what = "its log from the start" if follows else "nothing is submitted"
-                _say(f"run {name} is under way as job {job_id}: {what}")
+                _say(f"run {name} is already active as job {job_id}, with the flags of its first command: {what}")
                 return job_id
             # Ray keeps ended jobs, and their IDs are unique.
             job_id = next_id(name, jobs) if name in jobs else name

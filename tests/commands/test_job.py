@@ -102,7 +102,8 @@ def test_repeated_command_follows_the_run_from_the_start(
     assert _status(ray_jobs, long_run) == "RUNNING"
     second = follow(*LONG)
     seen = read_until(second, "train loss")
-    assert seen.startswith(f"run long is under way as job {long_run}: its log from the start\n"), seen
+    line = f"run long is already active as job {long_run}, with the flags of its first command: its log from the start"
+    assert seen.startswith(f"{line}\n"), seen
     assert "script   image_classifier.py" in seen
     assert _latest(ray_jobs, "long") == long_run, "a second driver would write into the same run"
     second.send_signal(signal.SIGINT)

@@ -190,7 +190,8 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     assert (listed["name"], listed["state"]) == ("left", "training")
 
     status, out, err = typed("run", *flags, "--detach", "--run-name", "left", "train.py", "on")
-    assert (status, out) == (0, "run left is under way as job left: nothing is submitted\n"), err
+    line = "run left is already active as job left, with the flags of its first command: nothing is submitted\n"
+    assert (status, out) == (0, line), err
     events = tmp_path / "code" / "runs" / "left" / "files" / "tb" / "events.out.tfevents.0.host"
     until(lambda: typed("fetch", "--local", "left")[0] == 0 and events.exists())
     assert events.read_bytes() == b"a step"

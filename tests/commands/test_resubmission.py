@@ -90,7 +90,7 @@ def test_next_head_resubmits_runs_of_a_lost_head(
         assert head.jobs["mine"] == lost_as
         follower = follow(head, "--run-name=mine")
         out, err = follower.communicate(timeout=SECONDS)
-        assert out.startswith("run mine is under way as job mine.2: its log from the start\n")
+        assert out.startswith("run mine is already active as job mine.2, with the flags of its first command: its log ")
         assert follower.returncode == 0, out + err
         assert head.jobs == {"mine": lost_as, "mine.2": "SUCCEEDED"}
     assert (folder / "runs" / "mine" / "model.safetensors").read_bytes() == undisturbed

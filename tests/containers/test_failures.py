@@ -111,7 +111,7 @@ def test_run_resumes_after_its_head_is_stopped(cluster: Cluster, disturbed: Dist
     until(lambda: running(cluster), BACK_SECONDS)
     run.again()
     run.goes_on()
-    assert f"run {run.name} is under way as job " in run.log
+    assert f"run {run.name} is already active as job " in run.log
     assert "resuming after step " in run.log
 
 
@@ -152,7 +152,7 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
     run.again()
     run.finish()
     print(f"the run had ended after {time.monotonic() - began:.0f} s")
-    assert f"run {run.name} is under way as job {successor}: " in run.log
+    assert f"run {run.name} is already active as job {successor}, " in run.log
     assert "resuming after step " in run.log
     assert cluster.jobs()[successor] == "SUCCEEDED"
     assert cluster.workers == workers

@@ -41,7 +41,7 @@ CONNECTION = {
 }
 OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}
 DRIVER = "python -P -m ray_on_ecs.run"
-SECTIONS = ("Cluster", "Script", "Resources", "Files", "Metrics", "Fault tolerance", "Run")
+SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", "Cluster")
 # Prints the output of `pulumi stack output`, and writes its arguments.
 PULUMI = """#!/bin/sh
 echo "$PWD $*" >> "$CALLS"
@@ -98,7 +98,8 @@ def test_help_of_run_has_settings_by_section(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("--num-workers", "--working-dir", "--max-restarts", "--fetch", "--local"))
     sections = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert sections == [f"{each}:" for each in SECTIONS]
+    assert sections == [f"{section}:" for section in SECTIONS]
+    assert {spec.metadata["section"] for spec in SETTINGS} < set(SECTIONS)
     hidden = ("--nnodes", "--nproc-per-node", "--standalone", "--rdzv", "--master", "--node-rank")
     assert not [each for each in hidden if each in shown]
 
