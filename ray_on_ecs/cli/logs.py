@@ -9,7 +9,7 @@ import click
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
-from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.tracking.shown_log import Filter
 
 # Exit statuses of a run by its state.
@@ -34,7 +34,9 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
             metadata = jobs[under_way[-1]].metadata
     except ResourceError as cause:
         stored = _stored(cluster, run)
-        note(f"{cause}; this is the log that the run stored last:")
+        # Ray on this machine ends with its last run, so its absence needs no remedy.
+        is_local = cluster.ends_with_run and isinstance(cause, HeadGone)
+        note(f"the stored log of {run}:" if is_local else f"{cause}; this is the log that the run stored last:")
         _print(stored, tail)
         return _exit_status(cluster, run, {}) if follow else 0
     from ray_on_ecs.cli.follow import Follower

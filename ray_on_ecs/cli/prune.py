@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -12,7 +13,7 @@ from ray_on_ecs.cli.runs import ask_head, table
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, on_cluster
 from ray_on_ecs.cluster.history import Folders, Job, RunInfo, list_folders
-from ray_on_ecs.errors import ResourceError, counted, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
 
 DAY_SECONDS = 86400.0
@@ -39,7 +40,12 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
         return
     out.print(table(old))
     if not yes:
-        click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
+        try:
+            click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise UsageError("nothing was deleted; --yes deletes these runs without asking") from None
         confirmed = {run.name for run in old}
         folders, jobs, old = _old_runs(cluster, older_than)  # one may have been resumed meanwhile
         old = [run for run in old if run.name in confirmed]

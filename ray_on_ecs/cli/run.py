@@ -51,7 +51,7 @@ Examples:
   ray-on-ecs run --num-workers 2 train.py --lr 0.1    on two workers
   ray-on-ecs run --num-workers 1:4 train.py           on one to four workers
   ray-on-ecs run -m my.package                        a module
-  ray-on-ecs run --input DATA=s3://b/faces train.py   with data, in $INPUT_DATA
+  ray-on-ecs run --input DATA=s3://b/faces train.py   data in $INPUT_DATA
   ray-on-ecs run tune.py                              a Ray program, detected
 
 \b

@@ -22,7 +22,7 @@ from ray.train import RunConfig as TrainRunConfig
 from rich.console import Console
 from rich.markup import escape
 
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, ScriptError, one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import admission, failure_report, program_resources, ray_cluster, worker_dump
@@ -49,9 +49,13 @@ RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 def wait_for_workers(config: RunConfig, seconds: float, record: RunRecord, console: Console) -> WorkerAllocation:
     """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
+    Not on the Ray that `run --local` started, which no other node can join.
+
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
+    if LOCAL_VARIABLE in os.environ:
+        seconds = 0
     with suppress(ResourceError):
         return ray_cluster.wait_for_workers(config, 0, console)
     with record.waiting() if seconds else nullcontext():

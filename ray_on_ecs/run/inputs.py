@@ -36,7 +36,7 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
         source_filesystem, path = filesystem.open_filesystem(address)
         files = filesystem.files_by_name(source_filesystem, path)
         if not files:
-            raise FileNotFoundError("there is nothing")
+            raise FileNotFoundError("not found, or empty")
     except (OSError, ValueError) as cause:
         raise UsageError(
             f"--input: {name}={source} can't be read ({short_reason(cause)}); give a folder, s3://bucket/prefix or "

@@ -461,7 +461,5 @@ def _shortage_message(config: RunConfig, nodes: list[Resources], seconds: float,
     subject = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
     devices = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
     way_out = shortage or "ask for fewer workers, another --device, or add nodes"
-    return (
-        f"{subject} needs {devices} for each worker, but {_describe_resources(nodes)}, after a wait of "
-        f"{seconds:.0f} s; {way_out}"
-    )
+    wait = f", after a wait of {seconds:.0f} s" if seconds else ""
+    return f"{subject} needs {devices} for each worker, but {_describe_resources(nodes)}{wait}; {way_out}"

@@ -1,6 +1,16 @@
 """The startup limit of the workers of an attempt."""
 
-from ray_on_ecs.run.attempts import BEGIN_SECONDS, LOOK_SECONDS, BeginWatch
+from contextlib import nullcontext
+from typing import NoReturn
+from unittest.mock import Mock
+
+import pytest
+from rich.console import Console
+
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.run import ray_cluster
+from ray_on_ecs.run.attempts import BEGIN_SECONDS, LOOK_SECONDS, BeginWatch, wait_for_workers
 
 
 class Cluster:
@@ -43,3 +53,22 @@ def test_workers_waiting_for_places_are_not_ended() -> None:
 def test_workers_that_have_begun_are_not_ended() -> None:
     cluster = Cluster()
     assert not cluster.passes(watch_of(cluster), 10 * BEGIN_SECONDS, has_begun=True)
+
+
+@pytest.mark.parametrize(("local", "waits"), [("", [0, 60.0]), ("1", [0, 0])])
+def test_only_clusters_that_nodes_can_join_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, local: str, waits: list[float]
+) -> None:
+    waited: list[float] = []
+
+    def lacks_room(config: RunConfig, seconds: float, console: Console) -> NoReturn:
+        waited.append(seconds)
+        raise ResourceError("no GPU")
+
+    monkeypatch.setattr(ray_cluster, "wait_for_workers", lacks_room)
+    monkeypatch.delenv(LOCAL_VARIABLE, raising=False)
+    if local:
+        monkeypatch.setenv(LOCAL_VARIABLE, local)
+    with pytest.raises(ResourceError):
+        wait_for_workers(RunConfig(), 60.0, Mock(waiting=nullcontext), Console())
+    assert waited == waits
