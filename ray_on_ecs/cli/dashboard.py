@@ -7,8 +7,9 @@ import time
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, out
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.errors import ResourceError
 
 LOOK_SECONDS = 5.0

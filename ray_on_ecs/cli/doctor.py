@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from ray_on_ecs.cli import check_aws, check_ray
+from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.findings import ANSWER_SECONDS, DENIED, Findings, Notice, Problem
 from ray_on_ecs.cli.screen import out, print_json
-from ray_on_ecs.cluster import aws, clusters, session
-from ray_on_ecs.cluster.clusters import cluster_flags
+from ray_on_ecs.cluster import aws, head, session
 from ray_on_ecs.errors import TrainingError, one_line
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -98,7 +98,7 @@ def _shorten_timeouts() -> None:
     aws.CONNECT_SECONDS = aws.READ_SECONDS = ANSWER_SECONDS
     aws.ATTEMPTS = 2
     session.OPEN_SECONDS = 10.0
-    clusters.REQUEST_SECONDS = 10.0
+    head.REQUEST_SECONDS = 10.0
 
 
 def _run_checks(findings: Findings) -> Iterator[Result]:

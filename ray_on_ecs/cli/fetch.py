@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import click
 from rich import filesize
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, notes, out, print_json
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout

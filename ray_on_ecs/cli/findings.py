@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_on_ecs.cluster.clusters import Cluster, Head
+from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo
 

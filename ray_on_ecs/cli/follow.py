@@ -13,7 +13,8 @@ import aiohttp
 from rich.status import Status
 
 from ray_on_ecs.cli.screen import note, out, show
-from ray_on_ecs.cluster.clusters import Cluster, Head
+from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, show
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.tracking.shown_log import Filter
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.dashboard import hold_open
 from ray_on_ecs.cli.screen import note, out
-from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 

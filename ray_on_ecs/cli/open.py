@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.fetch import FOLDER, make_folder
 from ray_on_ecs.cli.screen import note, out, print_json
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.tracking import layout

@@ -8,10 +8,11 @@ from datetime import datetime
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.rm import OF_RUNS, delete, under_way
 from ray_on_ecs.cli.runs import ask_head, table
 from ray_on_ecs.cli.screen import note, out
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Folders, Job, RunInfo, list_folders
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
@@ -41,11 +42,13 @@ def command(cluster: Cluster, older_than: float, yes: bool) -> None:
     out.print(table(old))
     if not yes:
         try:
-            click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", abort=True, err=True)
-        except click.Abort:
+            is_confirmed = click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", err=True)
+        except click.Abort:  # Ctrl-C, or the end of the input
             if sys.stdin.isatty():
                 raise
             raise UsageError("nothing was deleted; --yes deletes these runs without asking") from None
+        if not is_confirmed:
+            raise click.Abort
         confirmed = {run.name for run in old}
         folders, jobs, old = _old_runs(cluster, older_than)  # one may have been resumed meanwhile
         old = [run for run in old if run.name in confirmed]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ray_on_ecs import secrets
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.runs import ask_head
 from ray_on_ecs.cli.screen import note
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Folders, Job, RunInfo, find_run, list_folders
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.tracking import layout

@@ -18,8 +18,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
+from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags
 from ray_on_ecs.cli.screen import note, print_json
-from ray_on_ecs.cluster.clusters import Cluster, chosen, cluster_flags
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import (
     DEFAULT_MAX_RESUBMISSIONS,
     MAX_RESUBMISSIONS,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import remember_runs
 from ray_on_ecs.cli.screen import note, out, print_json
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
 from ray_on_ecs.errors import HeadGone, TrainingError
 

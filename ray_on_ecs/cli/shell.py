@@ -7,7 +7,8 @@ import subprocess
 
 import click
 
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cli.cluster_flags import on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.errors import UsageError
 
 

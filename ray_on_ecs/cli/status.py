@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster.aws_status import AwsStatus, Group, age, read_aws
-from ray_on_ecs.cluster.clusters import Cluster, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.ray_status import HEAD, WORKERS, Node, RayStatus, read_ray
 from ray_on_ecs.contract import CPU_WORKERS, SPOT
 from ray_on_ecs.errors import ResourceError, counted

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
-from ray_on_ecs.cluster.clusters import Cluster, Head, on_cluster
+from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted, one_line
 from ray_on_ecs.node.jobs import SECRETS
 

@@ -9,24 +9,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-from click.core import ParameterSource
-
 from ray_on_ecs import secrets
 from ray_on_ecs.cluster import local_head
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.s3_access import S3Access
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
-from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted, one_line
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
 from ray_on_ecs.node import ports
 
 if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
-
     from ray_on_ecs.cluster.stack import Stack
     from ray_on_ecs.tracking.storage import RunStorage
 
@@ -38,86 +33,11 @@ COMPOSE_STORAGE = "s3://training/runs"
 COMPOSE_S3 = "http://127.0.0.1:5001"
 COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
-REQUEST_SECONDS = 20.0
 # A new head pulls its image first; in the head's container only its dashboard can be down.
 HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
 RETRY_SECONDS = 5.0
 # Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
-WRONG_TOKEN = "the Ray head refuses the token"
-
-
-@dataclass
-class Head:
-    """Ray head at an address of this machine.
-
-    Attributes:
-        url: The URL of its dashboard, without a slash at its end.
-        token: Ray's token; empty for a cluster without one.
-    """
-
-    url: str
-    token: str = ""
-
-    def get(self, path: str) -> Any:
-        """Return the JSON document at a path of the dashboard.
-
-        Raises:
-            UsageError: The head refuses the token.
-            ResourceError: The head doesn't answer.
-        """
-        try:
-            return self._get(path).json()
-        except ValueError as cause:
-            raise _silent(cause) from cause
-
-    def date(self) -> str | None:
-        """Return the head's clock, from HTTP's Date header, or None."""
-        return self._get("/api/version").headers.get("Date")
-
-    @cached_property
-    def jobs(self) -> JobSubmissionClient:
-        """Client of Ray's Jobs API."""
-        from ray_on_ecs.cluster.jobs import connect  # it imports Ray
-
-        self.export()
-        return connect()
-
-    def export(self) -> None:
-        """Set the environment variables through which Ray's clients in this process find the head."""
-        os.environ["RAY_API_SERVER_ADDRESS"] = self.url
-        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
-            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
-        if self.token:
-            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.token)
-
-    def _get(self, path: str) -> Any:
-        import requests
-
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        try:
-            with requests.Session() as session:
-                session.trust_env = False  # a proxy would read the token, and can't reach this machine
-                answer = session.get(self.url + path, headers=headers, timeout=REQUEST_SECONDS)
-            if answer.status_code in (401, 403):
-                raise UsageError(WRONG_TOKEN)
-            answer.raise_for_status()
-        except requests.RequestException as cause:
-            raise _silent(cause) from cause
-        return answer
-
-    def runs_under_way(self) -> set[str]:
-        """Return the names of the runs that have not ended; empty if the head doesn't answer."""
-        try:
-            jobs = self.get("/api/jobs/")
-        except (ResourceError, UsageError):
-            return set()
-        active = [job["metadata"] or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
-        return {metadata["run_name"] for metadata in active if "run_name" in metadata}
-
-
-def _silent(cause: Exception) -> ResourceError:
-    return ResourceError(f"the Ray head doesn't answer ({one_line(cause)})")
 
 
 class Cluster(ABC):
@@ -541,66 +461,3 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     from ray_on_ecs.cluster.stack import find
 
     return StackCluster(find(stack, outputs))
-
-
-def chosen(flags: dict[str, Any]) -> Cluster:
-    """Return the cluster of the flags of `cluster_flags`, which its hints repeat.
-
-    Raises:
-        TrainingError: The stack can't be found (see `stack.find`).
-    """
-    cluster = choose(**flags)
-    source = click.get_current_context().get_parameter_source
-    for name, value in flags.items():
-        if value and source(name) is ParameterSource.COMMANDLINE:
-            cluster.typed = f" --{name}" if value is True else f" --{name} {shlex.quote(value)}"
-    return cluster
-
-
-CLUSTER_FLAGS = (
-    click.option(
-        "--stack", metavar="NAME", envvar="RAY_ON_ECS_STACK", help="Pulumi stack (default: the selected one)."
-    ),
-    click.option(
-        "--outputs",
-        metavar="FILE",
-        envvar="RAY_ON_ECS_OUTPUTS",
-        help="File with the outputs of the stack, for users without Pulumi (pulumi stack output --json > FILE).",
-    ),
-    click.option(
-        "--local",
-        is_flag=True,
-        help="Cluster on this machine: Ray starts for a run and ends with the last one, unless RAY_API_SERVER_ADDRESS "
-        "names a Ray head that is up.",
-    ),
-    click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
-)
-CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
-
-
-def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the cluster flags to a command, which gets them as `flags`; typed flags override the environment's."""
-
-    @wraps(function)
-    def wrapper(*args: Any, **options: Any) -> Any:
-        flags = {name: options.pop(name) for name in CLUSTER_NAMES}
-        context = click.get_current_context()
-        typed = {name for name in flags if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        if typed:
-            flags = {name: value if name in typed else None for name, value in flags.items()}
-        return function(*args, flags=flags, **options)
-
-    for option in reversed(CLUSTER_FLAGS):
-        wrapper = option(wrapper)
-    return wrapper
-
-
-def on_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the cluster flags to a command, which gets the cluster as `cluster`."""
-
-    @cluster_flags
-    @wraps(function)
-    def wrapper(*args: Any, flags: dict[str, Any], **options: Any) -> Any:
-        return function(*args, cluster=chosen(flags), **options)
-
-    return wrapper

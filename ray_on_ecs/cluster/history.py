@@ -25,7 +25,8 @@ from ray_on_ecs.tracking.totals import total_usd
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
 
-    from ray_on_ecs.cluster.clusters import Cluster, Head
+    from ray_on_ecs.cluster.clusters import Cluster
+    from ray_on_ecs.cluster.head import Head
     from ray_on_ecs.tracking.storage import RunStorage
 
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray_on_ecs.cluster.clusters import Head
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.node.code import LABEL as CODE
 
 ALIVE = "ALIVE"

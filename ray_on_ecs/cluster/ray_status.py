@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ray_on_ecs.cluster.clusters import Cluster, Head
+from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.history import Job
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL

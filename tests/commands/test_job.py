@@ -15,7 +15,8 @@ from ray.job_submission import JobInfo, JobStatus, JobSubmissionClient
 
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import jobs
-from ray_on_ecs.cluster.clusters import Head, HeadCluster
+from ray_on_ecs.cluster.clusters import HeadCluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError
 from tests.commands.conftest import CLASSIFIER

@@ -62,9 +62,9 @@ def test_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Pope
 # The command, with a shorter limit for a silent log.
 IMPATIENT = """
 import sys
-import ray_on_ecs.cluster.clusters, ray_on_ecs.cli.follow
+import ray_on_ecs.cluster.head, ray_on_ecs.cli.follow
 from ray_on_ecs.__main__ import main
-ray_on_ecs.cli.follow.SILENT_SECONDS, ray_on_ecs.cluster.clusters.REQUEST_SECONDS = 2, 10
+ray_on_ecs.cli.follow.SILENT_SECONDS, ray_on_ecs.cluster.head.REQUEST_SECONDS = 2, 10
 sys.exit(main(sys.argv[1:]))
 """
 

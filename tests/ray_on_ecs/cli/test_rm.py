@@ -1,5 +1,6 @@
 """`ray-on-ecs rm` and `prune`: ended runs are deleted, and active runs stay."""
 
+import io
 import os
 import time
 from pathlib import Path
@@ -115,10 +116,13 @@ def test_old_runs_and_code_are_pruned(folders: Folders, capsys: pytest.CaptureFi
     assert [each.exists() for each in (new, used)] == [True] * 2
 
 
-def test_prune_asks_for_confirmation(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("answer", "status"), [("n\n", 130), ("", 2)], ids=["no", "end of input"])
+def test_prune_asks_for_confirmation(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, answer: str, status: int
+) -> None:
     old = make(folders, "old", age=OLD)
-    monkeypatch.setattr("click.confirm", lambda text, **_: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert main(["prune", "--local", "--older-than", "7"]) == 130
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert main(["prune", "--local", "--older-than", "7"]) == status
     assert old.exists()
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import local_head
-from ray_on_ecs.cluster.clusters import Head, LocalCluster
+from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 
 

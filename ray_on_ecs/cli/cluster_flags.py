@@ -1,0 +1,76 @@
+"""Flags of a command that name its cluster."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ray_on_ecs.cluster.clusters import Cluster, choose
+
+
+def chosen(flags: dict[str, Any]) -> Cluster:
+    """Return the cluster of the flags of `cluster_flags`, which its hints repeat.
+
+    Raises:
+        TrainingError: The stack can't be found (see `stack.find`).
+    """
+    cluster = choose(**flags)
+    source = click.get_current_context().get_parameter_source
+    for name, value in flags.items():
+        if value and source(name) is ParameterSource.COMMANDLINE:
+            cluster.typed = f" --{name}" if value is True else f" --{name} {shlex.quote(value)}"
+    return cluster
+
+
+CLUSTER_FLAGS = (
+    click.option(
+        "--stack", metavar="NAME", envvar="RAY_ON_ECS_STACK", help="Pulumi stack (default: the selected one)."
+    ),
+    click.option(
+        "--outputs",
+        metavar="FILE",
+        envvar="RAY_ON_ECS_OUTPUTS",
+        help="File with the outputs of the stack, for users without Pulumi (pulumi stack output --json > FILE).",
+    ),
+    click.option(
+        "--local",
+        is_flag=True,
+        help="Cluster on this machine: Ray starts for a run and ends with the last one, unless RAY_API_SERVER_ADDRESS "
+        "names a Ray head that is up.",
+    ),
+    click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
+)
+CLUSTER_NAMES = ("stack", "outputs", "local", "compose")
+
+
+def cluster_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the cluster flags to a command, which gets them as `flags`; typed flags override the environment's."""
+
+    @wraps(function)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        flags = {name: options.pop(name) for name in CLUSTER_NAMES}
+        context = click.get_current_context()
+        typed = {name for name in flags if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        if typed:
+            flags = {name: value if name in typed else None for name, value in flags.items()}
+        return function(*args, flags=flags, **options)
+
+    for option in reversed(CLUSTER_FLAGS):
+        wrapper = option(wrapper)
+    return wrapper
+
+
+def on_cluster(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the cluster flags to a command, which gets the cluster as `cluster`."""
+
+    @cluster_flags
+    @wraps(function)
+    def wrapper(*args: Any, flags: dict[str, Any], **options: Any) -> Any:
+        return function(*args, cluster=chosen(flags), **options)
+
+    return wrapper
