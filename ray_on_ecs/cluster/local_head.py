@@ -140,20 +140,21 @@ def reserve() -> int:
     """Keep the head up until this file descriptor is closed or the command ends, for a run yet to be submitted."""
     import fcntl  # not on Windows, where clients may run
 
-    descriptor = os.open(_file().with_suffix(".commands"), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+    from ray_on_ecs.run.process import hold
+
+    return hold(_file().with_suffix(".commands"), fcntl.LOCK_SH)
 
 
 def is_reserved() -> bool:
     """Return whether another command keeps the head up."""
     import fcntl
 
-    with _file().with_suffix(".commands").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    from ray_on_ecs.run.process import hold
+
+    try:
+        os.close(hold(_file().with_suffix(".commands"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+    except BlockingIOError:
+        return True
     return False
 
 

@@ -1,4 +1,4 @@
-"""A worker's place in its group: its own status, the other workers' and the driver's directive."""
+"""Membership of a worker in its group: statuses of the workers and the driver's directive."""
 
 from __future__ import annotations
 

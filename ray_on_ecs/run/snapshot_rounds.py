@@ -163,7 +163,7 @@ class SnapshotRounds:
         own = self._folder.part
         for last, last_status in statuses.items():
             parts = {node: status.part for node, status in statuses.items() if node != last}
-            # The others are still at the parts that the last one knew when it stored its own.
+            # The other nodes' parts have not changed since this node stored its part.
             is_consistent = all(
                 part is not None and last_status.basis.get(node, 0) == part for node, part in parts.items()
             )

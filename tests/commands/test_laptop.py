@@ -139,8 +139,8 @@ def test_impossible_commands_are_one_line_and_a_status(laptop: Callable[..., sub
         (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),
         (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "--lr: is not a flag of ray-on-ecs run"),
         (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
-        (("stop", LOCAL, "nobody"), {}, 2, "run nobody is not under way"),
-        (("logs", LOCAL, "nobody"), {}, 2, "run 'nobody' not found in"),
+        (("stop", LOCAL, "absent"), {}, 2, "run absent is not under way"),
+        (("logs", LOCAL, "absent"), {}, 2, "run 'absent' not found in"),
         (("stop", LOCAL, "any"), {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}, 3, "no Ray head answers"),
         (("stop", LOCAL, "--compose", "any"), {}, 2, "give one of them"),
     ):
