@@ -1,13 +1,14 @@
 # make train   train on this machine          make test    run the tests
 # make check   lint, types, layers            make lock    update the lock files
 # make image   build the image                make image-size    show its layers and their sizes
+# make test-infra    test the Pulumi program, without installing Ray and PyTorch
+# make test-ray      run the other tests that need a Ray head
 # make test-faults   kill parts of a cluster during training
+# make test-containers   test the image as containers: a head, two workers and an S3
 # make bench   compare the training with a plain loop
 # make drills  disturb training runs at random moments, N times in each way
-# make test-containers   test the image as containers: a head, two workers and an S3
 # Everything is installed into .venv on the first call; PYTHON picks the interpreter (3.11 to 3.13 are tested,
-# 3.14 is accepted). CONTAINER_ENGINE
-# is docker or a compatible engine.
+# 3.14 is accepted). CONTAINER_ENGINE is docker or a compatible engine.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,10 +16,12 @@ ARGS ?=
 N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
+INFRA := $(VENV)-infra
+INFRA_TESTS := tests/infra tests/test_program.py tests/test_contract.py tests/test_deployer.py tests/test_docs.py
 LOCK := docker/requirements.lock
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: help train test check lock image image-size bench drills test-faults test-containers
+.PHONY: help train test check lock image image-size bench drills test-infra test-ray test-faults test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -28,6 +31,13 @@ train: $(VENV)/.train
 # In two lanes: see tests/conftest.py.
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
+
+test-infra: $(INFRA)/.test
+	$(INFRA)/bin/python -m pytest $(INFRA_TESTS) $(ARGS)
+
+# Each of the two processes has its own Ray head.
+test-ray: $(VENV)/.test
+	$(BIN)/python -m pytest -m 'ray and not smoke and not fault' --numprocesses 2 --dist loadfile $(ARGS)
 
 test-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -m fault $(ARGS)
@@ -72,6 +82,14 @@ $(VENV)/.train: $(LOCK) pyproject.toml
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train requirements.txt
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with dependency groups
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.txt
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+$(INFRA)/.test: pyproject.toml requirements.txt
+	$(PYTHON) -m venv $(INFRA)
+	$(INFRA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(INFRA)/bin/python -m pip install --quiet --require-hashes --requirement requirements.txt
+	$(INFRA)/bin/python -m pip install --quiet --group infra
 	@touch $@

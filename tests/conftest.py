@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.flaky_s3 import flaky_proxy
 # The tests run on CPUs, several ranks at a time, also on a machine with a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# Folders whose tests take minutes, and the marker that keeps them out of `make test`.
-SLOW = {"containers": "container", "faults": "fault"}
+# Folders whose tests take long, and the marker that keeps them out of `make test`.
+SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}
+# The longest that CI accepts of a test without such a marker, on a machine that does nothing else.
+LIMIT_SECONDS = 30.0
 # Fractions of the requests to S3, and the number that pass after a failure, which exceeds the concurrent clients.
 DROPPED, LOST, SPARED = 0.05, 0.05, 5
 
@@ -28,6 +31,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI, fail a test that takes too long for `make test`. A busy machine gets more time."""
+    report = yield
+    limit = LIMIT_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    is_slow = report.passed and report.duration > limit
+    if is_slow and "CI" in os.environ and not any(item.get_closest_marker(name) for name in SLOW.values()):
+        report.outcome = "failed"
+        report.longrepr = f"{report.when} took {report.duration:.0f} s; over {LIMIT_SECONDS:.0f} s it needs a marker"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the minutes of the tests with Ray, and of the others."""
+    minutes: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                minutes[_lane(report.nodeid)] += report.duration / 60
+    terminalreporter.write_line(", ".join(f"{lane}: {total:.1f} minutes" for lane, total in sorted(minutes.items())))
+
+
+def _lane(nodeid: str) -> str:
+    return "tests with Ray" if nodeid.startswith("tests/commands/") else "other tests"
+
+
 class Lanes(LoadScopeScheduling):
     """Runs the tests with Ray one after another in one of pytest's processes, and the others in any free process.
 
@@ -35,11 +64,12 @@ class Lanes(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "Ray" if nodeid.startswith("tests/commands/") else nodeid
+        lane = _lane(nodeid)
+        return lane if lane == "tests with Ray" else nodeid
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
-    return Lanes(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    return Lanes(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
