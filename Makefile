@@ -18,6 +18,8 @@ CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 INFRA := $(VENV)-infra
 INFRA_TESTS := tests/infra tests/test_program.py tests/test_contract.py tests/test_deployer.py tests/test_docs.py
+# Python compiles what is imported; all files of these packages would take as long as the rest of the installation.
+PIP := python -m pip install --quiet --no-compile
 LOCK := docker/requirements.lock
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
@@ -50,7 +52,7 @@ check: $(VENV)/.test
 
 # The Pulumi program shares an environment with Ray, and so the versions of what both need.
 lock: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/$(PIP) uv
 	$(COMPILE) --extra train --extra language --output-file $(LOCK) pyproject.toml
 	$(COMPILE) --constraint $(LOCK) --output-file requirements.txt requirements.in
 
@@ -77,19 +79,19 @@ $(VENV)/.train: $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d is not supported; use 3.11 to 3.14, as in make PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCK)
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/$(PIP) --require-hashes --requirement $(LOCK)
+	$(BIN)/$(PIP) --no-deps --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train requirements.txt
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with dependency groups
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.txt
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/$(PIP) --upgrade 'pip>=25.1'  # the first with dependency groups
+	$(BIN)/$(PIP) --require-hashes --requirement requirements.txt
+	$(BIN)/$(PIP) --group dev
 	@touch $@
 
 $(INFRA)/.test: pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(INFRA)
-	$(INFRA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(INFRA)/bin/python -m pip install --quiet --require-hashes --requirement requirements.txt
-	$(INFRA)/bin/python -m pip install --quiet --group infra
+	$(INFRA)/bin/$(PIP) --upgrade 'pip>=25.1'
+	$(INFRA)/bin/$(PIP) --require-hashes --requirement requirements.txt
+	$(INFRA)/bin/$(PIP) --group infra
 	@touch $@

@@ -16,7 +16,7 @@ import psutil
 
 from tests.aws import BUCKET
 from tests.local_cluster import REPOSITORY, LocalCluster
-from tests.waiting import until
+from tests.waiting import LIMIT_SECONDS, until
 
 SLOW_STEPS = REPOSITORY / "tests" / "slow_steps"
 # The nodes' environment variable with the folder of the settings and step logs.
@@ -25,8 +25,7 @@ WORKERS = 2
 RUN_FLAGS = ("--num-workers", str(WORKERS), "--max-restarts", "3")
 # A checkpoint as soon as the previous one is saved.
 AT_ONCE = 0.01
-START_SECONDS = 180.0
-END_SECONDS = 400.0
+END_SECONDS = 2 * LIMIT_SECONDS  # of a whole run
 
 
 class Script(NamedTuple):
@@ -151,7 +150,7 @@ class DisturbedRun:
         def is_there() -> bool:
             return len(self.step_times) >= count and self.saved_step >= saved
 
-        until(lambda: is_there() or self.has_ended, START_SECONDS)
+        until(lambda: is_there() or self.has_ended)
         if self.has_ended:
             raise AssertionError(f"the command ended: {self.log}")
 

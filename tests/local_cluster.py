@@ -21,7 +21,6 @@ from tests.waiting import free_ports, until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
-START_SECONDS = 300.0
 STARTS = 3
 # The output of `ray start` when the node runs.
 STARTED = "Ray runtime started"
@@ -194,7 +193,7 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
                 start_new_session=True,
             )
         try:
-            until(lambda node=node: STARTED in log.read_text() or node.poll() is not None, START_SECONDS, log.read_text)
+            until(lambda node=node: STARTED in log.read_text() or node.poll() is not None, why=log.read_text)
         except BaseException:
             kill_tree(node.pid)
             raise

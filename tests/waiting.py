@@ -1,13 +1,16 @@
 """Helpers of all tests that start processes: wait for a condition, find free ports."""
 
+import secrets
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 # Ends a hang; no test depends on it.
 LIMIT_SECONDS = 480.0
 MIN_PAUSE, MAX_PAUSE = 0.2, 2.0
+PORTS = range(20_000, 32_000)
 
 
 def until(
@@ -40,9 +43,14 @@ def until(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return TCP ports of 127.0.0.1 that no process uses now, each a different one."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """Return TCP ports of 127.0.0.1 that no process uses now, each a different one.
+
+    They lie outside the ranges from which Linux and Ray choose ports, so that nothing takes one before its use.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(PORTS)
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            ports.add(port)
+    return list(ports)

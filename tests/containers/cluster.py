@@ -210,7 +210,7 @@ class Cluster:
             image,
         )  # fmt: skip
         create = CREATE.format(bucket=BUCKET, name=CLUSTER_INFO, value=json.dumps(WORKERS))
-        until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0, 180)
+        until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0)
 
     def start_head(self) -> None:
         """Start the head under its name, as a new container."""
@@ -292,7 +292,7 @@ class Cluster:
     def _ask_dashboard(self, program: str) -> Any:
         """The JSON that a program prints in the head; a head is healthy before its dashboard answers."""
         command = ("python", "-c", program)
-        return json.loads(until(lambda: self.engine.execute(self.head, *command, check=False).stdout, 60))
+        return json.loads(until(lambda: self.engine.execute(self.head, *command, check=False).stdout))
 
     def stop_jobs(self) -> None:
         """Stop the running jobs, as their user does: the head doesn't resubmit them."""
@@ -429,7 +429,7 @@ class Run:
         assert steps == [STEPS_PER_EPOCH * (epoch + 1) for epoch in range(len(steps))]
         return len(steps)
 
-    def goes_on(self, seconds: float = 240) -> None:
+    def goes_on(self, seconds: float = LIMIT_SECONDS) -> None:
         """Wait until the present workers have trained an epoch, and replace ended containers meanwhile."""
         epoch = self.epochs() + 2  # the next epoch may be trained and not yet stored
 
@@ -438,7 +438,7 @@ class Run:
 
         self.cluster.until(lambda: self.epochs() > epoch and is_everywhere(), seconds)
 
-    def finish(self, seconds: float = 240) -> None:
+    def finish(self, seconds: float = LIMIT_SECONDS) -> None:
         """Let the run train fast to its end; every epoch has been trained."""
         for name in self.cluster.workers:
             self.cluster.engine.execute(name, "touch", HURRY)
@@ -467,7 +467,7 @@ class Disturbed:
             name = f"disturbed-{self.begun}"
             run = self.run = Run(self.cluster, name, self.folder / f"{name}.log")
         begun = run.epochs()
-        until(lambda: run.epochs() > begun + 1, 180)
+        until(lambda: run.epochs() > begun + 1)
         return run
 
     def end(self) -> None:
@@ -475,4 +475,4 @@ class Disturbed:
         if self.run:
             self.cluster.settle()
             self.cluster.stop_jobs()
-            self.run.process.wait(180)
+            self.run.process.wait(LIMIT_SECONDS)

@@ -20,7 +20,7 @@ def cpu_worker(cluster: Cluster) -> Iterator[str]:
         cluster.stop(cluster.on_two_networks)
         cluster.settle()
     with cluster.one_more("cpu-worker", "cpu-worker") as name:
-        until(lambda: len(cluster.nodes()) == 4, 180, lambda: cluster.engine.logs(name))
+        until(lambda: len(cluster.nodes()) == 4, why=lambda: cluster.engine.logs(name))
         yield name
         cluster.stop_jobs()
         if cluster.is_running(name):
@@ -48,4 +48,4 @@ def test_cpu_workers_preprocess_the_training_data(cluster: Cluster, cpu_worker: 
     trained_at = set(re.findall(r"\(ip=([\d.]+), pid=\d+\) world_rank=", said))
     assert trained_at == cluster.places()
     assert any(key.endswith("state.pt") for key in cluster.keys("runs/prepared/"))
-    cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"}, 300)
+    cluster.until(lambda: cluster.metrics() >= {"CPUs", "CPUsRequested"})

@@ -93,7 +93,7 @@ def test_drained_worker_stops_at_once_and_run_resumes(cluster: Cluster, disturbe
     began = time.monotonic()
     cluster.settle()
     print(f"another worker had joined {time.monotonic() - began:.1f} s after its container's start")
-    until(lambda: f"resuming after step {step} " in run.log, 180, lambda: run.log)
+    until(lambda: f"resuming after step {step} " in run.log, why=lambda: run.log)
     print(f"and the run went on {time.monotonic() - began:.1f} s after that start")
     run.goes_on()
 
@@ -102,7 +102,7 @@ def test_run_resumes_after_its_head_is_stopped(cluster: Cluster, disturbed: Dist
     run = disturbed.under_way()
     status, _ = cluster.stop(cluster.head)
     assert status == 0, cluster.engine.logs(cluster.head)
-    until(lambda: not run.is_alive(), 180)
+    until(lambda: not run.is_alive())
     assert f"interrupted; continue with --run-name {run.name}" in run.log
     status, seconds = cluster.stop(cluster.workers[0])
     assert status == 0
@@ -134,7 +134,7 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
     workers, nodes, address = list(cluster.workers), worker_nodes(cluster), cluster.addresses()[cluster.head]
     [job] = running(cluster)
     cluster.engine.run("kill", "--signal=KILL", cluster.head)
-    until(lambda: not run.is_alive(), 180)
+    until(lambda: not run.is_alive())
     time.sleep(AWAY_SECONDS)
     assert all(map(cluster.is_well, workers)), "ECS would replace healthy workers while the head restarts"
     began = time.monotonic()
@@ -142,7 +142,7 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
         "worker", "neighbour", command=("sleep", "600")
     ):  # takes the free address, which some engines would reuse
         cluster.start_head()
-        until(lambda: cluster.is_well(cluster.head), 300)
+        until(lambda: cluster.is_well(cluster.head))
         print(f"the head was back {time.monotonic() - began:.0f} s after it was started again")
         assert cluster.addresses()[cluster.head] != address
         until(lambda: cluster.jobs()[job] == "FAILED", BACK_SECONDS)
@@ -177,7 +177,7 @@ def workers_come_back(cluster: Cluster, end: str) -> None:
     old = list(cluster.workers)
     ENDS[end](cluster)
     began = time.monotonic()
-    cluster.until(lambda: cluster.is_well(cluster.head), 300)
+    cluster.until(lambda: cluster.is_well(cluster.head))
     print(f"the head was back {time.monotonic() - began:.0f} s after it was gone")
     began = time.monotonic()
     cluster.settle(BACK_SECONDS)

@@ -39,14 +39,14 @@ def test_run_continues_without_node_of_a_lost_gpu(cluster: Cluster, tmp_path: Pa
             stack.enter_context(cluster.one_more("worker", name, command=GPU_WORKER, FAKE_CUDA=STATUS_FILE))
             for name in ("gpu-1", "gpu-2")
         ]
-        until(lambda: sum("GPU" in node["resources_total"] for node in cluster.nodes()) == 2, 180)
+        until(lambda: sum("GPU" in node["resources_total"] for node in cluster.nodes()) == 2)
         command = ("ray-on-ecs", "run", "--run-name=lost-gpu", "--num-workers=1", f"--working-dir={CODE}", "steps.py")
         run = engine.start("exec", cluster.head, *command, output=log)
-        until(lambda: "step 5 is done" in log.read_text(), 180, log.read_text)
+        until(lambda: "step 5 is done" in log.read_text(), why=log.read_text)
         [address] = cluster.trained_on("ALIVE")
         [broken] = [name for name in workers if engine.address(name, cluster.network) == address]
         engine.execute(broken, "sh", "-c", f"echo {NO_DEVICE} > {STATUS_FILE}")
-        until(lambda: run.poll() is not None, 240, log.read_text)
+        until(lambda: run.poll() is not None, why=log.read_text)
         text = log.read_text()
         assert run.poll() == 0, text
         assert f"cuInit returns {NO_DEVICE}; this node stops" in text

@@ -87,7 +87,7 @@ def nodes(cluster: Cluster, agent: Agent) -> Iterator[dict[str, str]]:
             for name, kind in kinds.items()
         }
         logs = partial(cluster.engine.logs, made["busy"])
-        until(lambda: len(cluster.nodes()) == 5, 180, logs)
+        until(lambda: len(cluster.nodes()) == 5, why=logs)
         yield made
 
 
@@ -96,11 +96,11 @@ def test_nodes_are_protected_while_they_work(
 ) -> None:
     engine, address = cluster.engine, cluster.engine.address(nodes["busy"], cluster.network)
     [node] = [each["node_id"] for each in cluster.nodes() if each["node_ip"] == address]
-    until(lambda: engine.execute(nodes["lone"], "ray", "job", "list", check=False).returncode == 0, 120)
+    until(lambda: engine.execute(nodes["lone"], "ray", "job", "list", check=False).returncode == 0)
     logs = {name: tmp_path / f"{name}.log" for name in ("busy", "lone")}
     worker = engine.start("exec", cluster.head, "python", "-c", WORK, node, output=logs["busy"])
     head = engine.start("exec", nodes["lone"], "ray", "job", "submit", "--", *JOB, output=logs["lone"])
-    until(lambda: all(map(agent.states, logs)), 120, lambda: "".join(log.read_text() for log in logs.values()))
+    until(lambda: all(map(agent.states, logs)), why=lambda: "".join(log.read_text() for log in logs.values()))
 
     for name, work in (("busy", worker), ("lone", head)):
         engine.execute(nodes[name], "touch", DONE)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.cluster import CODE, Cluster
-from tests.waiting import until
+from tests.waiting import LIMIT_SECONDS, until
 
 SCRIPT = "mpi_pi.py"
 # Kills the script's process of rank 1; its supervisor has no rank.
@@ -75,7 +75,7 @@ def test_script_resumes_after_a_rank_is_killed(cluster: Cluster, wheels: str, tm
     finally:
         if process.poll() is None:
             cluster.stop_jobs()
-            process.wait(180)
+            process.wait(LIMIT_SECONDS)
     said = output.read_text()
     assert process.returncode == 0, said
     assert "; restarting from " in said

@@ -130,7 +130,7 @@ def test_ray_processes_refuse_other_tokens(cluster: Cluster) -> None:
         ]
         return refusals(cluster, CALL, *calls) - {"UNAVAILABLE UNAVAILABLE"}
 
-    assert until(answers, 180) == {"UNAUTHENTICATED UNAUTHENTICATED"}
+    assert until(answers) == {"UNAUTHENTICATED UNAUTHENTICATED"}
 
 
 def test_job_is_refused(strangers: Strangers) -> None:

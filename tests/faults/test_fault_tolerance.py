@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from tests.disturbed_run import AT_ONCE, CLASSIFIER, FOLDER_VARIABLE, DisturbedR
 from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from tests.local_cluster import LocalCluster, have_ended, kill, kill_tree
-from tests.waiting import until
+from tests.waiting import LIMIT_SECONDS, until
 
 # In the middle of the second epoch, with a checkpoint of that epoch.
 EPOCH = CLASSIFIER.steps_per_epoch
@@ -103,7 +102,7 @@ def test_workers_killed_during_startup_are_restarted(
     run = start("starting")
     ended: set[int] = set()
     for _ in range(2):
-        workers = until(partial(both_new, cluster, ended), 180, between=0.02)
+        workers = until(partial(both_new, cluster, ended), between=0.1)
         kill(workers[0].pid)
         ended |= {each.pid for each in workers}
     assert run.finish() == 0, run.log
@@ -128,7 +127,7 @@ def test_controller_killed_during_startup_frees_its_resources(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("early-controller")
-    until(cluster.train_workers, 180, between=0.02)
+    until(cluster.train_workers, between=0.1)
     [controller] = cluster.head_processes("TrainController")
     kill(controller.pid)
     assert run.finish() == 0, run.log
@@ -152,10 +151,8 @@ def test_draining_node_stores_all_steps_before_it_stops(
     # No checkpoint is due within an epoch, and no failure is allowed.
     run = start("notice", "--max-restarts", "0", every_seconds=None, step_seconds=0.4)
     run.wait_for_steps(MIDDLE - 3)
-    began = time.monotonic()
     cluster.workers[0].send_signal(signal.SIGTERM)
-    cluster.workers[0].wait(2 * DRAIN_SECONDS)
-    assert time.monotonic() - began < DRAIN_SECONDS - 10
+    cluster.workers[0].wait(LIMIT_SECONDS)
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert len(run.step_times) == run.steps, "no step was repeated"
