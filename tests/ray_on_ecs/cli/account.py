@@ -1,39 +1,42 @@
 """A stack in the AWS of the tests, without Pulumi: the resources that the commands query, and its Ray head.
 
-AWS is moto's, behind a server that answers operations unknown to moto, and refuses operations that a test names.
+AWS is moto's, behind a server that answers operations unknown to moto, and refuses operations that a test names. All
+tests share the resources; a test's changes are undone at its end.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, chdir, closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
+from ray_on_ecs.cli.main import main
 from ray_on_ecs.node import code
 from tests.aws import REGION, client, environment
-from tests.serving import serving
 
 BIN = Path(__file__).with_name("bin")
 REPOSITORY = Path(__file__).parents[3]
 TOKEN = "of-the-stack"
 HEAD_HOST = "head.ray.internal"
-NUMBERS = count()
+PREFIX = "ray-on-ecs"
 # One of the images that moto knows.
 IMAGE = "ami-12c6146b"
+# The tasks of each service.
+TASKS = {"head": 1, "workers": 2}
 SECONDS = 120
 
 QUOTA = {"Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 64.0}}
@@ -56,6 +59,10 @@ class Front(ThreadingHTTPServer):
     def __init__(self, url: str) -> None:
         super().__init__(("127.0.0.1", 0), Forward)
         self.behind = urllib.parse.urlparse(url).netloc
+        self.reset()
+
+    def reset(self) -> None:
+        """Refuse nothing."""
         self.answers: dict[str, Any] = {"DescribeInstanceInformation": ONLINE, "GetServiceQuota": QUOTA}
         self.texts: dict[str, str] = {}
         self.refused: set[str] = set()
@@ -109,12 +116,11 @@ class Forward(BaseHTTPRequestHandler):
         return self._answer(403, "text/xml", text.encode())
 
     def _forward(self, behind: str, body: bytes) -> None:
-        connection = HTTPConnection(behind, timeout=SECONDS)
-        connection.request(self.command, self.path, body, dict(self.headers))
-        answer = connection.getresponse()
-        kept = {"content-type", "date", "etag", "last-modified", "x-amzn-errortype", "x-amzn-requestid"}
-        headers = {name: value for name, value in answer.getheaders() if name.lower() in kept}
-        self._answer(answer.status, headers.pop("Content-Type", "text/plain"), answer.read())
+        with closing(HTTPConnection(behind, timeout=SECONDS)) as connection:
+            connection.request(self.command, self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            content = answer.read()
+        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content)
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
@@ -143,6 +149,10 @@ class RayHead(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Dashboard)
+        self.reset()
+
+    def reset(self) -> None:
+        """Have no workers."""
         self.nodes = [node("head", {"CPU": 2.0}, {"code": code.fingerprint()}, is_head_node=True)]
         self.usage: dict[str, float] = {}
         self.waiting: list[tuple[dict[str, float], int]] = []
@@ -207,51 +217,45 @@ class Dashboard(BaseHTTPRequestHandler):
 
 
 @dataclass
-class Laptop:
-    """A stack in AWS, and a laptop with its outputs in a file, the AWS CLI and its plugin.
+class Account:
+    """A stack in AWS.
 
     Attributes:
-        front: The server that is AWS for the laptop.
-        head: The stack's head.
-        folder: An empty folder, the working directory of the commands.
-        prefix: The stack's name.
+        url: The URL of AWS.
         outputs: The stack's outputs.
-        variables: The laptop's environment variables.
+        undo: Undoes the changes of a test.
     """
 
-    front: Front
-    head: RayHead
-    folder: Path
-    prefix: str = ""
-    outputs: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
+    url: str
+    outputs: dict[str, Any]
+    undo: ExitStack = field(default_factory=ExitStack, kw_only=True)
 
     def aws(self, service: str) -> Any:
         """A client of the AWS behind the refusals."""
-        return client(service, f"http://{self.front.behind}")
+        return client(service, self.url)
 
-    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `ray-on-ecs` with the stack's outputs."""
-        file = self.folder / "outputs.json"
-        if not file.exists():
-            file.write_text(json.dumps(self.outputs))
-        return self.run_alone(*arguments, "--outputs", str(file), **variables)
+    def put_token(self, value: str = TOKEN) -> None:
+        """Write the parameter with Ray's token."""
+        name = self.outputs["token_parameter"]
+        self.aws("ssm").put_parameter(Name=name, Type="SecureString", Value=value, Overwrite=True)
+        if value != TOKEN:
+            self.undo.callback(self.put_token)
 
-    def run_alone(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `ray-on-ecs`."""
-        return subprocess.run(
-            [sys.executable, "-m", "ray_on_ecs", *arguments],
-            cwd=self.folder,
-            env={**self.variables, **variables},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+    def delete_token(self) -> None:
+        """Delete the parameter with Ray's token, as if the stack were down."""
+        self.aws("ssm").delete_parameter(Name=self.outputs["token_parameter"])
+        self.undo.callback(self.put_token)
+
+    def delete_bucket(self) -> None:
+        """Delete the bucket."""
+        s3, bucket = self.aws("s3"), self.outputs["bucket"]
+        s3.delete_bucket(Bucket=bucket)
+        self.undo.callback(s3.create_bucket, Bucket=bucket)
 
     def put_workers(self, **changed: Any) -> None:
         """Write the parameter with the cluster's description."""
         facts = {
-            "group": f"{self.prefix}-group",
+            "group": f"{PREFIX}-group",
             "types": ["g5.xlarge"],
             "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-a", "placement_group": None}],
             "spot": False,
@@ -262,9 +266,9 @@ class Laptop:
             "gpus": 1,
         }
         document = {key: value for key, value in (facts | changed).items() if value is not ...}
-        self.aws("ssm").put_parameter(
-            Name=f"{self.prefix}-info", Type="String", Value=json.dumps(document), Overwrite=True
-        )
+        self.aws("ssm").put_parameter(Name=f"{PREFIX}-info", Type="String", Value=json.dumps(document), Overwrite=True)
+        if changed:
+            self.undo.callback(self.put_workers)
 
     def put_alarm(self, name: str, state: str) -> None:
         """Make an alarm that changes the number of the workers."""
@@ -274,33 +278,152 @@ class Laptop:
             ComparisonOperator="GreaterThanThreshold",
             EvaluationPeriods=10,
             MetricName="GPUs",
-            Namespace=self.prefix,
+            Namespace=PREFIX,
             Period=60,
             Statistic="Maximum",
             Threshold=0,
         )
         cloudwatch.set_alarm_state(AlarmName=full, StateValue=state, StateReason="a test")
+        self.undo.callback(cloudwatch.delete_alarms, AlarmNames=[full])
 
-    def put_service(self, kind: str, desired: int, of_running: int) -> None:
+    def put_service(self, kind: str, of_running: int) -> None:
         """Make a service with this number of running tasks."""
         with mock.patch.dict(os.environ, {"MOTO_ECS_SERVICE_RUNNING": str(of_running)}):
             self.aws("ecs").create_service(
                 cluster=self.outputs["cluster_name"],
                 serviceName=self.outputs["services"][kind],
-                taskDefinition=self.prefix,
-                desiredCount=desired,
+                taskDefinition=PREFIX,
+                desiredCount=TASKS[kind],
             )
 
-    def replace_service(self, kind: str, desired: int, of_running: int) -> None:
+    def replace_service(self, kind: str, of_running: int) -> None:
         """Make the service again."""
-        given = {"cluster": self.outputs["cluster_name"], "service": self.outputs["services"][kind]}
-        self.aws("ecs").delete_service(**given, force=True)
-        self.put_service(kind, desired, of_running)
+        names = {"cluster": self.outputs["cluster_name"], "service": self.outputs["services"][kind]}
+        self.aws("ecs").delete_service(**names, force=True)
+        self.put_service(kind, of_running)
+        if of_running != TASKS[kind]:
+            self.undo.callback(self.replace_service, kind, TASKS[kind])
+
+    def mark_unhealthy(self) -> str:
+        """Mark an instance of the workers unhealthy, and return its ID."""
+        autoscaling = self.aws("autoscaling")
+        [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[f"{PREFIX}-group"])[
+            "AutoScalingGroups"
+        ]
+        instance_id = group["Instances"][0]["InstanceId"]
+        set_health = partial(autoscaling.set_instance_health, InstanceId=instance_id)
+        set_health(HealthStatus="Unhealthy")
+        self.undo.callback(set_health, HealthStatus="Healthy")
+        return instance_id
+
+
+def create_account(url: str) -> Account:
+    """Create a stack with a head and two workers."""
+    account = Account(url, {})
+    [instance] = account.aws("ec2").run_instances(
+        ImageId=IMAGE, InstanceType="m5.xlarge", MinCount=1, MaxCount=1, Placement={"AvailabilityZone": "us-east-1a"}
+    )["Instances"]
+    account.outputs = {
+        "region": REGION,
+        "bucket": f"{PREFIX}-bucket",
+        "cluster_name": f"{PREFIX}-ray-c0ffee",
+        "head_instance_id": instance["InstanceId"],
+        "head_host": HEAD_HOST,
+        "token_parameter": f"{PREFIX}-token",
+        "cluster_info_parameter": f"{PREFIX}-info",
+        "shell_document": f"{PREFIX}-shell",
+        "forward_document": f"{PREFIX}-forward",
+        "services": {kind: f"{PREFIX}-ray-{kind}-service" for kind in TASKS},
+        "default_gpus": 2,
+        "log_group": f"{PREFIX}-logs",
+        "metrics_dashboard": f"{PREFIX}-dashboard",
+        "estimated_hourly_usd": 2.204,
+    }
+    account.aws("s3").create_bucket(Bucket=account.outputs["bucket"])
+    account.put_token()
+    account.put_workers()
+    ecs = account.aws("ecs")
+    ecs.create_cluster(clusterName=account.outputs["cluster_name"])
+    container = {"name": "ray", "image": "image", "memory": 128}
+    ecs.register_task_definition(family=PREFIX, containerDefinitions=[container])
+    for kind, number in TASKS.items():
+        account.put_service(kind, number)
+    autoscaling = account.aws("autoscaling")
+    autoscaling.create_launch_configuration(LaunchConfigurationName=PREFIX, ImageId=IMAGE, InstanceType="g5.xlarge")
+    autoscaling.create_auto_scaling_group(
+        AutoScalingGroupName=f"{PREFIX}-group",
+        LaunchConfigurationName=PREFIX,
+        MinSize=0,
+        MaxSize=2,
+        DesiredCapacity=2,
+        AvailabilityZones=["us-east-1a"],
+    )
+    return account
+
+
+@dataclass
+class Laptop(Account):
+    """A stack in AWS, and a laptop with its outputs in a file, the AWS CLI and its plugin.
+
+    Attributes:
+        front: The server that is AWS for the laptop.
+        head: The stack's head.
+        folder: An empty folder, the working directory of the commands.
+        variables: The laptop's environment variables.
+    """
+
+    front: Front
+    head: RayHead
+    folder: Path
+    variables: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.front.reset()
+        self.head.reset()
+        self.variables = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "RAY_"))},
+            **environment(self.front.url),
+            "PATH": f"{BIN}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
+            "PYTHONPATH": str(REPOSITORY),
+            "HOME": str(self.folder),
+            "AWS_STAND_IN_HOSTS": json.dumps({HEAD_HOST: f"127.0.0.1:{self.head.server_port}"}),
+        }
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `ray-on-ecs` with the stack's outputs, in this process."""
+        return self.run_alone(*arguments, *self._outputs_flag(), **variables)
+
+    def run_alone(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `ray-on-ecs` in this process."""
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, {**self.variables, **variables}, clear=True),
+            chdir(self.folder),
+            redirect_stdout(stdout),
+            redirect_stderr(stderr),
+        ):
+            status = main([*arguments])
+        return subprocess.CompletedProcess(arguments, status, stdout.getvalue(), stderr.getvalue())
+
+    def run_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m ray_on_ecs` with the stack's outputs."""
+        return subprocess.run(
+            [sys.executable, "-m", "ray_on_ecs", *arguments, *self._outputs_flag()],
+            cwd=self.folder,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+        )
+
+    def _outputs_flag(self) -> tuple[str, str]:
+        file = self.folder / "outputs.json"
+        file.write_text(json.dumps(self.outputs))
+        return "--outputs", str(file)
 
     def fail_deployment(self, kind: str, reason: str) -> None:
         """Let ECS have given up a service's deployment, which moto never does."""
-        given = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
-        described = self.aws("ecs").describe_services(**given)["services"]
+        names = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
+        described = self.aws("ecs").describe_services(**names)["services"]
         for service in described:
             deployments = [{"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason}]
             failed = service["serviceName"] == self.outputs["services"][kind]
@@ -312,75 +435,6 @@ class Laptop:
         self.front.answers["ListTasks"] = {"taskArns": ["arn:aws:ecs:us-east-1:123456789012:task/ray/1"]}
         self.front.answers["DescribeTasks"] = {"tasks": [{"stoppedAt": time.time(), **task}]}
 
-    def mark_unhealthy(self) -> str:
-        """Mark an instance of the workers unhealthy, and return its ID."""
-        autoscaling = self.aws("autoscaling")
-        [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[f"{self.prefix}-group"])[
-            "AutoScalingGroups"
-        ]
-        instance_id = group["Instances"][0]["InstanceId"]
-        autoscaling.set_instance_health(InstanceId=instance_id, HealthStatus="Unhealthy")
-        return instance_id
-
 
 def _timestamp(value: datetime) -> float:
     return value.timestamp()
-
-
-@contextmanager
-def laptop(aws_url: str, folder: Path) -> Generator[Laptop]:
-    """A stack with a head and two workers, and a laptop."""
-    with serving(Front(aws_url)) as front, serving(RayHead()) as head:
-        made = Laptop(front, head, folder, f"ray-on-ecs-{next(NUMBERS)}")
-        _make(made)
-        made.variables = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "RAY_"))},
-            **environment(front.url),
-            "PATH": f"{BIN}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
-            "PYTHONPATH": str(REPOSITORY),
-            "HOME": str(folder),
-            "AWS_STAND_IN_HOSTS": json.dumps({HEAD_HOST: f"127.0.0.1:{head.server_port}"}),
-        }
-        yield made
-
-
-def _make(made: Laptop) -> None:
-    prefix, ec2 = made.prefix, made.aws("ec2")
-    instance = ec2.run_instances(
-        ImageId=IMAGE, InstanceType="m5.xlarge", MinCount=1, MaxCount=1, Placement={"AvailabilityZone": "us-east-1a"}
-    )["Instances"][0]["InstanceId"]
-    made.outputs = {
-        "region": REGION,
-        "bucket": f"{prefix}-bucket",
-        "cluster_name": f"{prefix}-ray-c0ffee",
-        "head_instance_id": instance,
-        "head_host": HEAD_HOST,
-        "token_parameter": f"{prefix}-token",
-        "cluster_info_parameter": f"{prefix}-info",
-        "shell_document": f"{prefix}-shell",
-        "forward_document": f"{prefix}-forward",
-        "services": {kind: f"{prefix}-ray-{kind}-service" for kind in ("head", "workers")},
-        "default_gpus": 2,
-        "log_group": f"{prefix}-logs",
-        "metrics_dashboard": f"{prefix}-dashboard",
-        "estimated_hourly_usd": 2.204,
-    }
-    made.aws("s3").create_bucket(Bucket=made.outputs["bucket"])
-    made.aws("ssm").put_parameter(Name=f"{prefix}-token", Type="SecureString", Value=TOKEN)
-    made.put_workers()
-    ecs = made.aws("ecs")
-    ecs.create_cluster(clusterName=made.outputs["cluster_name"])
-    container = {"name": "ray", "image": "image", "memory": 128}
-    ecs.register_task_definition(family=prefix, containerDefinitions=[container])
-    made.put_service("head", 1, 1)
-    made.put_service("workers", 2, 2)
-    autoscaling = made.aws("autoscaling")
-    autoscaling.create_launch_configuration(LaunchConfigurationName=prefix, ImageId=IMAGE, InstanceType="g5.xlarge")
-    autoscaling.create_auto_scaling_group(
-        AutoScalingGroupName=f"{prefix}-group",
-        LaunchConfigurationName=prefix,
-        MinSize=0,
-        MaxSize=2,
-        DesiredCapacity=2,
-        AvailabilityZones=["us-east-1a"],
-    )

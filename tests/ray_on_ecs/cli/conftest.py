@@ -1,14 +1,69 @@
-"""A laptop with a separate stack."""
+"""A laptop with a stack, whose commands wait as long as a busy machine needs."""
 
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.ray_on_ecs.cli.account import Laptop, laptop
+from ray_on_ecs.cli import check_aws, doctor
+from ray_on_ecs.cluster import aws, head, session
+from tests.ray_on_ecs.cli.account import SECONDS, Account, Front, Laptop, RayHead, create_account
+from tests.serving import serving
+
+LIMITS = {
+    check_aws: ("ANSWER_SECONDS", "PROGRAM_SECONDS"),
+    aws: ("CONNECT_SECONDS", "READ_SECONDS"),
+    session: ("OPEN_SECONDS",),
+    head: ("REQUEST_SECONDS",),
+}
+
+
+def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls this one only for other arguments, limits or variables of AWS.
+
+    boto3 takes half of a command's CPU time to make its clients.
+    """
+    results: dict[tuple[str, ...], Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        key = repr((arguments, aws.CONNECT_SECONDS, aws.READ_SECONDS, aws.ATTEMPTS, sorted(variables.items())))
+        if key not in results:
+            results[key] = function(*arguments)
+        return results[key]
+
+    return call
+
+
+aws_session, aws_client = kept(aws._session.__wrapped__), kept(aws.client)
+
+
+@pytest.fixture(scope="session")
+def account(aws_server: str) -> Account:
+    return create_account(aws_server)
+
+
+@pytest.fixture(scope="session")
+def servers(aws_server: str) -> Iterator[tuple[Front, RayHead]]:
+    with serving(Front(aws_server)) as front, serving(RayHead()) as head:
+        yield front, head
 
 
 @pytest.fixture
-def stack(aws_server: str, tmp_path: Path) -> Iterator[Laptop]:
-    with laptop(aws_server, tmp_path) as made:
-        yield made
+def stack(
+    account: Account, servers: tuple[Front, RayHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Laptop]:
+    for module, names in LIMITS.items():
+        for name in names:
+            monkeypatch.setattr(module, name, SECONDS)
+    monkeypatch.setattr(doctor, "START_SECONDS", math.inf)
+    monkeypatch.setattr(doctor, "_shorten_timeouts", lambda: None)
+    monkeypatch.setattr(aws, "_session", aws_session)
+    monkeypatch.setattr(aws, "client", aws_client)
+    with ExitStack() as undo:
+        yield Laptop(account.url, deepcopy(account.outputs), *servers, tmp_path, undo=undo)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.cli import completion, run
-from ray_on_ecs.cli.main import COMMANDS, main
+from ray_on_ecs.cli.main import COMMANDS, command_line, main
 from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import PulumiError, find
@@ -74,17 +74,17 @@ def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return calls
 
 
-def imported(*words: str) -> set[str]:
-    """The imported modules of a command at its end."""
-    code = "import sys; from ray_on_ecs.__main__ import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    return set(done.stderr.split())
-
-
 def test_help_lists_verbs_without_heavy_imports() -> None:
-    assert not {"ray", "torch", "boto3", "aiohttp", "pyarrow", "matplotlib", "rich"} & imported("--help")
-    for verb in COMMANDS:
-        assert not {"ray", "torch", "boto3", "pyarrow", "matplotlib", "pulumi"} & imported(verb, "--help"), verb
+    code = (
+        "import sys; from ray_on_ecs.__main__ import main; from ray_on_ecs.cli.main import COMMANDS\n"
+        "for words in ((), *((verb,) for verb in COMMANDS)):\n"
+        "    main([*words, '--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *others = [set(line.split()) for line in done.stderr.splitlines()]
+    assert not {"ray", "torch", "boto3", "aiohttp", "pyarrow", "matplotlib", "rich"} & first
+    for verb, modules in zip(COMMANDS, others, strict=True):
+        assert not {"ray", "torch", "boto3", "pyarrow", "matplotlib", "pulumi"} & modules, verb
 
 
 def test_every_verb_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,24 +116,26 @@ def test_help_fits_into_80_columns(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_completes_verbs_flags_and_values(
-    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_completion_script_asks_the_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion", shell])
+    assert "_RAY_ON_ECS_COMPLETE" in capsys.readouterr().out
+
+
+def test_verbs_flags_and_values_are_completed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
     (tmp_path / "results" / "first-here").mkdir(parents=True)
     completion.remember_runs(["first-there", "second-there"])
-    main(["completion", shell])
-    assert "_RAY_ON_ECS_COMPLETE" in capsys.readouterr().out
+    monkeypatch.setenv("_RAY_ON_ECS_COMPLETE", "bash_complete")
 
     def completed(words: str) -> str:
-        variables = {"_RAY_ON_ECS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        return subprocess.run(
-            [sys.executable, "-c", "from ray_on_ecs.cli.main import command_line as c; c(prog_name='ray-on-ecs')"],
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-        ).stdout
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            command_line(prog_name="ray-on-ecs")
+        return capsys.readouterr().out
 
     assert "plain,compare" in completed("ray-on-ecs comp")
     assert "--max-restarts" in completed("ray-on-ecs run --max-re")
@@ -264,8 +266,9 @@ def test_flags_override_the_environment(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ON_ECS_OUTPUTS", "/nowhere")
-    main(["stop", "--outputs", str(outputs), "first"])
-    assert "/nowhere" not in capsys.readouterr().err
+    outputs.write_text("{}")
+    assert main(["stop", "--outputs", str(outputs), "first"]) == 3
+    assert f"--outputs: {outputs} has no outputs" in capsys.readouterr().err
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
     assert main(["stop", "--local", "first"]) == 3
@@ -371,6 +374,7 @@ def test_session_ends_with_the_command(tmp_path: Path) -> None:
         "import signal, time; from ray_on_ecs.cli import main as m; from ray_on_ecs.cluster import session\n"
         # The tests may have been started with ignored signals: by nohup, or in a shell's background.
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "session.OPEN_SECONDS = 600\n"
         "def hold(ctx):\n"
         "    import os\n"
         "    with session.forwarded_port('r', 'i', 'd', 'h', 1, os.environ) as port:\n"
@@ -385,7 +389,7 @@ def test_session_ends_with_the_command(tmp_path: Path) -> None:
             with socket.create_connection(("127.0.0.1", port)):
                 pass
             held.send_signal(number)
-            held.wait(60)
+            held.wait()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
 

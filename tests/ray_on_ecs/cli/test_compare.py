@@ -28,7 +28,13 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
 
 
 @pytest.fixture
-def compared(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn and not written, which takes half a second."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+
+
+@pytest.fixture
+def compared(unrendered: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
     def call(*names: str) -> dict[str, Any]:
         assert main(["compare", "--local", "--json", *names]) == 0
         return json.loads(capsys.readouterr().out)
@@ -141,14 +147,14 @@ def test_table_and_picture(folders: Folders, capsys: pytest.CaptureFixture[str])
     assert Path("compare.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_rows_in_a_pipe_are_whole(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_in_a_pipe_are_whole(folders: Folders, unrendered: None, capsys: pytest.CaptureFixture[str]) -> None:
     folders.script("wordy", command=["train.py", *map(str, range(50))])
     assert main(["compare", "--local", *["short", "long", "same", "wordy"] * 2]) == 0
     assert f"train.py {' '.join(map(str, range(50)))}" in capsys.readouterr().out
 
 
 def test_terminal_of_80_columns(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folders: Folders, unrendered: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)

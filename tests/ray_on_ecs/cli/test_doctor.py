@@ -4,21 +4,20 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ray_on_ecs.cli import doctor
+from ray_on_ecs.cli import check_aws, doctor
+from ray_on_ecs.cluster import aws, head, session
 from ray_on_ecs.node import code
 from tests.ray_on_ecs.cli.account import BIN, Laptop
 
-# Read by Python when it starts: shifts the clock of the process by some seconds.
-SHIFTED = """
-import os, time
-shifted, real = float(os.environ["SHIFTED"]), time.time
-time.time = lambda: real() + shifted
-"""
+shorten_timeouts = doctor._shorten_timeouts
 ALL = [
     *("AWS CLI", "Session Manager plugin", "stack", "clock", "credentials", "region", "parameters", "quota", "bucket"),
     *("services", "workers", "head's instance", "Ray", "version", "nodes", "code"),
@@ -32,6 +31,17 @@ def stack(stack: Laptop) -> Laptop:
     stack.head.add_worker()
     stack.head.add_worker()
     return stack
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Returns a function that leaves out the checks after this one, on which they have no effect."""
+
+    def call(last: str) -> None:
+        names = [check.name for check in doctor.ON_AWS]
+        monkeypatch.setattr(doctor, "ON_AWS", doctor.ON_AWS[: names.index(last) + 1])
+
+    return call
 
 
 def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -70,11 +80,18 @@ def test_all_checks_pass(stack: Laptop) -> None:
     assert not stack.aws("s3").list_objects_v2(Bucket=stack.outputs["bucket"]).get("Contents")
 
 
+def test_process_exits_with_1_after_a_failed_check(stack: Laptop) -> None:
+    stack.outputs = {}
+    done = stack.run_process("doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert line_of(done, "stack").endswith("is not up; pulumi up creates it | pulumi up")
+
+
 def test_json_lists_all_checks(stack: Laptop) -> None:
-    found = json.loads(stack.run("doctor", "--json").stdout)
-    assert found["ok"] is True
-    assert [each["check"] for each in found["checks"]] == ALL
-    assert found["checks"][0] == {"check": "AWS CLI", "state": "ok", "line": "aws-cli/2.31.0", "type": ""}
+    document = json.loads(stack.run("doctor", "--json").stdout)
+    assert document["ok"] is True
+    assert [result["check"] for result in document["checks"]] == ALL
+    assert document["checks"][0] == {"check": "AWS CLI", "state": "ok", "line": "aws-cli/2.31.0", "type": ""}
 
 
 def test_missing_plugin_has_installation_instructions(stack: Laptop, tmp_path: Path) -> None:
@@ -114,7 +131,7 @@ def test_outputs_of_no_stack(stack: Laptop, tmp_path: Path, text: str | None, sa
 
 
 def test_stack_that_is_down(stack: Laptop) -> None:
-    stack.aws("ssm").delete_parameter(Name=stack.outputs["token_parameter"])
+    stack.delete_token()
     done = stack.run("doctor")
     failed(done, "parameters")
     assert "is down, or in another account" in line_of(done, "parameters")
@@ -122,15 +139,14 @@ def test_stack_that_is_down(stack: Laptop) -> None:
 
 
 def test_wrong_token(stack: Laptop) -> None:
-    name = stack.outputs["token_parameter"]
-    stack.aws("ssm").put_parameter(Name=name, Type="SecureString", Value="of-another", Overwrite=True)
+    stack.put_token("of-another")
     done = stack.run("doctor")
     failed(done, "Ray")
     assert line_of(done, "Ray").startswith("the Ray head refuses the token; ")
 
 
 def test_head_during_replacement(stack: Laptop) -> None:
-    stack.replace_service("head", 1, 0)
+    stack.replace_service("head", 0)
     done = stack.run("doctor")
     failed(done, "services")
     assert "head 0 of 1 running, workers 2 of 2 running: the head is starting or being" in line_of(done, "services")
@@ -138,7 +154,7 @@ def test_head_during_replacement(stack: Laptop) -> None:
 
 
 def test_starting_workers_are_not_a_failure(stack: Laptop) -> None:
-    stack.replace_service("workers", 2, 1)
+    stack.replace_service("workers", 1)
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout
     assert states(done)["services"] == "!"
@@ -162,7 +178,7 @@ def test_unhealthy_instance_is_named(stack: Laptop) -> None:
 
 
 def test_task_ended_by_scale_in_is_ignored(stack: Laptop) -> None:
-    stack.replace_service("workers", 2, 1)
+    stack.replace_service("workers", 1)
     stack.stop_task({"stoppedReason": "Scaling activity initiated by (deployment ecs-svc/1)"})
     assert "Scaling activity" not in line_of(stack.run("doctor"), "services")
 
@@ -175,17 +191,25 @@ def test_task_ended_by_scale_in_is_ignored(stack: Laptop) -> None:
         ({"containers": [{"exitCode": 137}], "stoppedReason": "OutOfMemory"}, "the last task stopped: OutOfMemory"),
     ],
 )
-def test_stopped_task_has_its_reason(stack: Laptop, task: dict[str, Any], says: str) -> None:
-    stack.replace_service("workers", 2, 1)
+def test_stopped_task_has_its_reason(
+    stack: Laptop, stop_after: Callable[[str], None], task: dict[str, Any], says: str
+) -> None:
+    stop_after("services")
+    stack.replace_service("workers", 1)
     stack.stop_task(task)
     assert says in line_of(stack.run("doctor"), "services")
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(3600, "failed"), (-3600, "failed"), (100, "warning"), (3, "ok")])
-def test_wrong_clock(stack: Laptop, tmp_path: Path, seconds: int, state: str) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SHIFTED)
-    path = f"{tmp_path}:{stack.variables['PYTHONPATH']}"
-    done = stack.run("doctor", SHIFTED=str(seconds), PYTHONPATH=path)
+def test_wrong_clock(
+    stack: Laptop, stop_after: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, seconds: int, state: str
+) -> None:
+    stop_after("credentials")
+    now = 1_700_000_000
+    answer = SimpleNamespace(headers={"Date": formatdate(now, usegmt=True)})
+    monkeypatch.setattr(check_aws, "requests", SimpleNamespace(head=lambda *_, **__: answer))
+    monkeypatch.setattr(check_aws, "time", SimpleNamespace(time=lambda: now + seconds))
+    done = stack.run("doctor")
     assert states(done)["clock"] == doctor.MARKS[state].strip(), done.stdout
     assert done.returncode == (state == "failed")
     if state == "failed":
@@ -205,7 +229,8 @@ def test_missing_credentials(stack: Laptop) -> None:
     assert "nobody" in line_of(done, "credentials")
 
 
-def test_other_region_in_the_environment_is_a_note(stack: Laptop) -> None:
+def test_other_region_in_the_environment_is_a_note(stack: Laptop, stop_after: Callable[[str], None]) -> None:
+    stop_after("region")
     done = stack.run("doctor", AWS_REGION="eu-west-1")
     assert done.returncode == 0, done.stdout
     assert "eu-west-1, is for other commands" in line_of(done, "region")
@@ -222,7 +247,7 @@ def test_insufficient_quota(stack: Laptop) -> None:
 
 
 def test_missing_bucket(stack: Laptop) -> None:
-    stack.aws("s3").delete_bucket(Bucket=stack.outputs["bucket"])
+    stack.delete_bucket()
     done = stack.run("doctor")
     failed(done, "bucket")
     assert line_of(done, "bucket").endswith(" | pulumi up")
@@ -287,15 +312,26 @@ def test_ended_nodes_are_named(stack: Laptop) -> None:
     assert line_of(done, "nodes").startswith("1 and the head; 1 ended unexpectedly within an hour, the last one: ")
 
 
-def test_unreachable_services_end_within_a_minute(stack: Laptop) -> None:
+def test_unreachable_aws_fails_the_clock_check(stack: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     """192.0.2.0/24 is reserved for documentation and never answers."""
+    monkeypatch.setattr(check_aws, "ANSWER_SECONDS", 0.1)
     done = stack.run("doctor", AWS_ENDPOINT_URL="http://192.0.2.77:9")
     failed(done, "clock")
     assert "AWS can't be reached" in line_of(done, "clock")
 
 
-def test_silent_aws_has_a_timeout(stack: Laptop) -> None:
+def test_silent_aws_has_a_timeout(stack: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aws, "ATTEMPTS", 3)
+    monkeypatch.setattr(doctor, "_shorten_timeouts", shorten_timeouts)
+    monkeypatch.setattr(doctor, "ANSWER_SECONDS", 0.1)
     stack.front.is_silent = True
-    begun_at = time.monotonic()
-    failed(stack.run("doctor"), "credentials")
-    assert time.monotonic() - begun_at < 60
+    done = stack.run("doctor")
+    failed(done, "credentials")
+    assert "AWS can't be reached" in line_of(done, "credentials")
+    assert (aws.CONNECT_SECONDS, aws.READ_SECONDS, aws.ATTEMPTS) == (0.1, 0.1, 2)
+    assert max(session.OPEN_SECONDS, head.REQUEST_SECONDS) <= 10
+
+
+def test_no_check_starts_after_the_time_limit(stack: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "START_SECONDS", -1)
+    assert set(states(stack.run("doctor")).values()) == {SKIPPED}
