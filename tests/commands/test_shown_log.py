@@ -65,23 +65,26 @@ def assert_lines(lines: list[str], *patterns: str) -> None:
         assert re.fullmatch(pattern, line), line
 
 
-def test_shown_log_is_complete(typed: Start, driver: Start, code: Path) -> None:
+def test_shown_log_is_complete(typed: Start, driver: Start, head: Head, code: Path) -> None:
     run = ("--num-workers", "2", "--run-name", "shown", "shown.py")
     status, out, err = ended(typed("run", *run))
     assert_lines(out, "run shown is submitted as job shown", *lines_of("shown"))
-    assert_lines(err, f"uploading {code}", "ray-on-ecs open shown shows its report.*")
+    copies = "ray-on-ecs fetch shown copies it to this machine"
+    assert err == [f"uploading {code}", f"ray-on-ecs open shown shows its report, {copies}"]
     assert status == 0
     assert ended(typed("logs", "shown"))[:2] == (0, out[1:])
-    assert ended(typed("logs", "--follow", "shown"))[:2] == (0, out[1:])
+    assert ended(typed("logs", "--follow", "--tail", "2", "shown"))[:2] == (0, out[-2:])
+    [stored] = (head.storage / "shown" / "logs").iterdir()
+    assert stored.read_text().splitlines() == out[1:]
     status, out, err = ended(driver("--num-workers", "2", "--run-name", "driver", "shown.py"))
     assert_lines(out, *lines_of("driver"))
     assert (status, err) == (0, [])
 
 
-def test_follow_ends_with_status_of_the_last_job(typed: Start) -> None:
-    run = ("--num-workers", "1", "--run-name", "refused", "--input", "data=nowhere", "shown.py")
-    assert ended(typed("run", "--detach", *run))[0] == 0
-    status, out, _ = ended(typed("logs", "--follow", "refused"))
+def test_commands_end_with_status_of_the_job(typed: Start) -> None:
+    status, out, _ = ended(typed("run", "--num-workers", "1", "--input", "data=nowhere", "shown.py"))
     assert status == 2
-    assert_lines(out, "ray-on-ecs: --input: data=nowhere can't be read.*")
-    assert ended(typed("logs", "--follow", "refused"))[0] == 2
+    assert_lines(
+        out, r"run shown-\S+ is submitted as job shown-\S+", "ray-on-ecs: --input: data=nowhere can't be read.*"
+    )
+    assert ended(typed("logs", "--follow", out[0].split()[1]))[:2] == (2, out[1:])
