@@ -66,54 +66,6 @@ def in_process(head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
-@pytest.fixture
-def hold(tmp_path: Path) -> Path:
-    """A file: while it exists, the script waits after two steps."""
-    file = tmp_path / "hold"
-    file.touch()
-    return file
-
-
-@pytest.mark.smoke
-def test_run_is_trained_listed_and_fetched(laptop: Start, in_process: Type, tmp_path: Path) -> None:
-    process = laptop("run", "--run-name", "laptop", "--fetch", "here", "--num-workers", "2", *TINY)
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, out + err
-    assert out.startswith("run laptop is submitted as job laptop\n")
-    assert "results in " in out
-    fetched = tmp_path / "here" / "laptop"
-    assert {"result.json", "curves.png", "report.html", "logs"} <= {file.name for file in fetched.iterdir()}
-    assert (fetched / "files" / "tiny" / "model.txt").read_text() == "0.25\n"
-    _, listed, _ = in_process("runs", "--json")
-    [run] = [run for run in json.loads(listed) if run["name"] == "laptop"]
-    assert (run["state"], run["step"], run["loss"], run["workers"]) == ("finished", 4, 0.25, 2)
-
-
-def test_cut_or_silent_connection_is_restored(laptop: Start, head: Head, hold: Path) -> None:
-    port, other = free_ports(2)
-    with connected(head, port) as cut, connected(head, other) as asleep:
-        run = ("--run-name", "cut", "--num-workers", "1", *TINY, "--hold", str(hold))
-        followers = [laptop("run", *run, **at(port))]
-        seen = [read_until(followers[0], "step 2: loss")]
-        followers.append(laptop("logs", "--follow", "cut", code=IMPATIENT, **at(other)))
-        seen.append(read_until(followers[1], "step 2: loss"))
-        cut.kill()
-        cut.wait()
-        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and no data arrives
-        for follower in followers:
-            assert follower.stderr
-            assert any("lost the connection" in line for line in follower.stderr)
-        asleep.send_signal(signal.SIGCONT)
-        with connected(head, port):
-            hold.unlink()
-            ended = [follower.communicate(timeout=SECONDS) for follower in followers]
-    for follower, begun, (out, err) in zip(followers, seen, ended, strict=True):
-        log = begun + out
-        assert follower.returncode == 0, log + err
-        lines = ("script   tiny.py", *(f"step {step}: loss" for step in (1, 2, 3, 4)), "results in ")
-        assert [log.count(line) for line in lines] == [1] * 6, log
-
-
 def at(port: int) -> dict[str, str]:
     return {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}
 
@@ -132,33 +84,56 @@ def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
         connection.communicate()
 
 
-def test_detached_run_continues_until_it_is_stopped(laptop: Start, head: Head, hold: Path) -> None:
-    run = ("--run-name", "left", "--num-workers", "1", *TINY, "--hold", str(hold))
+def test_detached_run_is_followed_over_cuts_and_stopped(laptop: Start, head: Head, tmp_path: Path) -> None:
+    holds = {step: tmp_path / f"hold-{step}" for step in (2, 3)}
+    for file in holds.values():
+        file.touch()
+    flags = (word for step, file in holds.items() for word in ("--hold", str(step), str(file)))
+    run = ("--run-name", "left", "--num-workers", "1", *TINY, *flags)
     detached = laptop("run", "--detach", "--json", *run)
     out, err = detached.communicate(timeout=SECONDS)
     assert detached.returncode == 0, err
     assert json.loads(out)["job"] == "left"
-    repeated, follower = laptop("run", *run), laptop("logs", "--follow", "left")
-    seen = read_until(repeated, "step 2: loss")
-    line = "run left is already active as job left, with the flags of its first command: its log from the start\n"
-    assert seen.startswith(line)
-    assert "script   tiny.py" in seen
-    read_until(follower, "step 2: loss")
-    repeated.send_signal(signal.SIGINT)
-    _, err = repeated.communicate(timeout=SECONDS)
-    assert repeated.returncode == 130
-    shows, stops = "ray-on-ecs logs --local --follow left shows its log", "ray-on-ecs stop --local left stops it"
-    assert err.endswith(f"run left continues as job left: {shows}, {stops}\n")
-    status = head.storage / "left" / "status.json"
-    until(lambda: json.loads(status.read_text())["state"] == "training")
 
-    stop = laptop("stop", "left")
-    _, err = stop.communicate(timeout=SECONDS)
-    assert stop.returncode == 0, err
-    assert "run left is stopped" in err
-    _, err = follower.communicate(timeout=SECONDS)
-    assert follower.returncode == 130
-    assert err == "ray-on-ecs: job left was stopped; the same command with --run-name left resumes the run\n"
+    port, other = free_ports(2)
+    with connected(head, port) as cut, connected(head, other) as asleep:
+        repeated = laptop("run", *run, **at(port))
+        follower = laptop("logs", "--follow", "left", code=IMPATIENT, **at(other))
+        logs = {process: read_until(process, "step 2: loss") for process in (repeated, follower)}
+        cut.kill()
+        cut.wait()
+        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and no data arrives
+        for process in logs:
+            assert process.stderr
+            assert any("lost the connection" in line for line in process.stderr)
+        asleep.send_signal(signal.SIGCONT)
+        with connected(head, port):
+            holds[2].unlink()
+            for process in logs:
+                logs[process] += read_until(process, "step 3: loss")
+                assert logs[process].count("script   tiny.py") == 1
+                assert [logs[process].count(f"step {step}: loss") for step in (1, 2, 3)] == [1, 1, 1]
+            line = "run left is already active as job left, with the flags of its first command: its log from the start"
+            assert logs[repeated].startswith(f"{line}\n")
+
+            repeated.send_signal(signal.SIGINT)
+            _, err = repeated.communicate(timeout=SECONDS)
+            assert repeated.returncode == 130
+            shows, stops = (
+                "ray-on-ecs logs --local --follow left shows its log",
+                "ray-on-ecs stop --local left stops it",
+            )
+            assert err.endswith(f"run left continues as job left: {shows}, {stops}\n")
+        status = head.storage / "left" / "status.json"
+        until(lambda: json.loads(status.read_text())["state"] == "training")
+
+        stop = laptop("stop", "left")
+        _, err = stop.communicate(timeout=SECONDS)
+        assert stop.returncode == 0, err
+        assert "run left is stopped" in err
+        _, err = follower.communicate(timeout=SECONDS)
+        assert follower.returncode == 130
+        assert err.endswith("ray-on-ecs: job left was stopped; the same command with --run-name left resumes the run\n")
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
