@@ -13,33 +13,8 @@ from tests.local_cluster import BUSY_MACHINE
 
 Run = subprocess.CompletedProcess[str]
 REPOSITORY = Path(__file__).parents[2]
-# The packaged image classifier as the script of a run, with images that need no download.
-CLASSIFIER = (
-    *("--working-dir", str(REPOSITORY / "training"), "image_classifier.py"),
-    *("--data", "digits", "--samples", "256"),
-)
-
-# A user's models, small enough to train in seconds.
-OWN_MODELS = """
-import time
-from pathlib import Path
-from torch import nn
-
-def build(channels, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
-
-class Held(nn.Sequential):
-    steps = 0
-
-    def forward(self, images):
-        self.steps += self.training
-        while self.steps > 8 and Path(__file__).with_name("hold").exists():
-            time.sleep(0.1)
-        return super().forward(images)
-
-def held(channels, classes):
-    return Held(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
-"""
+# A script that takes a second without PyTorch.
+TINY = ("--working-dir", str(REPOSITORY / "tests" / "commands" / "tiny"), "tiny.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,23 +27,11 @@ def interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a command: a separate Ray cluster, a short path to its sockets, and a user's models."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "own.py").write_text(OWN_MODELS)
+def environment() -> dict[str, str]:
+    """The environment of a command: a separate Ray cluster, and a short path to its sockets."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
-    path = f"{home}{os.pathsep}{REPOSITORY}"
     ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests"}
-    return {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": path, "COLUMNS": "100"}
-
-
-@pytest.fixture
-def hold(environment: dict[str, str]) -> Iterator[Path]:
-    """A file: while it exists, a run of `own:held` makes eight steps and then waits."""
-    file = Path(environment["PYTHONPATH"].partition(os.pathsep)[0]) / "hold"
-    file.touch()
-    yield file
-    file.unlink(missing_ok=True)
+    return {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
 
 
 @pytest.fixture(scope="session")

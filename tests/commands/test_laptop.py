@@ -6,59 +6,35 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import CLASSIFIER
+from ray_on_ecs.cli.main import main
+from tests.commands.conftest import TINY
 from tests.commands.head import SECONDS, Head, commands, read_until
-from tests.commands.test_job import CONNECTION
 from tests.waiting import free_ports, until
 
-TINY = ("--num-workers", "2", *CLASSIFIER, "--model", "own:build", "--epochs", "2")
-LONG = ("--num-workers", "1", *CLASSIFIER, "--model", "own:held", "--epochs", "3")
-LOCAL = "--local"
-
-
-@pytest.fixture
-def laptop(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `ray-on-ecs` with these words, against the head of the tests."""
-    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
-    with commands("ray_on_ecs", own, tmp_path) as start:
-        yield start
-
-
-def typed(
-    laptop: Callable[..., subprocess.Popen[str]], *words: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Type a command and wait for its end."""
-    process = laptop(*words, **variables)
-    out, err = process.communicate(timeout=SECONDS)
-    assert "Traceback" not in err, err
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def test_run_is_trained_listed_and_fetched(laptop: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    done = typed(laptop, "run", LOCAL, "--run-name", "laptop", "--fetch", "here", *TINY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("run laptop is submitted as job laptop\n")
-    assert "results in " in done.stdout
-    fetched = tmp_path / "here" / "laptop"
-    assert {"result.json", "curves.png", "model.safetensors", "report.html", "logs"} <= {
-        each.name for each in fetched.iterdir()
-    }
-    listed = json.loads(typed(laptop, "runs", LOCAL, "--json").stdout)
-    [run] = [each for each in listed if each["name"] == "laptop"]
-    assert (run["state"], run["step"], run["workers"]) == ("finished", 16, 2)
-    assert "results in " in typed(laptop, "logs", LOCAL, "laptop").stdout
-    last = typed(laptop, "logs", LOCAL, "laptop", "--tail", "1").stdout
-    assert last.startswith("results in ")
-    assert last.count("\n") == 1
-    refused = typed(laptop, "run", LOCAL, "--run-name", "laptop", *TINY)
-    assert refused.returncode == 2
-    assert "run 'laptop' is finished" in refused.stderr
-
-
+Start = Callable[..., subprocess.Popen[str]]
+Type = Callable[..., tuple[int, str, str]]
+# Forwards a port to another one, as a session does. Arguments: the target port, and the port it listens on.
+CONNECTION = """
+import asyncio, sys
+async def copy(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+async def connect(reader, writer):
+    there, back = await asyncio.open_connection("127.0.0.1", int(sys.argv[1]))
+    await asyncio.gather(copy(reader, back), copy(there, writer))
+async def main():
+    async with await asyncio.start_server(connect, "127.0.0.1", int(sys.argv[2])) as server:
+        print("listening", flush=True)
+        await server.serve_forever()
+asyncio.run(main())
+"""
 # The command, with a shorter limit for a silent log.
 IMPATIENT = """
 import sys
@@ -69,31 +45,25 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.fault
-def test_cut_or_silent_connection_is_restored(
-    laptop: Callable[..., subprocess.Popen[str]], head: Head, hold: Path
-) -> None:
-    port, other = free_ports(2)
-    with connected(head, port) as cut, connected(head, other) as asleep:
-        followers = [laptop("run", LOCAL, "--run-name", "cut", *LONG, **at(port))]
-        seen = [read_until(followers[0], "epoch 1/")]  # it waits after that
-        followers.append(laptop("logs", LOCAL, "--follow", "cut", code=IMPATIENT, **at(other)))
-        seen.append(read_until(followers[1], "epoch 1/"))
-        cut.kill()
-        cut.wait()
-        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and no data arrives
-        for follower in followers:
-            assert follower.stderr
-            assert any("lost the connection" in line for line in follower.stderr)
-        asleep.send_signal(signal.SIGCONT)
-        with connected(head, port):
-            hold.unlink()
-            ended = [follower.communicate(timeout=SECONDS) for follower in followers]
-    for follower, begun, (out, err) in zip(followers, seen, ended, strict=True):
-        log = begun + out
-        assert follower.returncode == 0, log + err
-        assert [log.count(f"epoch {epoch}/") for epoch in (1, 2, 3)] == [1, 1, 1], log
-        assert log.count("results in ") == 1
+@pytest.fixture
+def laptop(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs COMMAND --local`, with the head of the tests."""
+    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+    with commands("ray_on_ecs", own, tmp_path) as start:
+        yield lambda command, *words, **options: start(command, "--local", *words, **options)
+
+
+@pytest.fixture
+def in_process(head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Run such a command in this process, for those that need no Ray client; return its exit status and output."""
+
+    def run(command: str, *words: str, **variables: str) -> tuple[int, str, str]:
+        own = {**head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **variables}
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        return main([command, "--local", *words]), *capsys.readouterr()
+
+    return run
 
 
 def at(port: int) -> dict[str, str]:
@@ -102,7 +72,7 @@ def at(port: int) -> dict[str, str]:
 
 @contextmanager
 def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
-    """Forward a port to the head's dashboard, as a session does."""
+    """Forward a port to the head's dashboard."""
     command = [sys.executable, "-c", CONNECTION, head.dashboard.rpartition(":")[2], str(port)]
     connection = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -114,42 +84,100 @@ def connected(head: Head, port: int) -> Generator[subprocess.Popen[str]]:
         connection.communicate()
 
 
-def test_detached_run_continues_until_it_is_stopped(laptop: Callable[..., subprocess.Popen[str]], hold: Path) -> None:
-    started = typed(laptop, "run", LOCAL, "--detach", "--json", "--run-name", "left", *LONG)
-    assert started.returncode == 0, started.stderr
-    assert json.loads(started.stdout)["job"] == "left"
-    follower = laptop("logs", LOCAL, "--follow", "left")
-    read_until(follower, "results")
-    follower.send_signal(signal.SIGINT)
-    _, err = follower.communicate(timeout=SECONDS)
-    assert follower.returncode == 130
-    assert "run left continues as job left: ray-on-ecs logs --local --follow left shows its log" in err.splitlines()[-1]
-    until(lambda: _state(laptop, "left") == "training", SECONDS)
+def test_detached_run_is_followed_over_cuts_and_stopped(laptop: Start, head: Head, tmp_path: Path) -> None:
+    holds = {step: tmp_path / f"hold-{step}" for step in (2, 3)}
+    for file in holds.values():
+        file.touch()
+    flags = (word for step, file in holds.items() for word in ("--hold", str(step), str(file)))
+    run = ("--run-name", "left", "--num-workers", "1", *TINY, *flags)
+    detached = laptop("run", "--detach", "--json", *run)
+    out, err = detached.communicate(timeout=SECONDS)
+    assert detached.returncode == 0, err
+    assert json.loads(out)["job"] == "left"
 
-    stopped = typed(laptop, "stop", LOCAL, "left")
-    assert stopped.returncode == 0, stopped.stderr
-    assert "run left is stopped" in stopped.stderr
-    assert typed(laptop, "stop", LOCAL, "left").returncode == 2
-    assert _state(laptop, "left") == "interrupted"
+    port, other = free_ports(2)
+    with connected(head, port) as cut, connected(head, other) as asleep:
+        repeated = laptop("run", *run, **at(port))
+        follower = laptop("logs", "--follow", "left", code=IMPATIENT, **at(other))
+        logs = {process: read_until(process, "step 2: loss") for process in (repeated, follower)}
+        cut.kill()
+        cut.wait()
+        asleep.send_signal(signal.SIGSTOP)  # as when a laptop sleeps: nothing is closed, and no data arrives
+        for process in logs:
+            assert process.stderr
+            assert any("lost the connection" in line for line in process.stderr)
+        asleep.send_signal(signal.SIGCONT)
+        with connected(head, port):
+            holds[2].unlink()
+            for process in logs:
+                logs[process] += read_until(process, "step 3: loss")
+                assert logs[process].count("script   tiny.py") == 1
+                assert [logs[process].count(f"step {step}: loss") for step in (1, 2, 3)] == [1, 1, 1]
+            line = "run left is already active as job left, with the flags of its first command: its log from the start"
+            assert logs[repeated].startswith(f"{line}\n")
+
+            repeated.send_signal(signal.SIGINT)
+            _, err = repeated.communicate(timeout=SECONDS)
+            assert repeated.returncode == 130
+            shows, stops = (
+                "ray-on-ecs logs --local --follow left shows its log",
+                "ray-on-ecs stop --local left stops it",
+            )
+            assert err.endswith(f"run left continues as job left: {shows}, {stops}\n")
+        status = head.storage / "left" / "status.json"
+        until(lambda: json.loads(status.read_text())["state"] == "training")
+
+        stop = laptop("stop", "left")
+        _, err = stop.communicate(timeout=SECONDS)
+        assert stop.returncode == 0, err
+        assert "run left is stopped" in err
+        _, err = follower.communicate(timeout=SECONDS)
+        assert follower.returncode == 130
+        assert err.endswith("ray-on-ecs: job left was stopped; the same command with --run-name left resumes the run\n")
+    assert json.loads(status.read_text())["state"] == "interrupted"
 
 
-def test_impossible_commands_are_one_line_and_a_status(laptop: Callable[..., subprocess.Popen[str]]) -> None:
-    [port] = free_ports(1)
-    for words, variables, status, line in (
-        (("run", LOCAL, "missing.py"), {}, 2, "SCRIPT: there is no file 'missing.py'"),
-        (("run", LOCAL, "--lr", "1", "missing.py"), {}, 2, "--lr: is not a flag of ray-on-ecs run"),
-        (("run", LOCAL, *TINY), {"RAY_AUTH_TOKEN": "another"}, 2, "the Ray head refuses the token"),
-        (("stop", LOCAL, "absent"), {}, 2, "run absent is not under way"),
-        (("logs", LOCAL, "absent"), {}, 2, "run 'absent' not found in"),
-        (("stop", LOCAL, "any"), {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}, 3, "no Ray head answers"),
-        (("stop", LOCAL, "--compose", "any"), {}, 2, "give one of them"),
-    ):
-        done = typed(laptop, *words, **variables)
-        assert (done.returncode, done.stderr.count("\n")) == (status, 1), (words, done.stdout, done.stderr)
-        assert done.stderr.startswith("ray-on-ecs: ")
-        assert line in done.stderr
+def test_wrong_token_is_one_line(in_process: Type) -> None:
+    line = "the Ray head refuses the token; set RAY_AUTH_TOKEN to the cluster's"
+    assert in_process("run", *TINY, RAY_AUTH_TOKEN="another") == (2, "", f"ray-on-ecs: {line}\n")
+    status, out, _ = in_process("doctor", RAY_AUTH_TOKEN="another")
+    assert status == 1
+    assert out.splitlines()[0].endswith(f"  Ray: {line}")
 
 
-def _state(laptop: Callable[..., subprocess.Popen[str]], name: str) -> str | None:
-    listed = json.loads(typed(laptop, "runs", LOCAL, "--json").stdout)
-    return next((each["state"] for each in listed if each["name"] == name), None)
+def test_status_shows_the_state_of_ray(in_process: Type) -> None:
+    status, out, err = in_process("status")
+    assert status == 0, err
+    first, *lines = out.splitlines()
+    assert first == "this machine"
+    titles = [line.split()[0] for line in lines]
+    assert titles == ["head", "GPUs", "jobs"]
+    assert f"Ray {version('ray')}, up " in lines[0]
+    assert lines[0].endswith(" of 2 CPUs in use")
+    assert lines[1].endswith("0 of 0 in use, 0 requested")
+
+
+def test_status_as_json(in_process: Type) -> None:
+    _, out, _ = in_process("status", "--json")
+    document = json.loads(out)
+    assert document["gpus"] == {"used": 0, "total": 0, "requested": 0}
+    [node] = document["nodes"]
+    assert (node["kind"], node["cpus"]) == ("head", 2)
+
+
+def test_doctor_passes_all_checks(in_process: Type) -> None:
+    status, out, err = in_process("doctor")
+    assert status == 0, out + err
+    assert [line.partition(":")[0] for line in out.splitlines()] == [
+        "ok  Ray",
+        "ok  version",
+        "ok  nodes",
+        "ok  storage",
+    ]
+
+
+def test_doctor_names_an_unwritable_folder(in_process: Type, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, out, _ = in_process("doctor", RAY_ON_ECS_STORAGE_PATH=str(tmp_path / "file" / "runs"))
+    assert status == 1
+    assert "can't be written" in out.splitlines()[-1]

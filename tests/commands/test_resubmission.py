@@ -1,20 +1,65 @@
 """A run that loses its driver or its head: `ray-head` resubmits it, and it ends with the undisturbed weights."""
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import CLASSIFIER
+from tests.commands.conftest import REPOSITORY
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, commands, read_until
 from tests.commands.ray_head import RayHead, ray_head
 from tests.waiting import until
 
-RUN = ("--num-workers=2", *CLASSIFIER, "--model=own:held", "--epochs=6")
+# A user's model, small enough to train in seconds.
+OWN = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Held(nn.Sequential):
+    steps = 0
+
+    def forward(self, images):
+        self.steps += self.training
+        while self.steps > 8 and Path(__file__).with_name("hold").exists():
+            time.sleep(0.1)
+        return super().forward(images)
+
+def held(channels, classes):
+    return Held(nn.Flatten(), nn.Linear(channels * 28 * 28, classes))
+"""
+RUN = (
+    *("--num-workers=2", "--working-dir", str(REPOSITORY / "training"), "image_classifier.py"),
+    *("--data=digits", "--samples=256", "--model=own:held", "--epochs=6"),
+)
 
 Follow = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.fault
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the user's model."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "own.py").write_text(OWN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(environment: dict[str, str], models: Path) -> dict[str, str]:
+    """The environment of a command that finds the user's model."""
+    return {**environment, "PYTHONPATH": f"{models}{os.pathsep}{environment['PYTHONPATH']}"}
+
+
+@pytest.fixture
+def hold(models: Path) -> Iterator[Path]:
+    """A file: while it exists, a run makes eight steps and then waits."""
+    file = models / "hold"
+    file.touch()
+    yield file
+    file.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -29,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 def follow(environment: dict[str, str], tmp_path: Path) -> Iterator[Follow]:
     """Start `ray-on-ecs run` for a head."""
     with commands("ray_on_ecs", {**environment, **TOKEN, **ON_HEAD}, tmp_path) as start:
-        yield lambda head, *given: start("run", *given, *RUN, RAY_API_SERVER_ADDRESS=head.dashboard)
+        yield lambda head, *flags: start("run", *flags, *RUN, RAY_API_SERVER_ADDRESS=head.dashboard)
 
 
 @pytest.fixture(scope="module")

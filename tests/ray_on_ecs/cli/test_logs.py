@@ -40,3 +40,15 @@ def test_follow_reads_status_without_a_job(folders: Folders, monkeypatch: pytest
     with head([]) as address:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
         assert main(["logs", "--local", "--follow", "mine"]) == 1
+
+
+def test_log_of_an_unknown_run_is_one_line(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with head([]) as address:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        assert main(["logs", "--local", "absent"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("ray-on-ecs: ")
+    assert "run 'absent' not found in" in err
+    assert err.count("\n") == 1

@@ -62,6 +62,13 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
         yield server
 
 
+def test_run_that_is_not_active_is_one_line(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--local", "absent"]) == 2
+    assert capsys.readouterr().err == (
+        "ray-on-ecs: run absent is not under way; ray-on-ecs runs --local lists the runs\n"
+    )
+
+
 def test_only_the_named_run_is_stopped(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", "first"]) == 0
     assert "run first is stopped" in capsys.readouterr().err

@@ -1,12 +1,16 @@
-"""The command of a run's job."""
+"""The command of a run's job, and its submission to a Jobs API that fails."""
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.jobs import MAX_COMMAND_BYTES, submission_of_script
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import ResourceError, UsageError
 
 # The rest of the command has less.
 REST = 1000
@@ -37,3 +41,55 @@ def test_requirements_file_is_relative_to_the_folder(script: str, given: str) ->
 def test_too_long_command_is_refused(script: str, arguments: list[str]) -> None:
     with pytest.raises(UsageError, match=r"SCRIPT: the command has 12\d KiB, .* put the arguments into a file"):
         submission_of_script([script, *arguments])
+
+
+MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, RunConfig(command=("train.py",)))
+
+
+class Refusing:
+    """A Jobs API that refuses the first jobs for these reasons, and takes the next one."""
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = list(reasons)
+        self.submitted: list[str] = []
+
+    def list_jobs(self) -> list[Any]:
+        running = SimpleNamespace(is_terminal=lambda: False)
+        return [SimpleNamespace(submission_id=job, metadata=MINE.run, status=running) for job in self.submitted]
+
+    def submit_job(self, *, submission_id: str, **_: Any) -> None:
+        if self.reasons:
+            raise RuntimeError(self.reasons.pop(0))
+        self.submitted.append(submission_id)
+
+
+def test_submission_is_repeated_until_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
+    api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
+    assert jobs.find_or_submit(api, MINE, {}) == "mine"
+    assert api.submitted == ["mine"]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_lost_response_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
+
+    class Losing(Refusing):
+        def submit_job(self, **job: Any) -> None:
+            lost, self.lost = self.lost, False
+            if is_taken or not lost:
+                super().submit_job(**job)
+            if lost:
+                raise ConnectionError("Remote end closed connection without response")
+
+        lost = True
+
+    api: Any = Losing()
+    assert jobs.find_or_submit(api, MINE, {}) == "mine"
+    assert api.submitted == ["mine"]
+
+
+def test_lost_race_is_repeated_with_a_limit() -> None:
+    api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
+    with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
+        jobs.find_or_submit(api, MINE, {})

@@ -1,0 +1,147 @@
+"""`ray-on-ecs run` as a client of the Jobs API: the job that it submits, and the exit status of the job's end."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster.clusters import HeadCluster
+from ray_on_ecs.cluster.head import Head
+
+Run = Callable[..., int]
+AGAIN = "the same command with --run-name gone resumes the run\n"
+
+
+@pytest.fixture
+def on_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The script of the commands on a head where nothing listens."""
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "runs"))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").touch()
+    return ["--working-dir", str(code), "train.py"]
+
+
+@pytest.fixture
+def submitted() -> list[dict[str, Any]]:
+    """The submitted jobs."""
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[dict[str, Any]]) -> Run:
+    """Return the exit status of the command for a job with this end and an empty log."""
+    from ray.job_submission import JobInfo, JobStatus  # it takes seconds
+
+    def run(*words: str, **details: Any) -> int:
+        class Client:
+            def __init__(self, address: str) -> None:
+                pass
+
+            def list_jobs(self) -> list[Any]:
+                ended = {"status": JobStatus.SUCCEEDED, "start_time": 1}
+                return [SimpleNamespace(**job, **ended) for job in submitted]
+
+            def submit_job(self, **job: Any) -> None:
+                submitted.append(job)
+
+            async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+                yield ""
+
+            def get_job_info(self, job_id: str) -> JobInfo:
+                return JobInfo(entrypoint="python", **details)
+
+        monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+        monkeypatch.setattr(Head, "get", lambda self, path: {"data": {"result": {"result": []}}})
+        return main(["run", *words])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("details", "status", "line"),
+    [
+        ({"status": "FAILED", "driver_exit_code": -9}, 137, f"ray-on-ecs: job gone was ended by signal 9; {AGAIN}"),
+        (
+            {"status": "FAILED", "message": "The actor\ndied."},
+            1,
+            f"ray-on-ecs: job gone failed (The actor died.); {AGAIN}",
+        ),
+        ({"status": "STOPPED"}, 130, f"ray-on-ecs: job gone was stopped; {AGAIN}"),
+        ({"status": "FAILED", "driver_exit_code": 2}, 2, "code\n"),
+        (
+            {"status": "SUCCEEDED", "driver_exit_code": 0},
+            0,
+            "ray-on-ecs open gone shows its report, ray-on-ecs fetch gone copies it to this machine\n",
+        ),
+    ],
+    ids=["signal", "no driver", "stopped", "refused", "finished"],
+)
+def test_exit_status_and_last_line_name_the_end(
+    run: Run,
+    on_head: list[str],
+    capsys: pytest.CaptureFixture[str],
+    details: dict[str, Any],
+    status: int,
+    line: str,
+) -> None:
+    assert run("--run-name", "gone", *on_head, **details) == status
+    assert capsys.readouterr().err.endswith(line)
+
+
+def test_generated_run_name_can_be_given_again(
+    run: Run, on_head: list[str], submitted: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*on_head, "--epochs", "0", status="SUCCEEDED", driver_exit_code=0)
+    name = capsys.readouterr().out.split()[1]
+    assert name.startswith("train-")
+    [job] = submitted
+    assert (job["submission_id"], job["metadata"]["run_name"]) == (name, name)
+    assert job["entrypoint"].endswith(f" --run-name {name} train.py --epochs 0")
+
+
+@pytest.mark.parametrize("number", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
+def test_wrong_number_of_resubmissions_is_one_line(number: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--max-resubmissions", *number]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("ray-on-ecs: "), err
+    assert "--max-resubmissions" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "allowed"),
+    [([], None, "3"), (["--max-resubmissions", "0"], "5", "0"), (["--max-resubmissions=7"], None, "7"), ([], "5", "5")],
+    ids=["the default", "none", "another number", "of the environment"],
+)
+def test_job_has_its_limit_of_resubmissions(
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    on_head: list[str],
+    submitted: list[dict[str, Any]],
+    words: list[str],
+    environment: str | None,
+    allowed: str,
+) -> None:
+    monkeypatch.delenv("RAY_ON_ECS_MAX_RESUBMISSIONS", raising=False)
+    if environment:
+        monkeypatch.setenv("RAY_ON_ECS_MAX_RESUBMISSIONS", environment)
+    run(*words, *on_head, status="SUCCEEDED", driver_exit_code=0)
+    [job] = submitted
+    assert job["metadata"]["max_resubmissions"] == allowed
+    assert "resubmissions" not in job["entrypoint"]
+
+
+def test_missing_head_is_one_line_and_status_3(
+    monkeypatch: pytest.MonkeyPatch, on_head: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HeadCluster, "start_seconds", 0.0)
+    assert main(["run", *on_head]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("its dashboard doesn't answer at http://127.0.0.1:9") == err.count("\n") == 1
