@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,14 +53,16 @@ def interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a command: a separate Ray cluster, a short path to its sockets, and a user's models."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a command: separate Ray clusters and their home with a token, and a user's models."""
     home = tmp_path_factory.mktemp("home")
     (home / "own.py").write_text(OWN_MODELS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
+    caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
     path = f"{home}{os.pathsep}{REPOSITORY}"
-    ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests"}
-    return {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": path, "COLUMNS": "100"}
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary:  # short
+        ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": temporary, "HOME": str(home), **caches}
+        yield {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": path, "COLUMNS": "100"}
 
 
 @pytest.fixture
