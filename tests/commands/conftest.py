@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.head import Head, started
-from tests.local_cluster import BUSY_MACHINE
+from tests.commands.head import SECRETS, Head, started
+from tests.local_cluster import BUSY_MACHINE, OPEN_MPI
 
 Run = subprocess.CompletedProcess[str]
 REPOSITORY = Path(__file__).parents[2]
@@ -79,5 +79,6 @@ def head(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Head]:
     """One Ray head for all tests that do not change it."""
-    with started({**environment, **aws_variables}, tmp_path_factory.mktemp("jobs")) as head:
+    own = {**environment, **aws_variables, **OPEN_MPI, **SECRETS}
+    with started(own, tmp_path_factory.mktemp("jobs")) as head:
         yield head

@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 import psutil
 
+from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from ray_on_ecs.node.ports import flags
 from ray_on_ecs.run import supervisor
@@ -28,6 +29,7 @@ from tests.waiting import until
 
 # As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
+SECRETS = {SECRETS_VARIABLE: secrets_prefix("tests")}
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
 PORTS = ("--port", "--dashboard-port", "--dashboard-agent-listen-port", "--ray-client-server-port")
 COMMAND = ("ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000")
@@ -45,12 +47,14 @@ class Head:
         address: Its address for drivers, `host:port`.
         dashboard: The URL of its dashboard, which takes jobs.
         storage: The storage path in the environment of its jobs, as on a stack.
+        temporary: The folder of Ray's files and of all temporary files of its jobs.
         process: Its process, the first of a session.
     """
 
     address: str
     dashboard: str
     storage: Path
+    temporary: Path
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
@@ -60,7 +64,8 @@ class Head:
     @property
     def variables(self) -> dict[str, str]:
         """The environment in which a driver joins it."""
-        return {**TOKEN, "RAY_ADDRESS": self.address, "RAY_ON_ECS_STORAGE_PATH": str(self.storage)}
+        place = {"RAY_ON_ECS_STORAGE_PATH": str(self.storage), "TMPDIR": str(self.temporary)}
+        return {**TOKEN, "RAY_ADDRESS": self.address, **place}
 
 
 @contextmanager
@@ -73,6 +78,7 @@ def started(
     own = {
         **token,
         "RAY_TMPDIR": temporary,
+        "TMPDIR": temporary,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
@@ -85,7 +91,7 @@ def started(
     dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
-        yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, process)
+        yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), process)
     finally:
         process.terminate()
         try:

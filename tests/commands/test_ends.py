@@ -24,6 +24,7 @@ from tests.waiting import until
 # Waits for SIGTERM and then records it; or, on rank 1, ends as its argument says once all ranks run.
 SCRIPT = """
 import os, signal, sys, time
+from contextlib import suppress
 from pathlib import Path
 
 rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -46,6 +47,10 @@ if rank == "1" and cause == "raises":
 if rank == "1" and cause == "leaves":
     sys.exit(0)
 if rank == "0" and cause == "leaves":
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(int((folder / "begun-1-0").read_text()), 0)
+            time.sleep(0.05)
     time.sleep(1.5)
     raise ConnectionError("its peer is gone")
 if restart == "1":

@@ -61,6 +61,15 @@ def test_wrong_path_is_one_line_before_the_start(
     assert not [path for path in storage.glob("*") if path.name != ".code"]
 
 
+def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (storage / "first").mkdir(parents=True)
+    (storage / "first" / "result.json").write_text("{}")
+    assert run(["--run-name", "first", "train.py"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+
+
 def test_large_files_are_linked_on_this_machine(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with admission.admit(RunConfig(command=("train.py",)), Console()) as admitted:
         assert admitted.config.link == ("data/large.tar",)
