@@ -196,7 +196,7 @@ def test_scripts_of_a_killed_head_have_grace_period(
     assert run.state == "training"
 
 
-def test_script_of_a_killed_driver_ends_gracefully(start: Start) -> None:
+def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
     run = start("waits", num_workers=1)
     process = psutil.Process(run.pid(0))
     run.command.kill()
@@ -206,7 +206,7 @@ def test_script_of_a_killed_driver_ends_gracefully(start: Start) -> None:
     assert run.state == "training"
 
 
-def test_stopped_job_gives_its_script_a_grace_period(start: Start, head: Head) -> None:
+def test_stopped_job_gives_scripts_their_grace_period(start: Start, head: Head) -> None:
     run = start("waits", num_workers=1, module="ray_on_ecs")
     client = JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
     client.stop_job(run.name)
