@@ -61,8 +61,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
     path = f"{home}{os.pathsep}{REPOSITORY}"
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary:  # short
-        ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": temporary, "HOME": str(home), **caches}
-        yield {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": path, "COLUMNS": "100"}
+        own = {"RAY_TMPDIR": temporary, "TMPDIR": temporary, "HOME": str(home), "PYTHONPATH": path}
+        yield {**kept, **BUSY_MACHINE, **caches, **own, "RAY_ADDRESS": "local", "COLUMNS": "100"}
 
 
 @pytest.fixture

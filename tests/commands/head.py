@@ -91,6 +91,7 @@ def started(
     dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
+        until(lambda: _listens(ports["--dashboard-agent-listen-port"]), SECONDS)  # it takes the jobs
         yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), process)
     finally:
         process.terminate()
@@ -191,3 +192,11 @@ def _answers(url: str) -> bool:
         return urllib.request.urlopen(url, timeout=5).status == 200
     except (OSError, HTTPException):
         return False
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

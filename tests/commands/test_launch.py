@@ -72,6 +72,16 @@ for name in variables:
 ray.init()
 print("a task has answered", ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()))
 """
+# The silence that ends it begins with its output.
+STUCK = """
+import threading
+
+def stuck():
+    print("begins", flush=True)
+    threading.Event().wait()
+
+stuck()
+"""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -82,7 +92,7 @@ def code(tmp_path: Path) -> Path:
     (tmp_path / "epochs.py").write_text(EPOCHS)
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "missing.py").write_text("import no_such_package\n")
-    (tmp_path / "stuck.py").write_text("import threading\ndef stuck():\n  threading.Event().wait()\nstuck()\n")
+    (tmp_path / "stuck.py").write_text(STUCK)
     return tmp_path
 
 
@@ -180,10 +190,10 @@ def test_script_can_join_the_cluster_as_driver(launch: Start) -> None:
 
 
 def test_hanging_script_leaves_its_stacks(launch: Start, head: Head) -> None:
-    flags = ("--num-workers", "1", "--run-name", "stuck", "--hang-timeout", "5", "--max-restarts", "0")
+    flags = ("--num-workers", "1", "--run-name", "stuck", "--hang-timeout", "20", "--max-restarts", "0")
     status, out, err = end(launch(*flags, "stuck.py"))
     assert status == 1, out + err
-    assert err.startswith("ray-on-ecs: training failed: no progress for 5 s; see ")
+    assert err.startswith("ray-on-ecs: training failed: no progress for 20 s; see ")
     [stacks] = (head.storage / "stuck" / "stalls").glob("*/rank_0.txt")
     assert "in stuck" in stacks.read_text()
     assert json.loads((head.storage / "stuck" / "error.json").read_text())["next"].endswith(" stuck.py")

@@ -31,7 +31,7 @@ def start(gpus, dashboard=False):
 
 def show(name, in_use, needed):
     # A node tells of its use with a delay.
-    for _ in range(1000):
+    for _ in range(4000):
         read = demand.read(gcs, has_cpu_workers=False)
         found = [read.gpus_in_use, read.gpus_needed]
         if found == [in_use, needed]:
@@ -53,7 +53,7 @@ REPORTS = """
 start(gpus=2, dashboard=True)
 
 def show_all(**expected):
-    for _ in range(1000):
+    for _ in range(4000):
         found = dataclasses.asdict(demand.read(gcs, has_cpu_workers=False))
         if found == {**dict.fromkeys(found, 0), **expected}:
             break

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands, programs
+from tests.local_cluster import have_ended
 from tests.waiting import until
 
 # Ray Train as in Ray's documentation, without a storage path and a name; the trainer is TorchTrainer's base, which does
@@ -25,7 +27,7 @@ def train():
         with checkpoint.as_directory() as folder, open(os.path.join(folder, "epoch.json")) as file:
             first = json.load(file) + 1
     print(helper.WORD, "from", first, flush=True)
-    open(os.environ["HOLD"] + f"-{first}", "w").close()
+    print(os.getpid(), file=open(os.environ["HOLD"] + f"-{first}", "w"), flush=True)
     for epoch in range(first, 6):
         while epoch == 3 and os.path.exists(os.environ["HOLD"]):
             time.sleep(0.1)
@@ -65,10 +67,11 @@ def test_killed_program_resumes_without_duplicate_reports(typed: Start, head: He
     hold.touch()
     process = typed("run", "--run-name", "program", "--env", f"HOLD={hold}", "train.py")
     until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
+    worker = psutil.Process(int((tmp_path / "hold-0").read_text()))
     for program in programs(run):
         program.kill()
     # The killed program's worker lives on for a moment, and would continue with epoch 3.
-    until(lambda: process.poll() is not None or (tmp_path / "hold-3").exists())
+    until(lambda: process.poll() is not None or have_ended([worker]))
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
