@@ -3,13 +3,14 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.commands.head import Head, started
-from tests.local_cluster import BUSY_MACHINE
+from tests.commands.head import SECRETS, Head, started
+from tests.local_cluster import BUSY_MACHINE, OPEN_MPI
 
 Run = subprocess.CompletedProcess[str]
 REPOSITORY = Path(__file__).parents[2]
@@ -27,11 +28,14 @@ def interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
-    """The environment of a command: a separate Ray cluster, and a short path to its sockets."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a command: separate Ray clusters, and their home with a token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
-    ray = {"RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/ray-tests"}
-    return {**kept, **BUSY_MACHINE, **ray, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+    caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
+    home = tmp_path_factory.mktemp("home")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary:  # short
+        own = {"RAY_TMPDIR": temporary, "TMPDIR": temporary, "HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+        yield {**kept, **BUSY_MACHINE, **caches, **own, "RAY_ADDRESS": "local", "COLUMNS": "100"}
 
 
 @pytest.fixture(scope="session")
@@ -39,5 +43,6 @@ def head(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Head]:
     """One Ray head for all tests that do not change it."""
-    with started({**environment, **aws_variables}, tmp_path_factory.mktemp("jobs")) as head:
+    own = {**environment, **aws_variables, **OPEN_MPI, **SECRETS}
+    with started(own, tmp_path_factory.mktemp("jobs")) as head:
         yield head

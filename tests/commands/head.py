@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,18 +14,27 @@ import urllib.request
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
+
+from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
-from tests.local_cluster import start_ray
-from tests.waiting import free_ports, until
+from ray_on_ecs.node.ports import flags
+from ray_on_ecs.run import supervisor
+from tests.local_cluster import have_ended, start_ray
+from tests.waiting import until
 
 # As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
+SECRETS = {SECRETS_VARIABLE: secrets_prefix("tests")}
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
-PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+PORTS = ("--port", "--dashboard-port", "--dashboard-agent-listen-port", "--ray-client-server-port")
 COMMAND = ("ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=100000000")
+# Any free port: on one machine, the workers of two heads would try the same ports, from 10002.
+WORKER_PORTS = {"--min-worker-port": 0, "--max-worker-port": 0}
 # Ends a hang.
 SECONDS = 480
 
@@ -36,12 +47,14 @@ class Head:
         address: Its address for drivers, `host:port`.
         dashboard: The URL of its dashboard, which takes jobs.
         storage: The storage path in the environment of its jobs, as on a stack.
+        temporary: The folder of Ray's files and of all temporary files of its jobs.
         process: Its process, the first of a session.
     """
 
     address: str
     dashboard: str
     storage: Path
+    temporary: Path
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
@@ -51,7 +64,8 @@ class Head:
     @property
     def variables(self) -> dict[str, str]:
         """The environment in which a driver joins it."""
-        return {**TOKEN, "RAY_ADDRESS": self.address, "RAY_ON_ECS_STORAGE_PATH": str(self.storage)}
+        place = {"RAY_ON_ECS_STORAGE_PATH": str(self.storage), "TMPDIR": str(self.temporary)}
+        return {**TOKEN, "RAY_ADDRESS": self.address, **place}
 
 
 @contextmanager
@@ -59,11 +73,12 @@ def started(
     environment: Mapping[str, str], storage: Path, token: Mapping[str, str] = MappingProxyType(TOKEN)
 ) -> Generator[Head]:
     """A head on free ports, with the variables of this environment."""
-    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    ports = dict(zip(PORTS, ray_ports(len(PORTS)), strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     own = {
         **token,
         "RAY_TMPDIR": temporary,
+        "TMPDIR": temporary,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
@@ -71,12 +86,13 @@ def started(
         "RAY_ON_ECS_STORAGE_PATH": str(storage),
     }
     variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
-    command = [*COMMAND, "--node-ip-address=127.0.0.1", *(f"--{name}={port}" for name, port in ports.items())]
+    command = [*COMMAND, "--node-ip-address=127.0.0.1", *flags(ports | WORKER_PORTS)]
     process = start_ray(command, {**variables, **own}, storage / "head.log")
-    dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
+    dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
-        yield Head(f"127.0.0.1:{ports['port']}", dashboard, storage, process)
+        until(lambda: _listens(ports["--dashboard-agent-listen-port"]), SECONDS)  # it takes the jobs
+        yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), process)
     finally:
         process.terminate()
         try:
@@ -138,9 +154,49 @@ def _read_line(descriptor: int) -> str:
     return line.decode()
 
 
+def scripts(name: str, storage: Path) -> list[psutil.Process]:
+    """The processes of a script in the runs below a storage path, without their supervisors."""
+    return _processes_below(storage, lambda words: words[1:3] == ["-u", name])
+
+
+def programs(run: Path) -> list[psutil.Process]:
+    """The processes of the Ray program of a run, without their supervisors."""
+    own = "ray_on_ecs.run.program_main"
+    return _processes_below(run, lambda words: own in words and supervisor.__file__ not in words)
+
+
+def _processes_below(folder: Path, is_wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
+    """The running processes with such a command line whose run is in a folder: others may test on this machine."""
+    running = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if is_wanted(process.cmdline()) and not have_ended([process]):
+                run = Path(process.environ().get("RUN_URI", "/"))
+                running += [process] if run.is_relative_to(folder) else []
+    return running
+
+
+def ray_ports(count: int) -> list[int]:
+    """Free ports for a head, below those that the kernel gives to connections until Ray listens to them."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20000, 32768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports += [port] if port not in ports else []
+    return ports
+
+
 def _answers(url: str) -> bool:
     """Return whether the dashboard is up, which needs no token."""
     try:
         return urllib.request.urlopen(url, timeout=5).status == 200
+    except (OSError, HTTPException):
+        return False
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
     except OSError:
         return False
+    return True

@@ -20,9 +20,9 @@ from ray.job_submission import JobSubmissionClient
 from ray_on_ecs.contract import HEAD_STATE_VARIABLE
 from ray_on_ecs.node import ports
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import SECONDS, TOKEN
+from tests.commands.head import SECONDS, TOKEN, WORKER_PORTS, ray_ports
 from tests.local_cluster import command_line, start_ray
-from tests.waiting import free_ports, until
+from tests.waiting import until
 
 # `ray-head` on the ports that the first argument gives.
 RAY_HEAD = """
@@ -110,7 +110,7 @@ def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = 
         folder: The folder of state and results, with the subfolders `state` and `runs`.
         ray: A command instead of the head's Ray.
     """
-    dashboard, *rest = free_ports(1 + len(ports.HEAD))
+    dashboard, *rest = ray_ports(1 + len(ports.HEAD))
     head_ports = dict(zip(ports.HEAD, [rest[0], dashboard, rest[1]], strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     variables = {
@@ -123,7 +123,7 @@ def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = 
         "RAY_ON_ECS_STORAGE_PATH": str(folder / "runs"),
         HEAD_STATE_VARIABLE: str(folder / "state"),
     }
-    given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2]}, "RAY": ray})
+    given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2], **WORKER_PORTS}, "RAY": ray})
     try:
         head = _start([sys.executable, "-c", RAY_HEAD, given], variables, folder, head_ports)
         try:

@@ -14,65 +14,24 @@ from ray_on_ecs.node.demand import Demand
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 
-# A Ray of one node with two declared GPUs; prints the reported resources while work starts and ends.
-CLUSTER = """
-import dataclasses, json, time
+# Prints the used GPUs, which keep a stack's workers, and the needed GPUs, which start workers.
+SHOW = """
+import dataclasses, json, os, sys, time
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.util import placement_group, remove_placement_group
-from ray_on_ecs.node import api, demand, metrics
+from ray_on_ecs.node import api, demand
 
-context = ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=True, log_to_driver=False)
-
-def show(**expected):
-    # A node tells of its use with a delay.
-    for _ in range(1000):
-        found = dataclasses.asdict(demand.read(context.address_info["gcs_address"], has_cpu_workers=False))
-        if found == {**dict.fromkeys(found, 0), **expected}:
-            break
-        time.sleep(0.1)
-    print(json.dumps(found), flush=True)
-
-def show_use():
-    address = context.address_info
-    print(json.dumps([demand.node_in_use(address["gcs_address"], address["node_ip_address"])]), flush=True)
-
-@ray.remote(num_cpus=1, num_gpus=0.5)
-class Work:
-    pass
-
-show(gpus=2)
-show_use()
-group = placement_group([{"CPU": 1, "GPU": 4}] * 2 + [{"CPU": 3}])
-show(gpus=2, gpus_waiting=8, cpus_waiting=3)
-remove_placement_group(group)
-work = [Work.remote() for _ in range(3)]
-show(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5, workers_in_use=1)
-show_use()
-del work
-request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
-show(gpus=2, gpus_requested=3, cpus_requested=2)
-nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
-print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
-"""
-
-# Prints the used GPUs, which keep a stack's workers, and the needed GPUs, which start workers.
-SHOW = """
-import json, os, sys, time
-import ray
-from ray.util import placement_group, remove_placement_group
-from ray_on_ecs.node import demand
-
-def start(gpus):
-    global gcs
+def start(gpus, dashboard=False):
+    global context, gcs
     context = ray.init(
-        address="local", num_cpus=gpus, num_gpus=gpus, include_dashboard=False, log_to_driver=False
+        address="local", num_cpus=gpus, num_gpus=gpus, include_dashboard=dashboard, log_to_driver=False
     )
     gcs = context.address_info["gcs_address"]
 
 def show(name, in_use, needed):
     # A node tells of its use with a delay.
-    for _ in range(1000):
+    for _ in range(4000):
         read = demand.read(gcs, has_cpu_workers=False)
         found = [read.gpus_in_use, read.gpus_needed]
         if found == [in_use, needed]:
@@ -89,9 +48,42 @@ def wait(file):
     while not os.path.exists(file):
         time.sleep(0.1)
 """
-# A Ray program with two GPUs.
+# A Ray of one node with two declared GPUs; prints the reported resources while work starts and ends.
+REPORTS = """
+start(gpus=2, dashboard=True)
+
+def show_all(**expected):
+    for _ in range(4000):
+        found = dataclasses.asdict(demand.read(gcs, has_cpu_workers=False))
+        if found == {**dict.fromkeys(found, 0), **expected}:
+            break
+        time.sleep(0.1)
+    print(json.dumps(found), flush=True)
+
+def show_use():
+    print(json.dumps([demand.node_in_use(gcs, context.address_info["node_ip_address"])]), flush=True)
+
+@ray.remote(num_cpus=1, num_gpus=0.5)
+class Work:
+    pass
+
+show_all(gpus=2)
+show_use()
+group = placement_group([{"CPU": 1, "GPU": 4}] * 2 + [{"CPU": 3}])
+show_all(gpus=2, gpus_waiting=8, cpus_waiting=3)
+remove_placement_group(group)
+work = [Work.remote() for _ in range(3)]
+show_all(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5, workers_in_use=1)
+show_use()
+del work
+request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
+show_all(gpus=2, gpus_requested=3, cpus_requested=2)
+request_resources(bundles=[])
+nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
+print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
+"""
+# A Ray program on the same two GPUs.
 USES = """
-start(gpus=2)
 actor = Actor.remote()
 show("an actor", 1, 1)
 more = [Actor.remote() for _ in range(3)]
@@ -236,72 +228,70 @@ def test_resource_requests_end_with_the_wait(environment: dict[str, str]) -> Non
     assert "autoscaler" not in done.stdout + done.stderr, "Ray would call it an error"
 
 
-def test_ray_reports_total_used_and_pending_resources(environment: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def with_gpus(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The lines of `REPORTS` and `USES`."""
     node = {**TOKEN, **ports.METRICS, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY / "docker")}
-    done = _run(CLUSTER, environment={**environment, **node})
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
-    assert (found.pop(1), found.pop(3)) == ([False], [True]), "whether the node is in use"
+    return lines_of(SHOW + REPORTS + USES, str(tmp_path_factory.mktemp("uses")), environment={**environment, **node})
+
+
+def test_ray_reports_total_used_and_pending_resources(with_gpus: list[Any]) -> None:
+    total, is_in_use_before, waiting, used, is_in_use, requested, node = with_gpus[:7]
     nothing = dataclasses.asdict(Demand(gpus=2))
     work = {"gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5, "workers_in_use": 1}
-    assert found[0] == nothing
-    assert found[1] == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a pending placement group"
-    assert found[2] == {**nothing, **work}, "actors"
-    requested = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
-    assert found[3] == requested, "requests of a program, without ended tasks"
-    assert found[4] == ["ALIVE", []], "the dashboard needs no Prometheus server"
+    assert total == nothing
+    assert waiting == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a pending placement group"
+    assert used == {**nothing, **work}, "actors"
+    assert (is_in_use_before, is_in_use) == ([False], [True]), "whether the node is in use"
+    of_program = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
+    assert requested == of_program, "requests of a program, without ended tasks"
+    assert node == ["ALIVE", []], "the dashboard needs no Prometheus server"
 
 
-@pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        (
-            USES,
-            [
-                ["an actor", 1, 1],
-                ["and actors that wait", 2, 4],
-                ["nothing", 0, 0],
-                ["a task", 1, 1],
-                ["nothing", 0, 0],
-                ["a task on CPUs alone", 1, 1],
-                ["nothing", 0, 0],
-                ["STRICT_PACK", 2, 2],
-                ["nothing", 0, 0],
-                ["SPREAD", 2, 2],
-                ["nothing", 0, 0],
-                ["a trainer", 2, 2],
-                ["nothing", 0, 0],
-            ],
-        ),
-        (
-            WANTS,
-            [
-                ["STRICT_PACK", 0, 3],
-                ["nothing", 0, 0],
-                ["STRICT_SPREAD", 0, 3],
-                ["nothing", 0, 0],
-                ["an actor", 0, 2],
-                ["nothing", 0, 0],
-                ["a trainer", 0, 3],
-                ["and two trials", 0, 7],
-            ],
-        ),
-    ],
-    ids=["with GPUs", "from none"],
-)
-def test_gpus_of_plain_ray_programs_count(
-    program: str, expected: list[Any], environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_gpus_of_plain_ray_programs_count(with_gpus: list[Any]) -> None:
+    assert with_gpus[7:] == [
+        ["an actor", 1, 1],
+        ["and actors that wait", 2, 4],
+        ["nothing", 0, 0],
+        ["a task", 1, 1],
+        ["nothing", 0, 0],
+        ["a task on CPUs alone", 1, 1],
+        ["nothing", 0, 0],
+        ["STRICT_PACK", 2, 2],
+        ["nothing", 0, 0],
+        ["SPREAD", 2, 2],
+        ["nothing", 0, 0],
+        ["a trainer", 2, 2],
+        ["nothing", 0, 0],
+    ]
+
+
+def test_gpus_are_needed_by_a_cluster_without_any(environment: dict[str, str], tmp_path: Path) -> None:
     node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
-    done = _run(SHOW + program, str(tmp_path), environment=node)
-    assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")] == expected
+    assert lines_of(SHOW + WANTS, str(tmp_path), environment=node) == [
+        ["STRICT_PACK", 0, 3],
+        ["nothing", 0, 0],
+        ["STRICT_SPREAD", 0, 3],
+        ["nothing", 0, 0],
+        ["an actor", 0, 2],
+        ["nothing", 0, 0],
+        ["a trainer", 0, 3],
+        ["and two trials", 0, 7],
+    ]
 
 
 def test_ray_data_requests_cpus_until_it_ends(environment: dict[str, str]) -> None:
-    done = _run(PIPELINE, environment={**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")})
-    [(there, needed), afterwards] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
+    [(there, needed), afterwards] = lines_of(PIPELINE, environment=node)
     assert there == 2
     assert needed > 2, "the existing CPU workers are too few"
     assert afterwards == [2, 0], "a remaining request would keep idle CPU workers"
+
+
+def lines_of(script: str, *arguments: str, environment: dict[str, str]) -> list[Any]:
+    """What a script prints as JSON, one line each."""
+    lines = _run(script, *arguments, environment=environment).stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith(("{", "["))]
 
 
 def _run(script: str, *arguments: str, environment: dict[str, str]) -> Run:

@@ -1,25 +1,24 @@
 """Ray programs as runs: started once, on the head, with a run's folder, metrics, restarts and ends."""
 
 import json
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from ray_on_ecs.run import supervisor
-from tests.commands.head import ON_HEAD, SECONDS, Head, commands
+from tests.commands.head import ON_HEAD, SECONDS, Head, commands, programs
+from tests.local_cluster import have_ended
 from tests.waiting import until
 
-# Ray Train as in Ray's documentation: without a storage path and a name.
+# Ray Train as in Ray's documentation, without a storage path and a name; the trainer is TorchTrainer's base, which does
+# not import torch.
 TRAIN = """
 import json, os, sys, tempfile, time
 import ray.train
-from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 import helper
 
 def train():
@@ -28,7 +27,7 @@ def train():
         with checkpoint.as_directory() as folder, open(os.path.join(folder, "epoch.json")) as file:
             first = json.load(file) + 1
     print(helper.WORD, "from", first, flush=True)
-    open(os.environ["HOLD"] + f"-{first}", "w").close()
+    print(os.getpid(), file=open(os.environ["HOLD"] + f"-{first}", "w"), flush=True)
     for epoch in range(first, 6):
         while epoch == 3 and os.path.exists(os.environ["HOLD"]):
             time.sleep(0.1)
@@ -37,7 +36,7 @@ def train():
                 json.dump(epoch, file)
             ray.train.report({"epoch": epoch}, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
-TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
+DataParallelTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
 open("done.txt", "w").write(os.environ["RUN_NAME"])
 """
 # Starts workers without a recognizable call in the source.
@@ -62,30 +61,21 @@ def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[S
         yield start
 
 
-def programs(run_name: str) -> list[psutil.Process]:
-    """The processes of a run's Ray program, without their supervisors."""
-    found = []
-    for each in psutil.process_iter(["cmdline"]):
-        words = each.info["cmdline"] or []
-        with suppress(psutil.Error):
-            if "ray_on_ecs.run.program_main" in words and supervisor.__file__ not in words:
-                found += [each] if each.environ().get("RUN_NAME") == run_name else []
-    return found
-
-
+@pytest.mark.smoke
 def test_killed_program_resumes_without_duplicate_reports(typed: Start, head: Head, tmp_path: Path) -> None:
     hold, run = tmp_path / "hold", head.storage / "program"
     hold.touch()
     process = typed("run", "--run-name", "program", "--env", f"HOLD={hold}", "train.py")
     until(lambda: process.poll() is not None or len(_metrics(run)) == 3)
-    for each in programs("program"):
-        each.send_signal(signal.SIGKILL)
+    worker = psutil.Process(int((tmp_path / "hold-0").read_text()))
+    for program in programs(run):
+        program.kill()
     # The killed program's worker lives on for a moment, and would continue with epoch 3.
-    until(lambda: process.poll() is not None or (tmp_path / "hold-3").exists())
+    until(lambda: process.poll() is not None or have_ended([worker]))
     hold.unlink()
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    assert "train.py:22 calls TorchTrainer: a Ray program" in err
+    assert "train.py:22 calls DataParallelTrainer: a Ray program" in err
     assert "begins from 0" in out
     assert "begins from 3" in out
     assert [(each["step"], each["epoch"]) for each in _metrics(run)] == [(number + 1, number) for number in range(6)]
@@ -104,7 +94,7 @@ def test_stopped_program_is_interrupted(typed: Start, head: Head, tmp_path: Path
     process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
-    assert not programs("stopped")
+    assert not programs(run)
 
 
 def test_program_started_on_every_worker_is_refused(typed: Start) -> None:

@@ -11,20 +11,19 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 
-from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from tests.aws import client
-from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until, started
+from tests.commands.head import ON_HEAD, SECONDS, SECRETS, Head, commands, read_until
+from tests.commands.head import TOKEN as RAYS
 from tests.commands.ray_head import ray_head
 from tests.commands.test_local import ray_of
-from tests.local_cluster import OPEN_MPI, have_ended
+from tests.local_cluster import have_ended
 from tests.serving import serving
 from tests.waiting import until
 
 VALUE = "hf_0123456789secret"
-PREFIX = secrets_prefix("tests")
+[PREFIX] = SECRETS.values()
 # Prints its secret in some ways, from a package that only the private index has; with a file as argument it waits.
 SCRIPT = """
 import os, sys, time
@@ -103,21 +102,17 @@ def code(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def cluster(
-    environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Head, dict[str, str]]]:
-    """A head whose processes read the secrets from SSM, and the environment of a shell in its container."""
-    folder = tmp_path_factory.mktemp("secrets")
-    own = {**environment, **aws_variables, **OPEN_MPI, SECRETS_VARIABLE: PREFIX, "TMPDIR": str(folder)}
-    with started(own, folder) as head:
-        yield head, {**own, **ON_HEAD, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
+@pytest.fixture
+def shell(environment: dict[str, str], aws_variables: dict[str, str], head: Head) -> dict[str, str]:
+    """The environment of a shell in the head's container."""
+    own = {**environment, **aws_variables, **SECRETS, **ON_HEAD, **head.variables}
+    return {**own, "RAY_API_SERVER_ADDRESS": head.dashboard}
 
 
 @pytest.fixture
-def typed(cluster: tuple[Head, dict[str, str]], code: Path) -> Iterator[Start]:
+def typed(shell: dict[str, str], code: Path) -> Iterator[Start]:
     """Start `ray-on-ecs` in the head's container, in that folder."""
-    with commands("ray_on_ecs", {**cluster[1], "TOKEN": VALUE}, code) as start:
+    with commands("ray_on_ecs", {**shell, "TOKEN": VALUE}, code) as start:
         yield start
 
 
@@ -127,13 +122,15 @@ def stored(aws_server: str) -> list[dict[str, Any]]:
 
 def with_value(*folders: Path, value: str = VALUE) -> list[Path]:
     """The files below some folders that have the value."""
-    files = [path for each in folders for path in each.rglob("*") if path.is_file()]
-    return [path for path in files if value.encode() in path.read_bytes()]
+    return [path for folder in folders for path in folder.rglob("*") if value.encode() in content(path)]
 
 
-def logs_of(head: Head) -> Path:
-    """The folder with all files of Ray."""
-    return Path(psutil.Process(head.process.pid).environ()["RAY_TMPDIR"])
+def content(path: Path) -> bytes:
+    """The bytes of a file; none of anything else, or once it is deleted."""
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except FileNotFoundError:
+        return b""
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -143,8 +140,6 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
     """Check the output and the files of a run."""
-    from tests.commands.head import TOKEN as RAYS
-
     command = ["curl", "--silent", "--header", f"Authorization: Bearer {RAYS['RAY_AUTH_TOKEN']}"]
     jobs = subprocess.run([*command, f"{head.dashboard}/api/jobs/"], capture_output=True, text=True, check=True).stdout
     [job] = [each for each in json.loads(jobs) if each["submission_id"] == run_name]
@@ -154,72 +149,63 @@ def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
     assert not [each for each in shown if VALUE in each]
     run = head.storage / run_name
     assert (run / "report.html").exists()
-    for place in (run, logs_of(head)):
+    for place in (run, head.temporary):
         assert with_value(place, value="token ***")
-    assert not with_value(head.storage, logs_of(head))
+    assert not with_value(head.storage, head.temporary)
 
 
-def test_only_script_and_pip_have_the_secret(
-    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
-) -> None:
-    head, hold = cluster[0], code.parent / "hold"
+def test_only_script_and_pip_have_the_secret(head: Head, typed: Start, code: Path, aws_server: str) -> None:
+    hold = code.parent / "hold"
     hold.touch()
-    flags = ("--run-name", "script", "--num-workers", "2", "--secret", "TOKEN", "--requirements", "requirements.txt")
+    flags = ("--run-name", "secret", "--num-workers", "2", "--secret", "TOKEN", "--requirements", "requirements.txt")
     process = typed("run", *flags, "show.py", str(hold))
     first = read_until(process, "says hello token ***")
     [parameter] = stored(aws_server)
-    assert (parameter["Type"], parameter["Name"].split("/")[-3::2]) == ("SecureString", ["script", "TOKEN"])
+    assert (parameter["Type"], parameter["Name"].split("/")[-3::2]) == ("SecureString", ["secret", "TOKEN"])
     hold.unlink()
     status, out, err = end(process)
     assert status == 0, first + out + err
     assert VALUE not in first + out + err
     assert (first + out).count("says hello token ***") == 2
     assert "'TOKEN': '***'" in first + out
-    check_shown_nowhere(typed, head, "script")
+    check_shown_nowhere(typed, head, "secret")
     assert not stored(aws_server)
 
 
 @pytest.mark.fault
-def test_failed_mpi_program_hides_the_secret(
-    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
-) -> None:
-    head = cluster[0]
-    status, out, err = end(typed("run", "--run-name", "mpi", "--mpi", "--secret", "TOKEN", "mpi_show.py"))
+def test_failed_mpi_program_hides_the_secret(head: Head, typed: Start, aws_server: str) -> None:
+    status, out, err = end(typed("run", "--run-name", "secret-mpi", "--mpi", "--secret", "TOKEN", "mpi_show.py"))
     assert status == 1, out + err
     assert {f"rank {rank} token ***" for rank in (0, 1)} <= set(out.splitlines())
-    assert "refused ***" in json.loads((head.storage / "mpi" / "error.json").read_text())["what"]
-    check_shown_nowhere(typed, head, "mpi")
+    assert "refused ***" in json.loads((head.storage / "secret-mpi" / "error.json").read_text())["what"]
+    check_shown_nowhere(typed, head, "secret-mpi")
     assert not stored(aws_server)
 
 
-def test_ray_program_and_workers_have_the_secret(
-    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
-) -> None:
-    flags = ("--run-name", "program", "--secret", "TOKEN", "--requirements", "requirements.txt")
+def test_ray_program_and_workers_have_the_secret(head: Head, typed: Start, aws_server: str) -> None:
+    flags = ("--run-name", "secret-program", "--secret", "TOKEN", "--requirements", "requirements.txt")
     status, out, err = end(typed("run", *flags, "program.py"))
     assert status == 0, out + err
     assert "program token ***" in out
     assert "worker says hello token ***" in out
-    check_shown_nowhere(typed, cluster[0], "program")
+    check_shown_nowhere(typed, head, "secret-program")
     assert not stored(aws_server)
 
 
 @pytest.mark.fault
-def test_stop_deletes_the_secret(
-    cluster: tuple[Head, dict[str, str]], typed: Start, code: Path, aws_server: str
-) -> None:
-    flags = ("--run-name", "stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
+def test_stop_deletes_the_secret(shell: dict[str, str], typed: Start, code: Path, aws_server: str) -> None:
+    flags = ("--run-name", "secret-stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
     process = typed("run", *flags, "--requirements", "requirements.txt", "show.py", str(code))
     read_until(process, "token ***")
     assert len(stored(aws_server)) == 1
-    assert typed("stop", "stopped").wait(SECONDS) == 0
+    assert typed("stop", "secret-stopped").wait(SECONDS) == 0
     assert process.wait(SECONDS) == 130
     assert not stored(aws_server)
     status, _, err = end(typed("run", *flags, "show.py", TOKEN=""))
     assert (status, err) == (2, "ray-on-ecs: --secret: TOKEN is not set; export it, and give the same command again\n")
     job = ("job", "submit", "--", sys.executable, "-P", "-m", "ray_on_ecs.run", *flags, "show.py")
     command = [sys.executable, "-m", "ray.scripts.scripts", *job]
-    done = subprocess.run(command, env={**cluster[1], "TOKEN": VALUE}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**shell, "TOKEN": VALUE}, capture_output=True, text=True, check=False)
     line = "the run's value of TOKEN is deleted; give the same command again, with the variable set"
     assert f"\nray-on-ecs: --secret: {line}\n" in done.stdout
     assert "exit code 2" in done.stdout + done.stderr
@@ -233,7 +219,7 @@ def test_resubmitted_run_has_the_secret(
         (tmp_path / name).mkdir()
     hold = tmp_path / "hold"
     hold.touch()
-    own = {**environment, **aws_variables, SECRETS_VARIABLE: PREFIX}
+    own = {**environment, **aws_variables, **SECRETS}
     flags = ("--run-name", "again", "--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt")
     with ray_head(own, tmp_path) as head:
         variables = {**own, **head.environment, **ON_HEAD, "RAY_API_SERVER_ADDRESS": head.dashboard, "TOKEN": VALUE}

@@ -1,0 +1,100 @@
+"""Commands of a run before anything starts: refused in one line, or with large files that are linked."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ray_on_ecs.cli.main import main as command
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.command import RAY_SETTINGS
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import Interrupted
+from ray_on_ecs.run import admission
+from ray_on_ecs.run.__main__ import main as run
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The storage path; the current folder has a script."""
+    for name, value in {**RAY_SETTINGS, "RAY_ON_ECS_STORAGE_PATH": str(tmp_path / "runs")}.items():
+        monkeypatch.setenv(name, value)  # restored after the test
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").touch()
+    monkeypatch.chdir(code)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def large(storage: Path) -> Path:
+    """The current folder, with files of 2 GiB, one of which is ignored."""
+    folder = Path.cwd() / "data"
+    folder.mkdir()
+    Path(".gitignore").write_text("*.bin\n")
+    for name, size in {"large.tar": 2**31, "ignored.bin": 2**31, "small.txt": 10}.items():
+        with (folder / name).open("wb") as file:
+            file.truncate(size)
+    return folder.parent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "SCRIPT: there is no file 'nowhere.py' in "),
+        (["--working-dir", "nowhere", "x.py"], "--working-dir: 'nowhere' is not a folder"),
+        (["--requirements", "nowhere.txt", "train.py"], "--requirements: 'nowhere.txt' can't be read"),
+        (["--input", "data=nowhere", "train.py"], "--input: data=nowhere can't be read"),
+    ],
+    ids=["script", "working dir", "requirements", "input"],
+)
+def test_wrong_path_is_one_line_before_the_start(
+    storage: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"ray-on-ecs: {message}")
+    assert not [path for path in storage.glob("*") if path.name != ".code"]
+
+
+def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (storage / "first").mkdir(parents=True)
+    (storage / "first" / "result.json").write_text("{}")
+    assert run(["--run-name", "first", "train.py"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+
+
+def test_large_files_are_linked_on_this_machine(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with admission.admit(RunConfig(command=("train.py",)), Console()) as admitted:
+        assert admitted.config.link == ("data/large.tar",)
+    assert "left out: data/ignored.bin (2.0 GiB, .gitignore)" in capsys.readouterr().out
+
+
+def test_too_much_code_is_one_line(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head: Any = SimpleNamespace(list_jobs=list)  # takes no job
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda *arguments, **options: head)
+    monkeypatch.setattr(Head, "get", lambda self, path: {"data": {"result": {"result": []}}})
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
+    assert command(["run", "--num-workers", "1", "train.py"]) == 2
+    out, err = capsys.readouterr()
+    line = f"ray-on-ecs: --working-dir: {large} has 2.0 GiB, and code is at most 1.0 GiB; the largest are data/ "
+    assert out == ""
+    assert err.splitlines()[-1].startswith(line)
+
+
+def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
+    with (
+        pytest.raises(Interrupted) as caught,
+        admission.admit(RunConfig(command=("train.py",), run_name="cut"), Console()),
+    ):
+        raise KeyboardInterrupt
+    again = "the same command with --run-name cut starts from the beginning"
+    assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"
