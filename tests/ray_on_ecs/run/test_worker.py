@@ -10,8 +10,10 @@ from ray_on_ecs.run import group_member, node_files
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.group_member import GroupMember
 from ray_on_ecs.run.node_files import NodeFiles
-from ray_on_ecs.run.script_environment import ScriptEnvironment, wandb_id
 from ray_on_ecs.tracking.storage import RunStorage
+from tests.lazy import lazy
+
+script_environment = lazy("ray_on_ecs.run.script_environment")
 
 
 class Actor:
@@ -96,7 +98,7 @@ def test_only_rank_0_continues_a_wandb_run(
     tmp_path: Path, rank: int, mpi: bool, users: dict[str, str], expected: dict[str, str]
 ) -> None:
     config: Any = type("Config", (), {"mpi": mpi, "variables": users})
-    environment = ScriptEnvironment(
+    environment = script_environment.ScriptEnvironment(
         config=config,
         storage=RunStorage.open(str(tmp_path), "night"),
         run_id="0123abcd",
@@ -109,7 +111,7 @@ def test_only_rank_0_continues_a_wandb_run(
 
 
 def test_wandb_id_has_at_most_64_characters() -> None:
-    assert wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
+    assert script_environment.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
 
 
 def test_unstored_last_files_are_reported(
