@@ -46,6 +46,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
+def fast_tokenizer(tokens: Tokenizer, **options: str) -> Any:
+    return language_model.transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, **options)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     tokens = Tokenizer(models.BPE())
@@ -317,7 +321,7 @@ def test_a_wrong_option_ends_before_torch(tmp_path: Path, cache: Path) -> None:
     [
         ("llama", 2, ["--precision=bf16", "--activation-checkpointing=selective", "--batch-size=2"]),
         ("qwen3", 1, []),
-        ("mistral", 1, ["--precision=bf16", "--activation-checkpointing=full"]),
+        pytest.param("mistral", 1, ["--precision=bf16", "--activation-checkpointing=full"], marks=pytest.mark.ray),
     ],
 )
 def test_a_fine_tuned_model_loads_and_answers(
@@ -331,7 +335,7 @@ def test_a_fine_tuned_model_loads_and_answers(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     base = make(kind, tie_word_embeddings=kind == "llama")
-    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--epochs=3", "--log-every=5", *more)
+    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--epochs=2", "--log-every=5", *more)
     if ranks == 1:
         train(tmp_path / "run", *flags)
     else:
@@ -354,9 +358,9 @@ def test_a_fine_tuned_model_loads_and_answers(
 
 
 def test_from_scratch_on_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text("so it goes on and on. " * 400)
+    (tmp_path / "a.txt").write_text("so it goes on and on. " * 200)
     train(tmp_path / "run", "--data", str(tmp_path / "a.txt"), "--epochs=2", *TRAINING)
-    assert losses(capsys.readouterr().out)[-1] < 3
+    assert losses(capsys.readouterr().out)[-1] < 4
     model = language_model.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert (model.dtype, model.config.max_position_embeddings) == (torch.float32, 256)
     tokenizer: Any = language_model.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
@@ -373,8 +377,8 @@ def test_weights_that_are_missing_are_named(make: Make, capsys: pytest.CaptureFi
         {"format": "pt"},
     )
     args = Namespace(model=str(folder), lora=0)
+    config = language_model.AutoConfig.from_pretrained(folder)
     with pytest.raises(SystemExit):
-        config = language_model.AutoConfig.from_pretrained(folder)
         language_model.build_model(folder, config, args, torch.float32, True, False)
     assert "has no weights for model.layers.1." in capsys.readouterr().err
 

@@ -28,6 +28,7 @@ from ray_on_ecs.run.metrics import MetricsLog
 from tests.aws import BUCKET
 from tests.ray_on_ecs.checkpoint.loop import STEPS, STEPS_PER_EPOCH, train
 from tests.training.ranks import Ranks
+from tests.waiting import LIMIT_SECONDS
 
 State = dict[str, Any]
 
@@ -619,7 +620,7 @@ def test_epoch_end_during_a_save_is_saved_later(
     write = Writer.write_data
 
     def held(*arguments: Any) -> Any:
-        assert goes_on.wait(60)
+        assert goes_on.wait(LIMIT_SECONDS)
         return write(*arguments)
 
     monkeypatch.setattr(Writer, "write_data", held)
@@ -735,7 +736,9 @@ sys.exit(3)
 
 
 def test_exit_during_a_save_keeps_the_exit_status(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
     assert done.returncode == 3, done.stderr
 
 

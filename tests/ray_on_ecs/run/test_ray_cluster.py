@@ -17,6 +17,7 @@ from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import nccl_interface
 from ray_on_ecs.tracking.cost import InstanceKind
 from tests.lazy import lazy
+from tests.run_folders import Clock
 from tests.waiting import LIMIT_SECONDS
 
 ray_cluster = lazy("ray_on_ecs.run.ray_cluster")
@@ -121,7 +122,7 @@ def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of only a head, without new nodes."""
     monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
-    monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ray_cluster, "time", Clock())
 
 
 class Capacity:

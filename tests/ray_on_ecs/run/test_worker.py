@@ -1,6 +1,5 @@
 """A worker's view of the driver, of its last files, and its script's variables."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ray_on_ecs.run.group_member import GroupMember
 from ray_on_ecs.run.node_files import NodeFiles
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.lazy import lazy
+from tests.run_folders import Clock
 
 script_environment = lazy("ray_on_ecs.run.script_environment")
 
@@ -46,26 +46,32 @@ def actor() -> Actor:
 
 
 @pytest.fixture
-def member(actor: Any, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(group_member, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def member(actor: Any, clock: Clock) -> GroupMember:
     """The only worker of a group whose scripts run."""
-    monkeypatch.setattr(group_member, "LOST_SECONDS", 0.1)
     member = GroupMember(actor, "group", 0, WorkerStatus("127.0.0.1", 1, 0))
     member.begin(0)
     return member
 
 
-def test_late_poll_does_not_isolate_a_worker(member: GroupMember) -> None:
+def test_late_poll_does_not_isolate_a_worker(member: GroupMember, clock: Clock) -> None:
     member.report(None)
-    time.sleep(0.2)
+    clock.now += group_member.LOST_SECONDS + 1
     assert member.is_to_run, "it restored many files, or S3 was unreachable"
 
 
-def test_silent_driver_isolates_a_worker(member: GroupMember, actor: Actor) -> None:
+def test_silent_driver_isolates_a_worker(member: GroupMember, actor: Actor, clock: Clock) -> None:
     member.report(None)
     actor.answer = None
     member.report(None)
     assert member.is_to_run
-    time.sleep(0.2)
+    clock.now += group_member.LOST_SECONDS + 1
     member.report(None)
     assert not member.is_to_run
     actor.answer = Actor.answer
