@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import boto3
-from moto.server import ThreadedMotoServer
 
 BUCKET = "runs-of-the-tests"
 REGION = "us-east-1"
@@ -17,6 +16,8 @@ REGION = "us-east-1"
 @contextmanager
 def moto_server() -> Generator[str]:
     """Run moto in a thread and yield its URL."""
+    from moto.server import ThreadedMotoServer  # which takes a second
+
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it would log every request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()

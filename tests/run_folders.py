@@ -28,6 +28,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    time = monotonic
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
-from bench import checkpointer, gpu, images, preprocess, report, time_to_accuracy
-from bench.report import Comparison
-from training import image_classifier
+from tests.lazy import lazy
+
+checkpointer, gpu, images = lazy("bench.checkpointer"), lazy("bench.gpu"), lazy("bench.images")
+preprocess, report, time_to_accuracy = lazy("bench.preprocess"), lazy("bench.report"), lazy("bench.time_to_accuracy")
+image_classifier = lazy("training.image_classifier")
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:
@@ -61,8 +62,8 @@ def test_the_images_are_made_of_a_few(tmp_path: Path) -> None:
     images.write(source, tmp_path, 200, 50)
     data = image_classifier.fashion_mnist(tmp_path, download=False)
     assert data.train[0].shape == (200, 1, 28, 28)
-    assert torch.bincount(data.train[1]).tolist() == [20] * 10
-    assert torch.bincount(data.test[1]).tolist() == [5] * 10
+    assert data.train[1].bincount().tolist() == [20] * 10
+    assert data.test[1].bincount().tolist() == [5] * 10
     brightness = data.train[0].float().mean((1, 2, 3))
     assert ((brightness - 20 * data.train[1]).abs() < 8).all(), "a blend of images of its class"
 
@@ -90,7 +91,7 @@ def test_unreached_goal_misses_the_target() -> None:
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = gpu.measure(None)  # ty: ignore[invalid-argument-type]
+    found = gpu.measure(None)
     assert [(each.ratio, each.reached) for each in found] == [(None, None)] * 2
 
 
@@ -99,16 +100,16 @@ def test_language_model_prints_its_speed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(gpu, "CONTEXT", 32)
     monkeypatch.setattr(gpu, "SIDE", 256)
     small = {**gpu.MODEL, "vocab_size": 4000, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1}
-    found = gpu.language(torch.device("cpu"), small, ("--global-batch-size=2", "--max-steps=20"))
+    found = gpu.language(gpu.torch.device("cpu"), small, ("--global-batch-size=2", "--max-steps=20"))
     assert found.ratio is not None, found.note
     assert found.n == 1
 
 
 def test_table_shows_reached_and_missed_targets() -> None:
     comparisons = [
-        Comparison(name="fast", reference="1", ours="2", ratio=2, target=report.at_least(2, 1)),
-        Comparison(name="small", reference="1", ours="2", ratio=2, target=report.at_most(2, 1)),
-        Comparison(name="unmeasured", reference="1", ours="-", ratio=None, target=report.Target("at least 3")),
+        report.Comparison(name="fast", reference="1", ours="2", ratio=2, target=report.at_least(2, 1)),
+        report.Comparison(name="small", reference="1", ours="2", ratio=2, target=report.at_most(2, 1)),
+        report.Comparison(name="unmeasured", reference="1", ours="-", ratio=None, target=report.Target("at least 3")),
     ]
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(report.table([report.document("all", comparisons, (0, 1))]))
@@ -123,7 +124,7 @@ def test_table_shows_reached_and_missed_targets() -> None:
 def test_one_new_benchmark_keeps_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     for name in ("second", "first", "second"):
-        found = Comparison(name=f"{name} thing", reference="1", ours="2", ratio=2, target=report.at_least(2, 1))
+        found = report.Comparison(name=f"{name} thing", reference="1", ours="2", ratio=2, target=report.at_least(2, 1))
         report.write(report.document(name, [found], (0,)), ["first", "second"])
     text = (tmp_path / "table.txt").read_text()
     assert 0 < text.index("first thing") < text.index("second thing")

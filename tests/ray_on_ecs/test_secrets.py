@@ -15,7 +15,6 @@ from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
-from ray_on_ecs.run.environment import WorkerEnvironment
 from tests.aws import client, environment
 from tests.ray_on_ecs.cli.folders import outputs
 
@@ -127,6 +126,8 @@ def test_a_flag_that_can_not_be_used(given: list[str], said: str) -> None:
 
 
 def test_the_variables_of_the_runner_are_no_secrets() -> None:
+    from ray_on_ecs.run.environment import WorkerEnvironment  # and Ray Train
+
     worker = WorkerEnvironment(
         rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, max_world_size=1, run_name="run",
         attempt=0, max_restarts=0, threads=1,

@@ -1,21 +1,23 @@
+from __future__ import annotations
+
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from tests.training.ranks import Ranks
+if TYPE_CHECKING:
+    from tests.training.ranks import Ranks
 
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Where something else runs on the machine, threads that wait for each other take a hundred times as long."""
-    torch.set_num_threads(1)
+# Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")
 def on_ranks() -> Iterator[Ranks]:
     """Calls a function on several ranks."""
+    from tests.training.ranks import Ranks
+
     with Ranks() as ranks:
         yield ranks
 

@@ -1,4 +1,4 @@
-"""The ranks of the tests' runs: processes that stay, since importing torch takes longer than a test.
+"""The ranks of the tests' runs: processes that stay, forked from one with torch, whose import takes longer than a test.
 
 Each call has a process group of its own.
 """
@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 SECONDS = 480.0
+FORKED = mp.get_context("forkserver")
+FORKED.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"])
 
 
 class Ranks:
@@ -62,7 +64,7 @@ class Ranks:
 
     def _add(self) -> None:
         mine, theirs = mp.Pipe()
-        process = mp.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
+        process = FORKED.Process(target=_serve, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
         self._processes.append(process)

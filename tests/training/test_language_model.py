@@ -12,29 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, logging
 
+from tests.lazy import lazy
 from tests.waiting import until
-from training import language_model
-from training.language_model import (
-    Loss,
-    build_model,
-    collate,
-    first_fault,
-    pack,
-    read_documents,
-    render,
-    split,
-    tokenize,
-)
 
-SCRIPT = Path(language_model.__file__)
+language_model = lazy("training.language_model")
+SCRIPT = Path(__file__).parents[2] / "training" / "language_model.py"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -53,9 +41,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """The folder of tokens, which the tests share."""
     folder = tmp_path_factory.getbasetemp() / "language-model"
     monkeypatch.setattr(language_model, "CACHE", folder / "ray-on-ecs")
-    datasets.disable_progress_bars()
-    logging.set_verbosity_error()
+    language_model.datasets.disable_progress_bars()
+    language_model.transformers.logging.set_verbosity_error()
     return folder
+
+
+def fast_tokenizer(tokens: Tokenizer, **options: str) -> Any:
+    return language_model.transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, **options)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +59,9 @@ def tokenizer() -> Any:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
     tokens.train_from_iterator(["this is a text of words " * 50], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<|im_end|>", chat_template=TEMPLATE)
+    return language_model.transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, eos_token="<|im_end|>", chat_template=TEMPLATE
+    )
 
 
 @pytest.fixture
@@ -76,8 +70,8 @@ def make(tmp_path: Path, tokenizer: Any) -> Make:
 
     def write(kind: str, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Path:
         torch.manual_seed(0)
-        config = AutoConfig.for_model(kind, **{**SHAPE, **more})
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        config = language_model.AutoConfig.for_model(kind, **{**SHAPE, **more})
+        model = language_model.AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.generation_config.max_length = 77
         model.save_pretrained(tmp_path / kind)
         tokenizer.save_pretrained(tmp_path / kind)
@@ -119,9 +113,19 @@ def environment(cache: Path, **variables: Any) -> dict[str, str]:
 
 def batch_of(documents: list[list[int]], learned: list[list[bool]], context: int) -> dict[str, torch.Tensor]:
     """Pack documents, and return all sequences as a batch."""
-    rows = datasets.Dataset.from_dict({"ids": documents, "learned": learned}).with_format("numpy")
-    packed = rows.map(pack, batched=True, fn_kwargs={"context": context}, remove_columns=["ids", "learned"])
-    return collate(list(packed.with_format(None)), torch.device("cpu"))
+    rows = language_model.datasets.Dataset.from_dict({"ids": documents, "learned": learned}).with_format("numpy")
+    options = {"batched": True, "fn_kwargs": {"context": context}, "remove_columns": ["ids", "learned"]}
+    packed = rows.map(language_model.pack, **options)
+    return language_model.collate(list(packed.with_format(None)), torch.device("cpu"))
+
+
+def train(folder: Path, *flags: str) -> None:
+    """Train in this process, which has the libraries already."""
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [str(SCRIPT), *flags])
+        language_model.main(language_model.parse())
 
 
 def losses(output: str) -> list[float]:
@@ -138,14 +142,14 @@ def test_the_answers_of_a_chat_are_learned(tokenizer: Any) -> None:
         {"role": "user", "content": "and?"},
         {"role": "assistant", "content": "so", "name": None},
     ]
-    row = tokenize({"messages": messages}, tokenizer, ["messages"])
+    row = language_model.tokenize({"messages": messages}, tokenizer, ["messages"])
     learned = [token for token, flag in zip(row["ids"], row["learned"], strict=True) if flag]
     assert tokenizer.decode(learned) == "ho<|im_end|>\nso<|im_end|>\n"
     assert tokenizer.decode(row["ids"]) == tokenizer.apply_chat_template(messages, tokenize=False)
     pair = {"prompt": "hi", "completion": "ho"}
-    first = tokenize({"messages": messages[:2]}, tokenizer, ["messages"])
-    assert tokenize(pair, tokenizer, ["prompt", "completion"])["ids"].tolist() == first["ids"].tolist()
-    assert render(tokenizer, messages[:1])[1] == []
+    first = language_model.tokenize({"messages": messages[:2]}, tokenizer, ["messages"])
+    assert language_model.tokenize(pair, tokenizer, ["prompt", "completion"])["ids"].tolist() == first["ids"].tolist()
+    assert language_model.render(tokenizer, messages[:1])[1] == []
 
 
 def test_earlier_answers_that_a_template_changes_are_learned(tokenizer: Any) -> None:
@@ -154,8 +158,10 @@ def test_earlier_answers_that_a_template_changes_are_learned(tokenizer: Any) -> 
         "{% if loop.last and m['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}",
     )
     messages = [{"role": role, "content": role[:2] + str(turn)} for turn in (1, 2) for role in ("user", "assistant")]
-    qwen = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=thinking)
-    row = tokenize({"messages": messages}, qwen, ["messages"])
+    qwen = language_model.transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, chat_template=thinking
+    )
+    row = language_model.tokenize({"messages": messages}, qwen, ["messages"])
     learned = [token for token, flag in zip(row["ids"], row["learned"], strict=True) if flag]
     assert qwen.decode(learned) == "as1<|im_end|>\n<think>\n\n</think>\n\nas2<|im_end|>\n"
 
@@ -163,13 +169,15 @@ def test_earlier_answers_that_a_template_changes_are_learned(tokenizer: Any) -> 
 @pytest.mark.parametrize("messages", ["text", [{"from": "human", "value": "hi"}], [{"role": "user"}]])
 def test_another_form_of_chats_is_named(messages: Any, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="messages are a list of"):
-        tokenize({"messages": messages}, tokenizer, ["messages"])
+        language_model.tokenize({"messages": messages}, tokenizer, ["messages"])
 
 
 def test_truncating_tokenizer_keeps_the_whole_text(tokenizer: Any) -> None:
-    cut = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
+    cut = language_model.transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>"
+    )
     cut.backend_tokenizer.enable_truncation(4)
-    row = tokenize({"text": "words " * 50}, cut, ["text"])
+    row = language_model.tokenize({"text": "words " * 50}, cut, ["text"])
     assert tokenizer.decode(row["ids"]) == "words " * 50 + "<|im_end|>"
 
 
@@ -187,7 +195,7 @@ def test_each_token_is_a_label_once() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_packed_documents_do_not_see_each_other(kind: str, make: Make) -> None:
-    model = AutoModelForCausalLM.from_pretrained(make(kind), dtype=torch.float32).eval()
+    model = language_model.AutoModelForCausalLM.from_pretrained(make(kind), dtype=torch.float32).eval()
     documents = [torch.randint(3, 300, (size,)).tolist() for size in (7, 12, 9)]
     batch = batch_of(documents, [[True] * len(each) for each in documents], context=40)
     with torch.no_grad():
@@ -197,7 +205,7 @@ def test_packed_documents_do_not_see_each_other(kind: str, make: Make) -> None:
             cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="sum")
             for logits, ids in zip(alone, documents, strict=True)
         ]
-        loss = Loss(model, torch.device("cpu"))(model, batch)
+        loss = language_model.Loss(model, torch.device("cpu"))(model, batch)
     assert torch.allclose(together[:28], torch.cat(alone), atol=1e-5)
     assert torch.allclose(loss, torch.stack(sums).sum(), rtol=1e-5), "transformers' logits, the same loss"
 
@@ -207,13 +215,13 @@ def test_the_loss_in_parts_has_the_same_gradients(
     kind: str, in_parts: bool, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(language_model, "CHUNK", 8)
-    model = AutoModelForCausalLM.from_pretrained(make(kind), dtype=torch.float32)
+    model = language_model.AutoModelForCausalLM.from_pretrained(make(kind), dtype=torch.float32)
     ids = torch.randint(3, 300, (2, 20))
     labels = ids.roll(-1, 1).masked_fill(torch.rand(2, 20) < 0.3, language_model.IGNORED)
     positions = torch.arange(20).repeat(2, 1)
     expected = cross_entropy(model(input_ids=ids).logits.flatten(0, 1), labels.flatten(), reduction="sum")
     gradients = torch.autograd.grad(expected, list(model.parameters()))
-    loss_of = Loss(model, torch.device("cpu"))
+    loss_of = language_model.Loss(model, torch.device("cpu"))
     assert ("forward" in vars(model.get_output_embeddings())) is in_parts
     loss = loss_of(model.train(), {"input_ids": ids, "labels": labels, "position_ids": positions})
     assert torch.allclose(loss, expected, rtol=1e-5)
@@ -230,9 +238,9 @@ def test_files_of_all_kinds_are_documents(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"three"))
     (tmp_path / "c.jsonl").write_text('{"text": "four"}\n\n{"text": ""}\n{"text": null}\n{"text": "five"}\n')
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "six"}\n'))
-    datasets.Dataset.from_dict({"text": ["seven", "x" * 2**20]}).to_parquet(tmp_path / "e.parquet")
+    language_model.datasets.Dataset.from_dict({"text": ["seven", "x" * 2**20]}).to_parquet(tmp_path / "e.parquet")
     (tmp_path / "f.bin").write_bytes(b"")
-    rows, columns = read_documents(str(tmp_path), "--data", arguments())
+    rows, columns = language_model.read_documents(str(tmp_path), "--data", arguments())
     assert columns == ["text"]
     short = [text for text in rows["text"] if len(text) < 2**20]
     assert short == ["one\n\ntwo\n", "three", "four", "five", "six", "seven"]
@@ -240,9 +248,9 @@ def test_files_of_all_kinds_are_documents(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "files of other kinds are left out: 1, such as" in out
     assert "2 of 9 documents are empty and left out" in out
-    train, validation = split(rows, columns, arguments())
+    train, validation = language_model.split(rows, columns, arguments())
     assert sorted([*train["text"], *validation["text"]]) == sorted(rows["text"])
-    train, validation = split(rows.select([0]), columns, arguments())
+    train, validation = language_model.split(rows.select([0]), columns, arguments())
     assert [train[0]["text"], validation[0]["text"]] == ["one\n\ntw", "o\n"]
 
 
@@ -264,7 +272,7 @@ def test_a_broken_file_is_one_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit) as error:
-        read_documents(str(tmp_path), "--data", arguments())
+        language_model.read_documents(str(tmp_path), "--data", arguments())
     assert error.value.code == 2
     [said] = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line in said
@@ -274,9 +282,9 @@ def test_different_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "b.jsonl").write_text('{"body": "a"}\n')
     with pytest.raises(SystemExit):
-        read_documents(str(tmp_path), "--data", arguments())
+        language_model.read_documents(str(tmp_path), "--data", arguments())
     assert "column names don't match" in capsys.readouterr().err
-    assert first_fault([str(tmp_path / "a.jsonl")]) is None
+    assert language_model.first_fault([str(tmp_path / "a.jsonl")]) is None
 
 
 @pytest.mark.parametrize(
@@ -289,12 +297,20 @@ def test_different_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
         (["--typo"], "unrecognized arguments: --typo"),
     ],
 )
-def test_a_wrong_option_ends_before_torch(flags: list[str], line: str, tmp_path: Path, cache: Path) -> None:
+def test_a_wrong_option_is_one_line(
+    flags: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags])
+    with pytest.raises(SystemExit, match="2"):
+        language_model.parse()
+    [error] = capsys.readouterr().err.splitlines()
+    assert line in error
+
+
+def test_a_wrong_option_ends_before_torch(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
-    done = run(tmp_path, cache, *flags, PYTHONPATH=f"{tmp_path}:{SCRIPT.parents[1]}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    done = run(tmp_path, cache, "--epochs=0", PYTHONPATH=f"{tmp_path}:{SCRIPT.parents[1]}")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
 # Training
@@ -305,20 +321,32 @@ def test_a_wrong_option_ends_before_torch(flags: list[str], line: str, tmp_path:
     [
         ("llama", 2, ["--precision=bf16", "--activation-checkpointing=selective", "--batch-size=2"]),
         ("qwen3", 1, []),
-        ("mistral", 1, ["--precision=bf16", "--activation-checkpointing=full"]),
+        pytest.param("mistral", 1, ["--precision=bf16", "--activation-checkpointing=full"], marks=pytest.mark.ray),
     ],
 )
 def test_a_fine_tuned_model_loads_and_answers(
-    kind: str, ranks: int, more: list[str], make: Make, chats: Path, tmp_path: Path, cache: Path
+    kind: str,
+    ranks: int,
+    more: list[str],
+    make: Make,
+    chats: Path,
+    tmp_path: Path,
+    cache: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     base = make(kind, tie_word_embeddings=kind == "llama")
-    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--epochs=3", "--log-every=5", *more)
-    done = run(tmp_path / "run", cache, *flags, ranks=ranks)
-    assert done.returncode == 0, done.stderr
-    assert losses(done.stdout)[-1] < losses(done.stdout)[0] / 3
+    flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--epochs=2", "--log-every=5", *more)
+    if ranks == 1:
+        train(tmp_path / "run", *flags)
+    else:
+        subprocess.run(
+            command(tmp_path / "run", *flags, ranks=ranks), cwd=tmp_path / "run", env=environment(cache), check=True
+        )
+    shown = losses(capfd.readouterr().out)
+    assert shown[-1] < shown[0] / 3
     made = tmp_path / "run" / "model"
-    model: Any = AutoModelForCausalLM.from_pretrained(made)
-    tokenizer: Any = AutoTokenizer.from_pretrained(made)
+    model: Any = language_model.AutoModelForCausalLM.from_pretrained(made)
+    tokenizer: Any = language_model.AutoTokenizer.from_pretrained(made)
     assert model.dtype == torch.bfloat16
     for name in ("config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"):
         assert (made / name).read_bytes() == (base / name).read_bytes(), name
@@ -329,14 +357,13 @@ def test_a_fine_tuned_model_loads_and_answers(
     assert tokenizer.decode(answer).startswith("It is "), "it has learned how to answer"
 
 
-def test_from_scratch_on_bytes(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.txt").write_text("so it goes on and on. " * 400)
-    done = run(tmp_path / "run", cache, "--data", str(tmp_path / "a.txt"), "--epochs=2", *TRAINING)
-    assert done.returncode == 0, done.stderr
-    assert losses(done.stdout)[-1] < 3
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+def test_from_scratch_on_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("so it goes on and on. " * 200)
+    train(tmp_path / "run", "--data", str(tmp_path / "a.txt"), "--epochs=2", *TRAINING)
+    assert losses(capsys.readouterr().out)[-1] < 4
+    model = language_model.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert (model.dtype, model.config.max_position_embeddings) == (torch.float32, 256)
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    tokenizer: Any = language_model.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     assert tokenizer("a")["input_ids"] == [100, 1]
     assert (model.config.architectures, model.generation_config.eos_token_id) == (["LlamaForCausalLM"], 1)
 
@@ -350,18 +377,22 @@ def test_weights_that_are_missing_are_named(make: Make, capsys: pytest.CaptureFi
         {"format": "pt"},
     )
     args = Namespace(model=str(folder), lora=0)
+    config = language_model.AutoConfig.from_pretrained(folder)
     with pytest.raises(SystemExit):
-        build_model(folder, AutoConfig.from_pretrained(folder), args, torch.float32, True, False)
+        language_model.build_model(folder, config, args, torch.float32, True, False)
     assert "has no weights for model.layers.1." in capsys.readouterr().err
 
 
-def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ray)])
+def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path, cache: Path, ranks: int) -> None:
     base = make("qwen3", torch.float32)
     flags = ("--model", str(base), "--data", str(chats), *TRAINING, "--lora=4", "--max-steps=6", "--log-every=3")
-    results = []
-    for name, ranks, more in (("one", 1, []), ("two", 2, ["--sharding=full", "--batch-size=2"])):
-        done = run(tmp_path / name, cache, *flags, *more, ranks=ranks)
+    train(tmp_path / "one", *flags)
+    if ranks == 2:
+        done = run(tmp_path / "two", cache, *flags, "--sharding=full", "--batch-size=2", ranks=2)
         assert done.returncode == 0, done.stderr
+    results = []
+    for name in ("one", "two")[:ranks]:
         results.append(load_file(tmp_path / name / "adapter" / "adapter_model.safetensors"))
         before, merged = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / name / "model"))
         changed = 0
@@ -377,7 +408,7 @@ def test_adapters_alone_change_and_merge(make: Make, chats: Path, tmp_path: Path
         assert b"lora_A" in saved.read_bytes()
         assert b"embed_tokens" not in saved.read_bytes()
     for key, value in results[0].items():
-        assert torch.allclose(value, results[1][key], atol=1e-4), key
+        assert torch.allclose(value, results[-1][key], atol=1e-4), key
 
 
 @pytest.mark.fault  # takes two minutes; test_checkpointer.py has the same with a small model

@@ -22,7 +22,6 @@ SAMPLES = 96
 BATCH = 12  # of all ranks
 STEPS_PER_EPOCH = SAMPLES // BATCH
 STEPS = 20
-ENDED = (1, 3, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 5)
 
 
 class Network(nn.Module):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_SECONDS
+
 # The code under test, wherever it is installed as well.
 CODE = {"PYTHONPATH": os.pathsep.join(sys.path)}
 ENVIRONMENT = {**CODE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
@@ -55,20 +57,20 @@ def test_stop_signal_drains_and_exits_0(tmp_path: Path, number: signal.Signals) 
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ray start --flag"), "Ray runs before it is stopped"
     process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0
     assert "drained" in output
 
 
 def test_a_node_that_fails_has_rays_exit_status(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nexit 7\n"))
-    process.communicate(timeout=120)
+    process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 7
 
 
 def test_killed_node_has_a_shells_exit_status(tmp_path: Path) -> None:
     process = start(NODE, fake_ray(tmp_path, "#!/bin/sh\nkill -9 $$\n"))
-    process.communicate(timeout=120)
+    process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 128 + 9
 
 
@@ -77,7 +79,7 @@ def test_a_failure_while_it_stops_is_a_failure(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 9
 
 
@@ -86,7 +88,7 @@ def test_a_node_can_be_stopped_while_it_waits() -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0
 
 
@@ -96,7 +98,7 @@ def test_a_node_can_be_stopped_while_it_waits() -> None:
 )
 def test_no_node_starts_without_a_token(environment: dict[str, str]) -> None:
     process = start(NODE, {"PATH": os.environ["PATH"], **CODE, **environment})
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 2
     assert errors.startswith("ray-x: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set")
     assert "Traceback" not in errors
@@ -104,7 +106,7 @@ def test_no_node_starts_without_a_token(environment: dict[str, str]) -> None:
 
 def test_invalid_token_is_not_printed() -> None:
     process = start(NODE, {"PATH": os.environ["PATH"], **CODE, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "s3cret\n"})
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 2
     assert "RAY_AUTH_TOKEN must be printable" in errors
     assert "s3cret" not in errors
@@ -116,7 +118,7 @@ def test_failed_before_stop_still_drains(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0
     assert "drained" in output
     assert "ZeroDivisionError" in errors

@@ -1,7 +1,7 @@
 """The startup limit of the workers of an attempt."""
 
 from contextlib import nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import pytest
@@ -9,8 +9,9 @@ from rich.console import Console
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError
-from ray_on_ecs.run import ray_cluster
-from ray_on_ecs.run.attempts import BEGIN_SECONDS, LOOK_SECONDS, BeginWatch, wait_for_workers
+from tests.lazy import lazy
+
+attempts, ray_cluster = lazy("ray_on_ecs.run.attempts"), lazy("ray_on_ecs.run.ray_cluster")
 
 
 class Cluster:
@@ -19,40 +20,40 @@ class Cluster:
     now = 0.0
     places = True
 
-    def passes(self, watch: BeginWatch, seconds: float, *, has_begun: bool = False) -> bool:
+    def passes(self, watch: Any, seconds: float, *, has_begun: bool = False) -> bool:
         """Let time pass, and return whether the watch was over at any time."""
         end, is_over = self.now + seconds, False
         while self.now < end:
-            self.now += LOOK_SECONDS
+            self.now += attempts.LOOK_SECONDS
             is_over |= watch.is_over(has_begun=has_begun)
         return is_over
 
 
-def watch_of(cluster: Cluster) -> BeginWatch:
-    return BeginWatch(lambda: cluster.places, lambda: cluster.now)
+def watch_of(cluster: Cluster) -> Any:
+    return attempts.BeginWatch(lambda: cluster.places, lambda: cluster.now)
 
 
 def test_workers_that_do_not_begin_are_ended() -> None:
     cluster = Cluster()
     watch = watch_of(cluster)
-    assert not cluster.passes(watch, BEGIN_SECONDS)
-    assert cluster.passes(watch, 3 * LOOK_SECONDS)
-    assert not cluster.passes(watch, BEGIN_SECONDS)
-    assert cluster.passes(watch, 3 * LOOK_SECONDS)
+    assert not cluster.passes(watch, attempts.BEGIN_SECONDS)
+    assert cluster.passes(watch, 3 * attempts.LOOK_SECONDS)
+    assert not cluster.passes(watch, attempts.BEGIN_SECONDS)
+    assert cluster.passes(watch, 3 * attempts.LOOK_SECONDS)
 
 
 def test_workers_waiting_for_places_are_not_ended() -> None:
     cluster = Cluster()
     cluster.places = False
     watch = watch_of(cluster)
-    assert not cluster.passes(watch, 10 * BEGIN_SECONDS)
+    assert not cluster.passes(watch, 10 * attempts.BEGIN_SECONDS)
     cluster.places = True
-    assert not cluster.passes(watch, BEGIN_SECONDS)
+    assert not cluster.passes(watch, attempts.BEGIN_SECONDS)
 
 
 def test_workers_that_have_begun_are_not_ended() -> None:
     cluster = Cluster()
-    assert not cluster.passes(watch_of(cluster), 10 * BEGIN_SECONDS, has_begun=True)
+    assert not cluster.passes(watch_of(cluster), 10 * attempts.BEGIN_SECONDS, has_begun=True)
 
 
 @pytest.mark.parametrize(("local", "waits"), [("", [0, 60.0]), ("1", [0, 0])])
@@ -70,5 +71,5 @@ def test_only_clusters_that_nodes_can_join_are_waited_for(
     if local:
         monkeypatch.setenv(LOCAL_VARIABLE, local)
     with pytest.raises(ResourceError):
-        wait_for_workers(RunConfig(), 60.0, Mock(waiting=nullcontext), Console())
+        attempts.wait_for_workers(RunConfig(), 60.0, Mock(waiting=nullcontext), Console())
     assert waited == waits

@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run import driver
 from ray_on_ecs.run.metrics import MetricsLog
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.records import RecordFile
 from ray_on_ecs.tracking.storage import RunStorage
+from tests.lazy import lazy
+
+driver = lazy("ray_on_ecs.run.driver")
 
 
 def test_resumed_run_keeps_its_id(tmp_path: Path) -> None:

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.run.environment import WorkerEnvironment
+from tests.lazy import lazy
 
+environment = lazy("ray_on_ecs.run.environment")
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 # Internal variables of torchrun: files and errors of its agent.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 
-def worker(**changed: Any) -> WorkerEnvironment:
+def worker(**changed: Any) -> Any:
     given: dict[str, Any] = {"rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "node_rank": 1}
     given |= {"nodes": 2, "max_world_size": 6, "run_name": "mine", "attempt": 2, "max_restarts": 3, "threads": 5}
-    return WorkerEnvironment(**given | changed)
+    return environment.WorkerEnvironment(**given | changed)
 
 
 def test_variables_match_torchrun(tmp_path: Path) -> None:

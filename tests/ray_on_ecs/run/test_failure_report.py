@@ -4,22 +4,24 @@ import shlex
 from pathlib import Path
 
 import pytest
-from ray.exceptions import RayActorError
-from ray.train import ControllerError, WorkerGroupError
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
-from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.failure_policy import Raise
-from ray_on_ecs.run.worker_dump import WorkerDump
 from ray_on_ecs.tracking.storage import RunStorage
+from tests.lazy import lazy
+
+failure_report = lazy("ray_on_ecs.run.failure_report")
 
 
 def test_failure_outside_the_workers_has_no_rank() -> None:
     cause = ValueError("no")
-    assert failure_report._first_cause(WorkerGroupError("failed", {2: ValueError("b"), 1: cause})) == (1, cause)
-    assert failure_report._first_cause(ControllerError(cause)) == (None, cause)
+    assert failure_report._first_cause(failure_report.WorkerGroupError("failed", {2: ValueError("b"), 1: cause})) == (
+        1,
+        cause,
+    )
+    assert failure_report._first_cause(failure_report.ControllerError(cause)) == (None, cause)
 
 
 @pytest.fixture
@@ -35,15 +37,17 @@ def test_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> No
 
 
 def test_dead_worker_is_named_with_its_last_log() -> None:
-    workers = [WorkerDump(0), WorkerDump(1, ["its last line"])]
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {1: RayActorError()}), workers)
+    workers = [failure_report.WorkerDump(0), failure_report.WorkerDump(1, ["its last line"])]
+    failure = failure_report.describe_failure(
+        failure_report.WorkerGroupError("failed", {1: failure_report.RayActorError()}), workers
+    )
     assert str(failure).startswith("training failed on rank 1: a process of the run ended")
     assert failure.log == ("its last line",)
 
 
 def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
     config, storage = run
-    failure = failure_report.describe_failure(WorkerGroupError("failed", {0: ValueError("no")}), [])
+    failure = failure_report.describe_failure(failure_report.WorkerGroupError("failed", {0: ValueError("no")}), [])
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
     assert str(error) == (
         f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"

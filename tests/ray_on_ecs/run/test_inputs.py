@@ -19,6 +19,7 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import inputs
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import BUCKET
+from tests.waiting import LIMIT_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +143,7 @@ def test_object_deleted_during_fetch_may_be_retried(
 @pytest.mark.parametrize("sizes", [[1] * 40, [80]], ids=["many small files", "a large file"])
 def test_reads_run_concurrently(sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "PIECE_BYTES", 2)
-    all_at_once = threading.Barrier(filesystem.FETCH_THREADS, timeout=30)
+    all_at_once = threading.Barrier(filesystem.FETCH_THREADS, timeout=LIMIT_SECONDS)
     reads = itertools.count()
 
     class Source(io.BytesIO):

@@ -78,9 +78,9 @@ def write_library(folder: Path, says: str) -> None:
     write(folder, {"pyproject.toml": PYPROJECT, "mylib/__init__.py": f"SAYS = '{says}'\n"})
 
 
-def says(folder: Path, storage: RunStorage, name: str, module: str, variables: dict[str, str] = OFFLINE) -> str:
+def says(folder: Path, storage: RunStorage, name: str, module: str) -> str:
     """Install a requirements file and return a module's output."""
-    requirements = Requirements(folder, name, variables)
+    requirements = Requirements(folder, name, OFFLINE)
     python = requirements.install(requirements.resolve(storage))
     command = [python, "-P", "-c", f"import {module}; print({module}.SAYS)"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -128,9 +128,10 @@ def test_paths_are_relative_like_in_pip(
         make_wheel(folder / "wheels", version)
     write(folder, files)
     variables = {**OFFLINE, "PIP_FIND_LINKS": str(folder / "wheels")}
-    assert says(folder, storage, "req/gpu.txt", "greeting", variables) == expected
+    assert Requirements(folder, "req/gpu.txt", variables).resolve(storage).versions == {"greeting": expected}
 
 
+@pytest.mark.ray
 def test_edit_of_a_local_package_is_installed(folder: Path, storage: RunStorage) -> None:
     write(folder, {"requirements.txt": "./lib\n"})
     for text in ("one", "two, and not one"):
@@ -138,6 +139,7 @@ def test_edit_of_a_local_package_is_installed(folder: Path, storage: RunStorage)
         assert says(folder, storage, "requirements.txt", "mylib") == text
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize(("line", "number"), [("./lib", 1), ("-e ./lib", 2)])
 def test_editable_package_belongs_to_one_folder(
     folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, line: str, number: int
@@ -187,6 +189,7 @@ def test_package_identity_depends_only_on_sources(
     assert len(resolved) == 1 + is_other
 
 
+@pytest.mark.ray
 def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunStorage) -> None:
     write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n"})
     for text in ("one", "two"):
@@ -194,6 +197,7 @@ def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunS
         assert says(folder, storage, "requirements.txt", "greeting") == text
 
 
+@pytest.mark.ray
 def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunStorage, cache: Path) -> None:
     wheels = folder / "wheels"
     make_wheel(wheels, "1.0")
@@ -211,6 +215,7 @@ def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunS
     assert says(folder, storage, "requirements.txt", "greeting") == "2.0"
 
 
+@pytest.mark.ray
 def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
@@ -222,6 +227,7 @@ def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, ca
     assert says(folder, storage, "requirements.txt", "mylib") == "one"
 
 
+@pytest.mark.ray
 def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage, cache: Path) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": "git+file://${PLACE}@main#egg=mylib\n"})
@@ -261,9 +267,9 @@ def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) 
     requirement = f"greeting==1.0 --hash=sha256:{digest}"
     write(folder, {"requirements.txt": f"--find-links ${{WHEELS}}\n--no-index\n{requirement}\n"})
     with pytest.raises(UsageError, match=r"No matching distribution found for greeting==1\.0"):
-        says(folder, storage, "requirements.txt", "greeting", {})
+        Requirements(folder, "requirements.txt", {}).resolve(storage)
     variables = {"WHEELS": str(wheel.parent)}
-    assert says(folder, storage, "requirements.txt", "greeting", variables) == "1.0"
+    assert Requirements(folder, "requirements.txt", variables).resolve(storage).versions == {"greeting": "1.0"}
 
 
 @pytest.mark.parametrize(
@@ -271,7 +277,6 @@ def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) 
     [
         ("no-such-package\n", "pip can't install them .*no-such-package"),
         ("-r nowhere.txt\n", "pip can't install them .*nowhere.txt"),
-        ("./nowhere\n", "pip can't install them .*nowhere"),
         (
             "torch\nhumanize @ file:///home/conda/feedstock_root/work\n",
             r"'humanize @ file:///home/conda/feedstock_root/work' is on another machine; give a version, as pip list "
@@ -279,7 +284,7 @@ def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) 
         ),
         (None, r"'requirements.txt' is not in .* on this node; it may be that .gitignore"),
     ],
-    ids=["an unknown package", "an unknown file", "an unknown folder", "of conda", "without the file"],
+    ids=["an unknown package", "an unknown file", "of conda", "without the file"],
 )
 def test_requirements_refused_by_pip_are_one_line(
     folder: Path, storage: RunStorage, text: str | None, message: str

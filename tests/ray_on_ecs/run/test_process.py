@@ -14,7 +14,7 @@ import pytest
 from ray_on_ecs.run import supervisor
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
 from tests.local_cluster import have_ended
-from tests.waiting import until
+from tests.waiting import LIMIT_SECONDS, until
 
 Start = Callable[..., ScriptProcess]
 
@@ -187,7 +187,7 @@ def test_script_of_a_killed_worker_may_save(tmp_path: Path, first: bool) -> None
                 child.kill()
         worker.kill()
     assert not wait_for_end(tmp_path / "lock", 0)
-    assert wait_for_end(tmp_path / "lock", 60)
+    assert wait_for_end(tmp_path / "lock", LIMIT_SECONDS)
     assert (tmp_path / "saved").exists()
 
 
@@ -249,7 +249,7 @@ def test_process_during_execve_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(supervisor, "_environment", late)
     monkeypatch.setattr(os, "killpg", lambda group, number: None)
     supervisor._kill_all("of this test")
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(LIMIT_SECONDS) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ray_on_ecs import sdk
-from ray_on_ecs.run import program_reports
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
-from ray_on_ecs.run.ray_private import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
+from tests.lazy import lazy
 
+program_reports, ray_private = lazy("ray_on_ecs.run.program_reports"), lazy("ray_on_ecs.run.ray_private")
 WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="folder")
 
 
@@ -36,7 +36,7 @@ def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
     """The context of a run of Ray Train, whose folder has a snapshot of the checkpoints."""
     (folder / "one").mkdir()
     if snapshot is not None:
-        (folder / "one" / CHECKPOINT_MANAGER_SNAPSHOT_FILENAME).write_text(json.dumps(snapshot))
+        (folder / "one" / ray_private.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME).write_text(json.dumps(snapshot))
     return SimpleNamespace(run_config=SimpleNamespace(storage_path=str(folder), name="one", storage_filesystem=None))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ray_on_ecs.run import program_resources
-from ray_on_ecs.run.program_resources import ProgramWatch, describe
+from tests.lazy import lazy
 from tests.run_folders import Clock
 
+program_resources = lazy("ray_on_ecs.run.program_resources")
 GPUS = Counter({"GPU": 2, "CPU": 4})
 
 
@@ -29,7 +29,7 @@ class Program:
         self.told: list[Any] = []
         self.nodes: set[str] = set()
         self.draining: set[str] = set()
-        self.watch = ProgramWatch(
+        self.watch = program_resources.ProgramWatch(
             self.told.append, Console(quiet=True), self._read, lambda: self.nodes, lambda: self.draining
         )
 
@@ -121,4 +121,4 @@ def test_late_or_unrelated_failure_counts(clock: Clock) -> None:
     [({"GPU": 1}, "1 GPU"), ({"CPU": 3, "GPU": 0.5}, "0.5 GPUs and 3 CPUs"), ({"CPU": 2.0}, "2 CPUs")],
 )
 def test_requests_are_in_words(needs: dict[str, float], words: str) -> None:
-    assert describe(Counter(needs)) == words
+    assert program_resources.describe(Counter(needs)) == words

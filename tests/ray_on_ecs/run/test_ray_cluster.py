@@ -14,28 +14,31 @@ from rich.console import Console
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.run import nccl_interface, ray_cluster
-from ray_on_ecs.run.ray_cluster import WorkerAllocation, allocate_workers
+from ray_on_ecs.run import nccl_interface
 from ray_on_ecs.tracking.cost import InstanceKind
+from tests.lazy import lazy
+from tests.run_folders import Clock
 from tests.waiting import LIMIT_SECONDS
+
+ray_cluster = lazy("ray_on_ecs.run.ray_cluster")
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
 G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
-ON_A_GPU = WorkerAllocation(1, True, 4)
+ON_A_GPU = (1, True, 4)  # an allocation of one worker
 
 
 @pytest.mark.parametrize(
     ("nodes", "settings", "expected"),
     [
-        ([HEAD, G5_XLARGE, G5_XLARGE], {}, WorkerAllocation(2, True, 4)),
-        ([HEAD, G5_12XLARGE], {}, WorkerAllocation(4, True, 12)),
-        ([HEAD, G5_12XLARGE], {"num_workers": 2}, WorkerAllocation(2, True, 12)),
-        ([HEAD, G5_XLARGE, G5_XLARGE], {"device": "cpu"}, WorkerAllocation(2, False, 4)),
-        ([{"CPU": 8.0}], {}, WorkerAllocation(2, False, 4)),
-        ([{"CPU": 3.0}, {"CPU": 3.0}], {"num_workers": 3}, WorkerAllocation(3, False, 1)),
-        ([HEAD, G5_XLARGE], {"num_workers": "1:4"}, WorkerAllocation(1, True, 4, (1, 4))),
-        ([HEAD, G5_12XLARGE, G5_12XLARGE], {"num_workers": "1:4"}, WorkerAllocation(4, True, 12, (1, 4))),
+        ([HEAD, G5_XLARGE, G5_XLARGE], {}, (2, True, 4)),
+        ([HEAD, G5_12XLARGE], {}, (4, True, 12)),
+        ([HEAD, G5_12XLARGE], {"num_workers": 2}, (2, True, 12)),
+        ([HEAD, G5_XLARGE, G5_XLARGE], {"device": "cpu"}, (2, False, 4)),
+        ([{"CPU": 8.0}], {}, (2, False, 4)),
+        ([{"CPU": 3.0}, {"CPU": 3.0}], {"num_workers": 3}, (3, False, 1)),
+        ([HEAD, G5_XLARGE], {"num_workers": "1:4"}, (1, True, 4, (1, 4))),
+        ([HEAD, G5_12XLARGE, G5_12XLARGE], {"num_workers": "1:4"}, (4, True, 12, (1, 4))),
         ([HEAD, G5_XLARGE], {"num_workers": "2:4"}, None),
         ([HEAD], {}, None),
         ([HEAD, G5_XLARGE], {"num_workers": 2}, None),
@@ -44,9 +47,10 @@ ON_A_GPU = WorkerAllocation(1, True, 4)
     ],
 )
 def test_workers_get_the_most_cpus_that_fit(
-    nodes: list[dict[str, float]], settings: dict[str, object], expected: WorkerAllocation | None
+    nodes: list[dict[str, float]], settings: dict[str, object], expected: tuple[Any, ...] | None
 ) -> None:
-    assert allocate_workers(RunConfig(**settings), nodes) == expected  # ty: ignore[invalid-argument-type]
+    wanted = expected and ray_cluster.WorkerAllocation(*expected)
+    assert ray_cluster.allocate_workers(RunConfig(**settings), nodes) == wanted  # ty: ignore[invalid-argument-type]
 
 
 def test_interface_is_on_the_route_to_the_head() -> None:
@@ -103,7 +107,7 @@ def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
 def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
-    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
+    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ray_cluster.WorkerAllocation(*ON_A_GPU)
 
 
 def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +122,7 @@ def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of only a head, without new nodes."""
     monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
-    monkeypatch.setattr(ray_cluster, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ray_cluster, "time", Clock())
 
 
 class Capacity:
@@ -160,7 +164,7 @@ def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ON_A_GPU
+    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ray_cluster.WorkerAllocation(*ON_A_GPU)
     assert capacity.looks == 1, "a look may end instances, so none is allowed before the run"
 
 
@@ -326,7 +330,7 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "failover_of", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
-    with ray_cluster.zone_failover(Console(), WorkerAllocation(4, True, 4, limits=(2, 4))):
+    with ray_cluster.zone_failover(Console(), ray_cluster.WorkerAllocation(4, True, 4, limits=(2, 4))):
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"

@@ -7,21 +7,15 @@ import sys
 from typing import Any
 
 import pytest
-import ray.train.constants
-from ray.train import RunConfig, ScalingConfig
-from ray.train.v2._internal import constants
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from ray_on_ecs.run import failure_report, ray_private
-from ray_on_ecs.run.environment import OF_CLUSTER, without_ray
+from tests.lazy import lazy
 
-
-def test_private_names_exist() -> None:
-    for name in ray_private.__all__:
-        assert getattr(ray_private, name) is not None
+ray_private, failure_report = lazy("ray_on_ecs.run.ray_private"), lazy("ray_on_ecs.run.failure_report")
 
 
 def test_trainer_accepts_the_arguments_of_a_run() -> None:
+    from ray.train import RunConfig, ScalingConfig
+
     given = {"train_loop_config", "backend_config", "scaling_config", "run_config"}
     assert given <= set(inspect.signature(ray_private.Trainer.__init__).parameters)
     assert {"label_selector", "resources_per_worker"} <= set(inspect.signature(ScalingConfig).parameters)
@@ -30,6 +24,8 @@ def test_trainer_accepts_the_arguments_of_a_run() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's settings
 def test_trainer_has_default_callbacks_without_the_cleaner() -> None:
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
     of_ray, ours = (
         [type(each).__name__ for each in trainer(lambda: None)._create_default_callbacks()]
         for trainer in (DataParallelTrainer, ray_private.Trainer)
@@ -37,9 +33,12 @@ def test_trainer_has_default_callbacks_without_the_cleaner() -> None:
     assert [each for each in of_ray if each not in ours] == ["PlacementGroupCleanerCallback"]
 
 
-@pytest.mark.parametrize("name", [ray_private.START_TIMEOUT, ray_private.PREEMPTION_WATCHER, ray_private.CHANGE_FOLDER])
+@pytest.mark.parametrize("name", ["START_TIMEOUT", "PREEMPTION_WATCHER", "CHANGE_FOLDER"])
 def test_ray_train_reads_these_variables(name: str) -> None:
-    assert name in [*vars(constants).values(), *vars(ray.train.constants).values()]
+    from ray.train import constants
+    from ray.train.v2._internal import constants as constants_of_v2
+
+    assert getattr(ray_private, name) in [*vars(constants_of_v2).values(), *vars(constants).values()]
 
 
 def test_startup_error_of_workers_is_known() -> None:
@@ -74,6 +73,7 @@ print(json.dumps([ray_private.draining_nodes(), resources["CPU"], len(actors)]))
 """
 
 
+@pytest.mark.ray
 def test_running_ray_answers_all_calls() -> None:
     variables: dict[str, Any] = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -81,7 +81,8 @@ def test_running_ray_answers_all_calls() -> None:
     assert done.stdout.splitlines()[-1:] == ["[{}, 1.0, 1]"], done.stderr
 
 
-def test_token_is_found_where_ray_stores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.ray
+def test_token_is_found_where_ray_stores_it() -> None:
     program = (
         "from ray_on_ecs.run.ray_private import *\n"
         "from ray_on_ecs.run import ray_private\n"
@@ -96,6 +97,8 @@ def test_token_is_found_where_ray_stores_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_script_has_only_the_cluster_address_of_ray() -> None:
+    from ray_on_ecs.run.environment import OF_CLUSTER, without_ray
+
     kept = {
         **dict.fromkeys(OF_CLUSTER, "x"),
         "CUDA_VISIBLE_DEVICES": "0",

@@ -1,6 +1,5 @@
 """The driver's side of a worker group, with an actor in this process and simulated workers."""
 
-import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -8,11 +7,13 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError
+from ray_on_ecs.run import script_group
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.script_group import Decider, ScriptGroup, access_denied_hint, describe, missing_file_hint
 from ray_on_ecs.tracking.run_actor import RunActor, RunClient
+from tests.run_folders import Clock
 
 
 class LocalClient(RunClient):
@@ -23,6 +24,13 @@ class LocalClient(RunClient):
 
     def direct(self, directive: Any) -> Any:
         return self.actor.direct(directive)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(script_group, "time", clock)
+    return clock
 
 
 class Group:
@@ -87,12 +95,12 @@ def test_workers_leave_after_all_scripts_succeed() -> None:
     assert group.scripts.error is None
 
 
-def test_failed_script_restarts_the_group() -> None:
+def test_failed_script_restarts_the_group(clock: Clock) -> None:
     group = Group()
     group.tell(1, status=1, ended_at=100.0, words=LastWords("RuntimeError: x", "RuntimeError"))
     told = group.poll()
     assert (told.action, told.generation) == ("end", 0)
-    assert 25 < told.end_at - time.time() <= 30
+    assert told.end_at == clock.now + 30
     assert not group.failures
     group.end()
     told = group.poll()
@@ -113,13 +121,13 @@ def test_failed_run_ends_without_ray_train_error() -> None:
     assert group.scripts.error is group.error
 
 
-def test_scripts_have_until_the_deadline_of_a_notice() -> None:
+def test_scripts_have_until_the_deadline_of_a_notice(clock: Clock) -> None:
     group = Group()
-    group.draining = {"node-1": time.time() + 100, "node-of-another-run": time.time() + 5}
+    group.draining = {"node-1": clock.now + 100, "node-of-another-run": clock.now + 5}
     group.scripts._checked_nodes_at = 0.0
     told = group.poll()
     assert (told.action, told.ranks) == ("end", (1,))
-    assert 90 < told.end_at - time.time() < 100
+    assert 90 < told.end_at - clock.now < 100
     group.end(status=0)
     assert group.poll().action == "leave"
     assert group.scripts.is_reclaimed
@@ -247,10 +255,10 @@ def test_group_started_after_the_end_leaves() -> None:
     assert (told.group, told.action) == ("second", "leave")
 
 
-def test_stop_before_workers_start_does_not_wait() -> None:
+def test_stop_before_workers_start_does_not_wait(clock: Clock) -> None:
     scripts = ScriptGroup(LocalClient(), RunConfig(command=("train.py",)), cast("Decider", None), dict)
     scripts.stop(TrainingError("interrupted"))
-    assert scripts.waits_until < time.time() + 5
+    assert scripts.waits_until < clock.now + 5
 
 
 def test_run_without_its_last_files_fails() -> None:

@@ -15,6 +15,8 @@ from tests.run_folders import Clock, FaultyStorage, Nodes, contents, in_manifest
 
 Start = Callable[..., Nodes]
 ON_DISK = pytest.mark.parametrize("storage", ["disk"], indirect=True)
+# In S3 each call takes long.
+NODES = pytest.mark.parametrize(("storage", "count"), [("disk", 1), ("disk", 2), ("s3", 2)], indirect=["storage"])
 
 
 @pytest.fixture
@@ -251,13 +253,12 @@ def calls_of(storage: RunStorage, start: Start, count: int) -> int:
     return faulty.calls
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@NODES
 @pytest.mark.parametrize("kind", ["before", "after"])
 def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     lock = threading.Lock()
     step = 6
-    # In S3 each call takes long.
     for crash in range(1, calls + 1, 1 if storage.is_local else calls // 4):
         is_down = False
 
@@ -277,8 +278,8 @@ def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, 
             assert contents(each.folder) == whole(step, count)
 
 
+@NODES
 @pytest.mark.parametrize("kind", ["before", "after"])
-@pytest.mark.parametrize("count", [1, 2])
 def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     step = 6

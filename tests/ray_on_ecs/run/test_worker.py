@@ -1,6 +1,5 @@
 """A worker's view of the driver, of its last files, and its script's variables."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,11 @@ from ray_on_ecs.run import group_member, node_files
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.group_member import GroupMember
 from ray_on_ecs.run.node_files import NodeFiles
-from ray_on_ecs.run.script_environment import ScriptEnvironment, wandb_id
 from ray_on_ecs.tracking.storage import RunStorage
+from tests.lazy import lazy
+from tests.run_folders import Clock
+
+script_environment = lazy("ray_on_ecs.run.script_environment")
 
 
 class Actor:
@@ -44,26 +46,32 @@ def actor() -> Actor:
 
 
 @pytest.fixture
-def member(actor: Any, monkeypatch: pytest.MonkeyPatch) -> GroupMember:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(group_member, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def member(actor: Any, clock: Clock) -> GroupMember:
     """The only worker of a group whose scripts run."""
-    monkeypatch.setattr(group_member, "LOST_SECONDS", 0.1)
     member = GroupMember(actor, "group", 0, WorkerStatus("127.0.0.1", 1, 0))
     member.begin(0)
     return member
 
 
-def test_late_poll_does_not_isolate_a_worker(member: GroupMember) -> None:
+def test_late_poll_does_not_isolate_a_worker(member: GroupMember, clock: Clock) -> None:
     member.report(None)
-    time.sleep(0.2)
+    clock.now += group_member.LOST_SECONDS + 1
     assert member.is_to_run, "it restored many files, or S3 was unreachable"
 
 
-def test_silent_driver_isolates_a_worker(member: GroupMember, actor: Actor) -> None:
+def test_silent_driver_isolates_a_worker(member: GroupMember, actor: Actor, clock: Clock) -> None:
     member.report(None)
     actor.answer = None
     member.report(None)
     assert member.is_to_run
-    time.sleep(0.2)
+    clock.now += group_member.LOST_SECONDS + 1
     member.report(None)
     assert not member.is_to_run
     actor.answer = Actor.answer
@@ -96,7 +104,7 @@ def test_only_rank_0_continues_a_wandb_run(
     tmp_path: Path, rank: int, mpi: bool, users: dict[str, str], expected: dict[str, str]
 ) -> None:
     config: Any = type("Config", (), {"mpi": mpi, "variables": users})
-    environment = ScriptEnvironment(
+    environment = script_environment.ScriptEnvironment(
         config=config,
         storage=RunStorage.open(str(tmp_path), "night"),
         run_id="0123abcd",
@@ -109,7 +117,7 @@ def test_only_rank_0_continues_a_wandb_run(
 
 
 def test_wandb_id_has_at_most_64_characters() -> None:
-    assert wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
+    assert script_environment.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
 
 
 def test_unstored_last_files_are_reported(
