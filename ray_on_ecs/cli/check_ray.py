@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from email.utils import parsedate_to_datetime
 
 import requests
 
@@ -32,7 +31,7 @@ def ray(findings: Findings) -> str:
 
 def version(findings: Findings) -> str:
     """Compare the versions of Ray."""
-    remote, local = findings.head.get("/api/version")["ray_version"], importlib.metadata.version("ray")
+    remote, local = findings.head.get("/api/version", "ray_version"), importlib.metadata.version("ray")
     if remote != local:
         raise Notice(f"Ray {remote} on the cluster, Ray {local} here", f"pip install 'ray[default]=={remote}'")
     return f"Ray {remote} on the cluster and here"
@@ -43,8 +42,7 @@ def nodes(findings: Findings) -> str:
     listed = list_nodes(findings.head)
     alive = [node for node in listed if node["state"] == ALIVE]
     line = f"{len(alive) - 1} and the head"
-    date = findings.head.date()
-    now = parsedate_to_datetime(date).timestamp() if date else time.time()
+    now = findings.head.clock() or time.time()
     dead = [node for node in listed if node["state"] != ALIVE and now - node["end_time_ms"] / 1000 < EXITED_SECONDS]
     failed = [node for node in dead if "unexpected" in (node["state_message"] or "").lower()]
     if failed:

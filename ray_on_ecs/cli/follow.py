@@ -118,7 +118,7 @@ class Follower:
             waiting = asyncio.ensure_future(anext(texts, None))
             while not (await asyncio.wait({waiting}, timeout=SILENT_SECONDS))[0]:
                 try:
-                    await asyncio.to_thread(head.get, "/api/version")
+                    await asyncio.to_thread(head.get, "/api/version", "ray_version")
                 except BaseException:
                     waiting.cancel()
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted, one_line
 from ray_on_ecs.node.jobs import SECRETS
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
 
 # A driver that is asked to stop writes a last checkpoint.
 STOP_SECONDS = 180.0
@@ -104,10 +107,7 @@ def _delete_secrets(cluster: Cluster, jobs: dict[str, Any]) -> None:
         cluster.secrets_of(uri).delete(names)
 
 
-def _wait(client: object, job_id: str) -> None:
-    from ray.job_submission import JobSubmissionClient
-
-    assert isinstance(client, JobSubmissionClient)
+def _wait(client: JobSubmissionClient, job_id: str) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     while not client.get_job_status(job_id).is_terminal():
         if time.monotonic() > deadline:

@@ -99,7 +99,7 @@ class Cluster(ABC):
         """
         with self._reach() as head:
             try:
-                head.get("/api/version")
+                head.get("/api/version", "ray_version")
             except UsageError as refused:
                 raise UsageError(f"{refused}; {self.token_hint}") from refused
             except ResourceError as cause:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.node import api
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -28,21 +33,30 @@ class Head:
     url: str
     token: str = ""
 
-    def get(self, path: str) -> Any:
-        """Return the JSON document at a path of the dashboard.
+    def get(self, path: str, *keys: str) -> Any:
+        """Return the JSON document at a path of the dashboard, or what it has below these keys.
 
         Raises:
             UsageError: The head refuses the token.
-            ResourceError: The head doesn't answer.
+            ResourceError: The head doesn't answer, or what answers is not Ray.
         """
-        try:
-            return self._get(path).json()
-        except ValueError as cause:
-            raise _silent(cause) from cause
+        document, _ = self._ask(path)
+        with self._answering():
+            for key in keys:
+                document = document[key]
+        return document
 
-    def date(self) -> str | None:
-        """Return the head's clock, from HTTP's Date header, or None."""
-        return self._get("/api/version").headers.get("Date")
+    def list_jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs, also drivers that were started by hand; raise as `get` does."""
+        document, _ = self._ask("/api/jobs/")
+        with self._answering():
+            return api.jobs_in(document, "status")
+
+    def clock(self) -> float | None:
+        """Return the head's time (Unix time), or None if HTTP's Date header is missing."""
+        with suppress(TypeError, ValueError):
+            return parsedate_to_datetime(self._ask("/api/version")[1]["Date"]).timestamp()
+        return None
 
     @cached_property
     def jobs(self) -> JobSubmissionClient:
@@ -60,30 +74,26 @@ class Head:
         if self.token:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.token)
 
-    def _get(self, path: str) -> Any:
-        import requests
+    def _ask(self, path: str) -> tuple[Any, Mapping[str, str]]:
+        with self._answering():
+            return api.ask(self.url + path, REQUEST_SECONDS, self.token)
 
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+    @contextmanager
+    def _answering(self) -> Generator[None]:
+        """Turn each failure of an answer into the error that `get` documents."""
         try:
-            with requests.Session() as session:
-                session.trust_env = False  # a proxy would read the token, and can't reach this machine
-                answer = session.get(self.url + path, headers=headers, timeout=REQUEST_SECONDS)
-            if answer.status_code in (401, 403):
-                raise UsageError(WRONG_TOKEN)
-            answer.raise_for_status()
-        except requests.RequestException as cause:
-            raise _silent(cause) from cause
-        return answer
+            yield
+        except (LookupError, OSError, TypeError) as cause:
+            if isinstance(cause, HTTPError) and cause.code in (401, 403):
+                raise UsageError(WRONG_TOKEN) from cause
+            what = one_line(cause) if isinstance(cause, OSError) else f"not an answer of Ray's: {cause!r}"
+            raise ResourceError(f"the Ray head doesn't answer at {self.url} ({what})") from cause
 
     def runs_under_way(self) -> set[str]:
         """Return the names of the runs that have not ended; empty if the head doesn't answer."""
         try:
-            jobs = self.get("/api/jobs/")
+            jobs = self.list_jobs()
         except (ResourceError, UsageError):
             return set()
-        active = [job["metadata"] or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
+        active = [job.get("metadata") or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
         return {metadata["run_name"] for metadata in active if "run_name" in metadata}
-
-
-def _silent(cause: Exception) -> ResourceError:
-    return ResourceError(f"the Ray head doesn't answer ({one_line(cause)})")

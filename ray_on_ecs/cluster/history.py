@@ -82,7 +82,7 @@ def ray_jobs(head: Head) -> list[Job]:
     Raises:
         TrainingError: The head doesn't answer.
     """
-    return [job for job in head.get("/api/jobs/") if job.get("submission_id")]
+    return [job for job in head.list_jobs() if job.get("submission_id")]
 
 
 def find_run(cluster: Cluster, name: str) -> RunStorage:

@@ -6,15 +6,17 @@ It also has the number of times that the head may resubmit the run after losing 
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import DASHBOARD_URL
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.node import api
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
@@ -125,15 +127,38 @@ def connect() -> "JobSubmissionClient":
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        return JobSubmissionClient(DASHBOARD_URL)  # RAY_API_SERVER_ADDRESS and RAY_ADDRESS override it
+        # RAY_API_SERVER_ADDRESS and RAY_ADDRESS override it
+        return cast("JobSubmissionClient", _Client(JobSubmissionClient(DASHBOARD_URL)))
     except AuthenticationError as cause:
         raise UsageError(
             "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
         ) from cause
-    except (OSError, RuntimeError, ValueError) as cause:
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError) as cause:
+        url = os.environ.get("RAY_API_SERVER_ADDRESS") or DASHBOARD_URL
         raise ResourceError(
-            f"the dashboard of the Ray head doesn't answer ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to its URL"
+            f"the dashboard of the Ray head doesn't answer at {url} ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to "
+            "its URL"
         ) from cause
+
+
+class _Client:
+    """Ray's client, whose calls raise OSError also for what is not an answer of Ray's, and for a refused token."""
+
+    def __init__(self, client: "JobSubmissionClient") -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        from ray.exceptions import AuthenticationError
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                return getattr(self._client, name)(*arguments, **options)
+            except (OSError, RuntimeError):
+                raise
+            except (AuthenticationError, LookupError, TypeError, ValueError) as cause:
+                raise api.AnswerError(f"not an answer of Ray's: {cause!r}") from cause
+
+        return call
 
 
 def find_or_submit(

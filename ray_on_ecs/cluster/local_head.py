@@ -16,18 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.error import HTTPError
 
 import psutil
 
 from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.node import api, ports
 from ray_on_ecs.node import head as image_head
-from ray_on_ecs.node import ports
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start after 30 s, which is short on a busy machine; the dashboard starts later.
@@ -203,8 +203,6 @@ def _wait(head: LocalHead) -> str:
     """Wait until the raylet runs and the dashboard answers; return why they do not, or nothing if they do."""
     had_raylet = False
     deadline = time.monotonic() + START_SECONDS
-    question = urllib.request.Request(f"{head.url}/api/version", headers={"Authorization": f"Bearer {head.token}"})
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while (processes := head.processes) and time.monotonic() < deadline:
         has_raylet = any(map(_is_raylet, processes))
         if had_raylet and not has_raylet:  # Ray would wait for it for half a minute
@@ -212,10 +210,28 @@ def _wait(head: LocalHead) -> str:
         had_raylet = has_raylet
         if has_raylet:
             with suppress(OSError):
-                direct.open(question, timeout=ANSWER_SECONDS).close()
-                return ""
+                return "" if _is_own_dashboard(head) else f"another program answers at {head.url}"
         time.sleep(POLL_SECONDS)
     return _last_line(Path(head.folder, "ray.log"))
+
+
+def _is_own_dashboard(head: LocalHead) -> bool:
+    """Return whether the head's dashboard answers at its URL, or another program that has taken the port.
+
+    Ray then runs without its dashboard.
+
+    Raises:
+        OSError: Nothing answers yet.
+    """
+    try:
+        answer = api.get(f"{head.url}/api/version", ANSWER_SECONDS, head.token)
+        return answer["session_name"] == Path(head.folder, "session_latest").resolve().name
+    except HTTPError as refusal:
+        if refusal.code >= 500:
+            raise
+    except (LookupError, TypeError, api.AnswerError):
+        pass
+    return False
 
 
 def _is_raylet(process: psutil.Process) -> bool:

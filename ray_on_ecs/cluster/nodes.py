@@ -17,7 +17,7 @@ def nodes(head: Head) -> list[dict[str, Any]]:
         UsageError: The head refuses the token.
         ResourceError: The head doesn't answer.
     """
-    return head.get("/api/v0/nodes?detail=1&limit=1000")["data"]["result"]["result"]
+    return head.get("/api/v0/nodes?detail=1&limit=1000", "data", "result", "result")
 
 
 def head_code(head: Head) -> str | None:

@@ -80,15 +80,15 @@ def read_ray(cluster: Cluster, head: Head) -> RayStatus:
     Raises:
         TrainingError: The head doesn't answer.
     """
-    jobs = head.get("/api/jobs/")
-    status = head.get("/api/cluster_status")["data"]["clusterStatus"] or {}
+    jobs = head.list_jobs()
+    status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
     load = status.get("loadMetricsReport") or {}
     now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
     alive = [_node(node, load, now) for node in nodes(head) if node["state"] == ALIVE]
     used = sum(node.gpus_used for node in alive)
     states = Counter(job["status"] for job in jobs)
     return RayStatus(
-        ray_version=head.get("/api/version")["ray_version"],
+        ray_version=head.get("/api/version", "ray_version"),
         nodes=alive,
         gpus=Gpus(used, sum(node.gpus for node in alive), used + _pending_gpus(load)),
         jobs=JobCounts(states["RUNNING"], states["PENDING"]),

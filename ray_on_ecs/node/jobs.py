@@ -241,10 +241,7 @@ def _list_jobs() -> list[Job]:
 
 
 def _list_all() -> list[Job]:
-    listed = api.get(url())
-    if isinstance(listed, list) and all(isinstance(job, dict) and "submission_id" in job for job in listed):
-        return listed
-    raise OSError(f"not a list of jobs: {listed!r:.100}")
+    return api.jobs_in(api.get(url()), "submission_id", "status")
 
 
 def _is_running(job: Job) -> bool:

@@ -11,9 +11,7 @@ import os
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 
@@ -128,17 +126,16 @@ def put(url: str, state: dict[str, Any]) -> None:
         OSError: The agent doesn't answer, or ECS refuses.
     """
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(state).encode(), headers, method="PUT")
+    data = json.dumps(state).encode()
     try:
-        with api.OPENER.open(request, timeout=TIMEOUT_SECONDS) as response:
-            answer = json.loads(response.read())
+        answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", data=data, headers=headers, method="PUT")
     except HTTPError as refusal:
         raise OSError(f"ECS's agent answers {refusal.code}: {refusal.read().decode(errors='replace')}") from None
-    except (HTTPException, ValueError) as cause:
-        raise OSError(f"not an answer of ECS's agent: {cause!r}") from cause
+    if isinstance(answer, str):
+        raise OSError(f"not an answer of ECS's agent: {answer!r:.100}")
     # A response with status 200 may have a `failure` instead, such as DEPLOYMENT_BLOCKED if a service has more
     # protected tasks than its desired count.
-    if "protection" not in answer:
+    if not isinstance(answer, dict) or "protection" not in answer:
         raise OSError(f"ECS refuses: {json.dumps(answer)}")
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
 
 import psutil
 import pytest
@@ -12,16 +13,34 @@ import pytest
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError
+from tests.serving import serving
 
-# In the place of `ray start --block`, in the head's folder: its raylet ends, and it waits.
-DYING = """
-import pathlib, shutil, subprocess, time
-logs = pathlib.Path("session_latest", "logs")
+# In the place of `ray start --block`, in the head's folder; the first argument is the status of its dashboard's answer,
+# whose error ends the raylet. Where the dashboard's port is taken, Ray runs without it.
+RAY = """
+import http.server, json, pathlib, shutil, subprocess, sys, time
+logs = pathlib.Path("session_1", "logs")
 logs.mkdir(parents=True)
 (logs / "raylet.out").touch()
+pathlib.Path("session_latest").symlink_to("session_1")
 shutil.copy(shutil.which("sleep"), "raylet")
-subprocess.Popen(["./raylet", "1"])
-time.sleep(600)
+raylet = subprocess.Popen(["./raylet", "600"])
+status = int(sys.argv[1])
+
+class Dashboard(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if status != 200:
+            raylet.kill()
+            raylet.wait()
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"ray_version": "2.60.0", "session_name": "session_1"}).encode())
+
+[port] = [word.partition("=")[2] for word in sys.argv if word.startswith("--dashboard-port=")]
+try:
+    http.server.HTTPServer(("127.0.0.1", int(port)), Dashboard).serve_forever()
+except OSError:
+    time.sleep(600)
 """
 
 
@@ -84,13 +103,47 @@ def test_a_start_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_the_logs_of_a_raylet_that_died_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(local_head, "START_ATTEMPTS", 1)
-    monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", DYING))
+    monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", RAY, "503"))
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(new_folder(tmp_path / "ray")))
     with local_head.lock(), pytest.raises(ResourceError) as raised:
         local_head.start(2)
-    said = "the raylet has ended"
-    assert str(raised.value).endswith(f"{said}; its logs are in {tmp_path}/ray/session_latest/logs")
+    assert str(raised.value).endswith(f"the raylet has ended; its logs are in {tmp_path}/ray/session_latest/logs")
     assert (tmp_path / "ray" / "session_latest" / "logs" / "raylet.out").exists()
+
+
+class Foreign(StreamRequestHandler):
+    """Another program on the port of the dashboard."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        self.connection.recv(2**16)
+        self.wfile.write(self.answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 401 Unauthorized\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\n\r\n{"ray_version": "2.60.0", "session_name": "session_2"}',
+    ],
+    ids=["no HTTP", "a Ray with another token", "a Ray without a token"],
+)
+def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes) -> None:
+    monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", RAY, "200"))
+    monkeypatch.setattr(Foreign, "answer", answer)
+    free_ports = local_head._free_ports
+    with serving(TCPServer(("127.0.0.1", 0), Foreign)) as foreign, local_head.lock():
+        taken = foreign.server_address[1]
+        attempts = iter([lambda count: [taken] * count, free_ports])
+        monkeypatch.setattr(local_head, "_free_ports", lambda count: next(attempts)(count))
+        head = local_head.start(2)
+    assert head.url != f"http://127.0.0.1:{taken}"
+    assert local_head.find() == head
+    assert len(head.processes) == 2
+    local_head.stop(head)
+    assert not head.processes
 
 
 def new_folder(path: Path) -> Path:

@@ -1,0 +1,254 @@
+"""Answers of another program where Ray is expected: every question ends with one error that says so."""
+
+import gc
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import head as cluster_head
+from ray_on_ecs.cluster import history, jobs, local_head, ray_status
+from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.local_head import LocalHead
+from ray_on_ecs.cluster.nodes import nodes
+from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.node import api, dashboard, gcs, health, ports, protection, worker
+from ray_on_ecs.node import jobs as node_jobs
+from ray_on_ecs.node.errors import NodeError
+from ray_on_ecs.run import cluster_token
+from tests.serving import serving
+
+JSON = "Content-Type: application/json\r\n"
+
+
+def http(body: bytes, headers: str = JSON, status: str = "200 OK", length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+RESET, SILENCE, ENDLESS = b"reset", b"silence", b"endless"
+VERSION = json.dumps({"ray_version": version("ray"), "session_name": "session_of_another"}).encode()
+ANSWERS = {
+    "SSH": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "HTTP/2": b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x80\0\x04\0\x01\0\0\0\x05\0\xff\xff\xff",
+    "nothing": b"",
+    "a reset connection": RESET,
+    "silence": SILENCE,
+    "an endless body": ENDLESS,
+    "a truncated body": http(VERSION, length=1000),
+    "a length that is too short": http(VERSION, length=9),
+    "a length that is no number": f"HTTP/1.1 200 OK\r\n{JSON}Content-Length: x\r\n\r\n".encode() + VERSION[:9],
+    "a broken chunk": f"HTTP/1.1 200 OK\r\n{JSON}Transfer-Encoding: chunked\r\n\r\nx\r\n{{}}\r\n".encode(),
+    "a header without an end": b"HTTP/1.1 200 OK\r\nContent-Type: " + 70_000 * b"x",
+    "HTML": http(b"<html>", "Content-Type: text/html\r\n"),
+    "HTML as JSON": http(b"<html>"),
+    "not UTF-8": http(b'{"ray_version": "\xff"}'),
+    "a list": http(b'["ray_version"]'),
+    "null": http(b"null"),
+    "a number": http(b"1"),
+    "another object": http(b'{"status": "UP", "data": []}'),
+    "nested lists": http(100_000 * b"["),
+    "500": http(b"{}", status="500 Internal Server Error"),
+    "401": http(b"no", "", "401 Unauthorized"),
+    "404": http(b"", "", "404 Not Found"),
+    "a redirect": http(b"", "Location: http://127.0.0.1:9/\r\n", "302 Found"),
+    "a redirect to no URL": http(b"", "Location: http://[\xff\r\n", "302 Found"),
+}
+# One of each kind, for each of the places that ask.
+KINDS = ["SSH", "nothing", "a truncated body", "HTML as JSON", "a list", "null", "500", "401", "a redirect"]
+
+
+class Foreign(ThreadingTCPServer):
+    """Another program, which sends an answer to each request.
+
+    Attributes:
+        url: Its URL.
+        answer: The answer.
+        answers_of_ray: How often it first answers as Ray does to a request for its version.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.answer = b""
+        self.answers_of_ray = 0
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: the client has gone."""
+
+
+class Handler(StreamRequestHandler):
+    """Sends the answer, and closes the connection."""
+
+    def handle(self) -> None:
+        server = cast(Foreign, self.server)
+        with suppress(OSError):
+            self.connection.recv(2**16)
+            answer = server.answer
+            if server.answers_of_ray:
+                server.answers_of_ray, answer = server.answers_of_ray - 1, http(VERSION)
+            if answer == RESET:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            elif answer == SILENCE:
+                self.connection.recv(2**16)
+            elif answer == ENDLESS:
+                self.wfile.write(f"HTTP/1.1 200 OK\r\n{JSON}\r\n[".encode())
+                while True:
+                    self.wfile.write(b"1,")
+                    time.sleep(0.02)
+            else:
+                self.wfile.write(answer)
+
+
+# Python's HTTP client does not close the socket of a connection that ends before its answer.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Foreign]:
+    with serving(Foreign()) as server:
+        yield server
+    gc.collect()  # no later test may have the warnings
+
+
+@pytest.fixture
+def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Foreign:
+    """The program at the ports and addresses of a Ray head; only the silent answers take the whole timeouts."""
+    for module, name in (
+        (api, "TIMEOUT_SECONDS"),
+        (protection, "TIMEOUT_SECONDS"),
+        (dashboard, "ANSWER_SECONDS"),
+        (local_head, "ANSWER_SECONDS"),
+        (cluster_head, "REQUEST_SECONDS"),
+        (gcs, "TIMEOUT_SECONDS"),
+        (cluster_token, "ANSWER_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, 0.2)
+    monkeypatch.setattr(api.get, "__defaults__", (0.2, None))
+    monkeypatch.setattr(cluster_token, "BUSY_SECONDS", 0.0)
+    port = server.server_address[1]
+    monkeypatch.setattr(ports, "DASHBOARD", port)
+    monkeypatch.setattr(ports, "AGENT", port)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", server.url)
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "runs"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    server.answers_of_ray = 0
+    return server
+
+
+def started(url: str) -> None:
+    assert not local_head._is_own_dashboard(LocalHead(url, "secret", 1, 1.0, "/tmp/ray"))
+
+
+def connected(url: str) -> None:
+    with LocalCluster().connect():
+        pytest.fail("this is not Ray")
+
+
+def supervised(url: str) -> None:
+    port = SimpleNamespace(dashboard_port=url.rpartition(":")[2])
+    dashboard._answers(cast(Any, SimpleNamespace(_ray_params=port)))
+
+
+# Questions, and the errors that their callers expect.
+QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
+    "a worker joins": (lambda url: worker.join_blocker("127.0.0.1") or pytest.fail("it joins"), (NodeError,)),
+    "a head's jobs": (lambda url: node_jobs.any_under_way(), (OSError,)),
+    "a worker's health": (lambda url: health.check("worker", 0), (OSError,)),
+    "a hanging dashboard": (supervised, ()),
+    "the agent of ECS": (lambda url: protection.put(url, {}), (OSError,)),
+    "a start on this machine": (started, (OSError,)),
+    "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
+    "nodes": (lambda url: nodes(Head(url)), (TrainingError,)),
+    "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
+    "runs under way": (lambda url: Head(url).runs_under_way(), ()),
+    "jobs of runs": (lambda url: history.ray_jobs(Head(url)), (TrainingError,)),
+    "a status": (lambda url: ray_status.read_ray(LocalCluster(), Head(url)), (TrainingError,)),
+    "a connection": (connected, (TrainingError,)),
+    "a GCS": (lambda url: gcs.check(url[7:]), (OSError,)),
+    "a cluster's token": (lambda url: cluster_token.check(url[7:]), (TrainingError,)),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_every_foreign_answer_is_an_os_error(foreign: Foreign, answer: str) -> None:
+    foreign.answer = ANSWERS[answer]
+    with suppress(OSError):
+        api.jobs_in(api.get(foreign.url, 0.2), "status")
+        pytest.fail("these are no jobs")
+
+
+@pytest.mark.parametrize("answer", KINDS)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_foreign_answer_raises_a_documented_error(foreign: Foreign, question: str, answer: str) -> None:
+    ask, errors = QUESTIONS[question]
+    foreign.answer = ANSWERS[answer]
+    with suppress(*errors):
+        ask(foreign.url)
+
+
+# The Jobs API, whose client has no timeout.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "a list": lambda client: client.list_jobs(),
+    "a submission": lambda client: client.submit_job(entrypoint="true"),
+    "a stop": lambda client: client.stop_job("mine"),
+    "a status": lambda client: client.get_job_status("mine"),
+    "a log": lambda client: client.get_job_logs("mine"),
+}
+
+
+@pytest.mark.parametrize("answer", KINDS)
+def test_connection_to_foreign_jobs_api_is_an_error(foreign: Foreign, answer: str) -> None:
+    foreign.answer = ANSWERS[answer]
+    with pytest.raises(TrainingError):
+        jobs.connect()
+
+
+@pytest.mark.parametrize("answer", KINDS)
+@pytest.mark.parametrize("call", CALLS)
+def test_foreign_answer_to_a_job_request_is_an_error(foreign: Foreign, call: str, answer: str) -> None:
+    foreign.answer, foreign.answers_of_ray = ANSWERS[answer], 2
+    client = jobs.connect()
+    with pytest.raises((OSError, RuntimeError)):
+        CALLS[call](client)
+
+
+COMMANDS = ("status", "stop first", "doctor", "run --detach --run-name first train.py")
+
+
+@pytest.mark.parametrize("answer", ["SSH", "nothing", "a list", "500"])
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("first", [0, 1, 3], ids=["at once", "after a connection", "after a client"])
+def test_command_names_the_address_of_another_program(
+    foreign: Foreign,
+    words: str,
+    first: int,
+    answer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first answers may be Ray's, as when its head ends meanwhile."""
+    monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    foreign.answer, foreign.answers_of_ray = ANSWERS[answer], first
+    command, *rest = words.split()
+    assert main([command, "--local", *rest]) in (1, 3)
+    output = "".join(capsys.readouterr())
+    assert foreign.url in output or (first == 3 and "ray-on-ecs: the Ray head " in output), output
