@@ -256,7 +256,7 @@ class Cluster:
 
         self.until(lambda: all(map(self.is_well, self.names)) and len(self.nodes()) == 3, seconds, why)
 
-    def until(self, condition: Callable[[], Any], seconds: float, why: Callable[[], str] = str) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = LIMIT_SECONDS, why: Callable[[], str] = str) -> Any:
         """Wait for a condition, and replace ended containers meanwhile."""
 
         def replaced_and_true() -> Any:
