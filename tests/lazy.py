@@ -1,20 +1,18 @@
 """Modules whose import takes seconds: torchvision, transformers and Ray Train."""
 
-import importlib.util
-import sys
+import importlib
 from types import ModuleType
+from typing import Any
 
 
-def lazy(name: str) -> ModuleType:
-    """Return a module that is imported when a test uses it first, not when pytest collects the tests."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    assert spec
-    assert spec.loader
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    parent, _, child = name.rpartition(".")
-    setattr(sys.modules[parent], child, module)  # as an import does
-    return module
+class LazyModule(ModuleType):
+    """A module that is imported when a test first uses it, not when pytest collects the tests."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(importlib.import_module(self.__name__), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(importlib.import_module(self.__name__), name)

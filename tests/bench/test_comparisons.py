@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.lazy import lazy
+from tests.lazy import LazyModule
 
-checkpointer, gpu, images = lazy("bench.checkpointer"), lazy("bench.gpu"), lazy("bench.images")
-preprocess, report, time_to_accuracy = lazy("bench.preprocess"), lazy("bench.report"), lazy("bench.time_to_accuracy")
-image_classifier = lazy("training.image_classifier")
+checkpointer, gpu, images = LazyModule("bench.checkpointer"), LazyModule("bench.gpu"), LazyModule("bench.images")
+preprocess, report, time_to_accuracy = (
+    LazyModule("bench.preprocess"),
+    LazyModule("bench.report"),
+    LazyModule("bench.time_to_accuracy"),
+)
+image_classifier = LazyModule("training.image_classifier")
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:
