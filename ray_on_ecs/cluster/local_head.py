@@ -24,13 +24,15 @@ from urllib.error import HTTPError
 
 import psutil
 
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node import head as image_head
 
 HOST = "127.0.0.1"
-# Several, as Ray gives up a start after 30 s, which is short on a busy machine; the dashboard starts later.
+# Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.
 START_ATTEMPTS, START_SECONDS = 4, 300.0
 POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
@@ -200,7 +202,7 @@ def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, 
 
 
 def _wait(head: LocalHead) -> str:
-    """Wait until the raylet runs and the dashboard answers; return why they do not, or nothing if they do."""
+    """Wait until the node has joined and the dashboard answers; return why they do not, or nothing if they do."""
     had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     while (processes := head.processes) and time.monotonic() < deadline:
@@ -209,8 +211,11 @@ def _wait(head: LocalHead) -> str:
             return "the raylet has ended"
         had_raylet = has_raylet
         if has_raylet:
-            with suppress(OSError):
-                return "" if _is_own_dashboard(head) else f"another program answers at {head.url}"
+            with suppress(OSError, ResourceError):
+                if not _is_own_dashboard(head):
+                    return f"another program answers at {head.url}"
+                if nodes(Head(head.url, head.token)):
+                    return ""
         time.sleep(POLL_SECONDS)
     return _last_line(Path(head.folder, "ray.log"))
 

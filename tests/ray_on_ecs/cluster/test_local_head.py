@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from ray_on_ecs.cluster import local_head
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
+from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.errors import ResourceError
 from tests.serving import serving
 
@@ -25,7 +27,7 @@ logs.mkdir(parents=True)
 pathlib.Path("session_latest").symlink_to("session_1")
 shutil.copy(shutil.which("sleep"), "raylet")
 raylet = subprocess.Popen(["./raylet", "600"])
-status = int(sys.argv[1])
+status, nodes = int(sys.argv[1]), []
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -34,7 +36,11 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
             raylet.wait()
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps({"ray_version": "2.60.0", "session_name": "session_1"}).encode())
+        nodes.append({"state": "ALIVE"})
+        answer = {"ray_version": "2.60.0", "session_name": "session_1"}
+        if "nodes" in self.path:  # the node joins after the dashboard's first answers
+            answer = {"data": {"result": {"result": nodes[4:]}}}
+        self.wfile.write(json.dumps(answer).encode())
 
 [port] = [word.partition("=")[2] for word in sys.argv if word.startswith("--dashboard-port=")]
 try:
@@ -142,6 +148,7 @@ def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_
     assert head.url != f"http://127.0.0.1:{taken}"
     assert local_head.find() == head
     assert len(head.processes) == 2
+    assert nodes(Head(head.url, head.token)), "Ray gives up if its node does not join"
     local_head.stop(head)
     assert not head.processes
 
