@@ -6,6 +6,7 @@ The facts of instance types are EC2's own, as moto carries them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import os
@@ -59,7 +60,7 @@ class Registered:
 
 @dataclass
 class Cloud(mocks.Mocks):
-    """AWS account with its offers, registered resources and the stack's outputs."""
+    """AWS account with its offers, registered resources, and the stack's outputs and messages."""
 
     stack: str = STACK
     project: str = PROJECT
@@ -96,6 +97,7 @@ class Cloud(mocks.Mocks):
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     providers: set[str] = field(default_factory=set)
     exports: dict[str, Any] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
 
     def run(self, program: Callable[[], Any]) -> Any:
         """Run a program to its end and return its result; an exported value that stays unknown is missing."""
@@ -114,8 +116,12 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
-        with environment, clients:
-            drained()
+        gc.disable()  # it would look at all of pulumi_aws again and again, a third of the time
+        try:
+            with environment, clients, mock.patch.object(pulumi.log, "info", self.messages.append):
+                drained()
+        finally:
+            gc.enable()
         return results[0]
 
     def get_products(self, ServiceCode: str, Filters: list[dict[str, str]]) -> dict[str, list[str]]:

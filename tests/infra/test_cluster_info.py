@@ -9,6 +9,7 @@ import pytest
 
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.types import NodeSpec, Scale
+from ray_on_ecs import cluster_info
 from tests.infra.fake_aws import Cloud, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
@@ -85,3 +86,14 @@ def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
 
 def test_unknown_head_price_is_none(cloud: Cloud) -> None:
     assert facts(cloud, node_spec("g5.xlarge", gpus=1), head=node_spec("m5.xlarge", 1))["head_usd"] is None
+
+
+def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
+    document = facts(cloud, node_spec("g5.xlarge", gpus=1))
+    assert cluster_info.parse_cluster_info(json.dumps(document)) == document
+    assert document.keys() == cluster_info.ClusterInfo.__annotations__.keys()
+    assert document["zones"][0].keys() == cluster_info.Zone.__annotations__.keys()
+    assert document["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
+    for key in document:
+        lacking = json.dumps({name: value for name, value in document.items() if name != key})
+        assert cluster_info.parse_cluster_info(lacking) is None, key

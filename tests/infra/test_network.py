@@ -119,7 +119,7 @@ def test_ec2_takes_the_descriptions(cloud: Cloud) -> None:
         for resource in cloud.resources.values()
         if "securityGroup" in resource.type and "description" in resource.inputs
     ]
-    assert len(made) == 5
+    assert made
     for resource in made:
         assert re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}", resource.inputs["description"]), (
             resource.name

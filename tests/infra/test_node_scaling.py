@@ -22,8 +22,10 @@ def scale(initial: int = 2, fewest: int = 0, most: int = 4, idle: int = 30) -> S
     return Scale(initial_count=initial, min_count=fewest, max_count=most, default_job_count=2, idle_minutes=idle)
 
 
-def scaling(cloud: Cloud, count: Scale, gpus: int = 1, kind: str = "workers", vcpus: int = 4) -> Cloud:
-    """A scaler with valid defaults."""
+@cache
+def scaling(count: Scale, gpus: int = 1, kind: str = "workers", vcpus: int = 4) -> Cloud:
+    """An account with a scaler with valid defaults, one for all tests that look at it."""
+    cloud = Cloud()
 
     def program() -> None:
         cluster = pulumi.Output.from_input("ray")
@@ -124,8 +126,8 @@ def number(cloud: Cloud, kind: str, above_threshold: float) -> int:
 
 
 @pytest.mark.parametrize(("count", "bounds"), [(scale(), (0, 4)), (scale(fewest=1), (1, 4))])
-def test_the_number_stays_within_its_bounds(cloud: Cloud, count: Scale, bounds: tuple[int, int]) -> None:
-    target = scaling(cloud, count).resources["scaling-target"].inputs
+def test_the_number_stays_within_its_bounds(count: Scale, bounds: tuple[int, int]) -> None:
+    target = scaling(count).resources["scaling-target"].inputs
     assert (target["minCapacity"], target["maxCapacity"]) == bounds
     assert target["resourceId"] == "service/ray/ray-workers"
 
@@ -139,14 +141,14 @@ def test_the_number_stays_within_its_bounds(cloud: Cloud, count: Scale, bounds: 
     ],
     ids=["default", "never stops", "all stay"],
 )
-def test_one_alarm_scales_out_and_one_in(cloud: Cloud, count: Scale, alarms: set[str]) -> None:
-    made = scaling(cloud, count).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+def test_one_alarm_scales_out_and_one_in(count: Scale, alarms: set[str]) -> None:
+    made = scaling(count).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
     assert {resource.name for resource in made} == {f"scaling-{kind}-alarm" for kind in alarms}
     assert {resource.inputs["name"] for resource in made} == {f"ray-workers-{kind}" for kind in alarms}
 
 
-def test_scale_out_only_for_waiting_jobs(cloud: Cloud) -> None:
-    scaling(cloud, scale())
+def test_scale_out_only_for_waiting_jobs() -> None:
+    cloud = scaling(scale())
     assert rings(cloud, "short", requested=2, available=0, tasks=0)
     assert rings(cloud, "short", requested=4, available=2, tasks=2)
     assert not rings(cloud, "short", requested=2, available=2, tasks=2)
@@ -157,8 +159,8 @@ def test_scale_out_only_for_waiting_jobs(cloud: Cloud) -> None:
     assert alarm["treatMissingData"] == "notBreaching"
 
 
-def test_smaller_request_keeps_running_workers(cloud: Cloud) -> None:
-    scaling(cloud, scale(most=8), gpus=4)
+def test_smaller_request_keeps_running_workers() -> None:
+    cloud = scaling(scale(most=8), gpus=4)
     result = value(cloud, "short", requested=12, available=8, tasks=4)
     assert result is not None
     assert number(cloud, "short", result) == 4
@@ -166,8 +168,8 @@ def test_smaller_request_keeps_running_workers(cloud: Cloud) -> None:
     assert value(cloud, "short", available=8, tasks=4) is None
 
 
-def test_scale_out_from_zero_starts_one_worker(cloud: Cloud) -> None:
-    scaling(cloud, scale())
+def test_scale_out_from_zero_starts_one_worker() -> None:
+    cloud = scaling(scale())
     result = value(cloud, "short", requested=1, available=0)
     assert result is not None
     assert number(cloud, "short", result) == 1
@@ -175,8 +177,8 @@ def test_scale_out_from_zero_starts_one_worker(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
 @pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (3, 20)])
-def test_requested_gpus_round_up_to_nodes(cloud: Cloud, gpus: int, fewest: int, most: int) -> None:
-    scaling(cloud, scale(fewest, fewest, most), gpus)
+def test_requested_gpus_round_up_to_nodes(gpus: int, fewest: int, most: int) -> None:
+    cloud = scaling(scale(fewest, fewest, most), gpus)
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
         assert number(cloud, "short", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
@@ -258,23 +260,23 @@ def idle_number(cloud: Cloud, minute: Mapping[str, float | None]) -> int | None:
         "a dead head without Container Insights",
     ],
 )
-def test_only_idle_workers_count_as_idle(cloud: Cloud, minute: dict[str, float | None], left: int | None) -> None:
-    scaling(cloud, scale())
+def test_only_idle_workers_count_as_idle(minute: dict[str, float | None], left: int | None) -> None:
+    cloud = scaling(scale())
     assert idle_number(cloud, minute) == left
 
 
 @pytest.mark.parametrize(
     ("nodes", "requested", "left"), [(2, 2, None), (2, 8, None), (1, 1, 1), (1, 4, 1), (1, 5, None), (0, 5, None)]
 )
-def test_nodes_in_part_use_stay(cloud: Cloud, nodes: int, requested: int, left: int | None) -> None:
-    scaling(cloud, scale(), gpus=4)
+def test_nodes_in_part_use_stay(nodes: int, requested: int, left: int | None) -> None:
+    cloud = scaling(scale(), gpus=4)
     minute = {**BUSY, "nodes": nodes, "used": requested * bool(nodes), "requested": requested, "available": 8}
     assert idle_number(cloud, minute) == left
 
 
 @pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 19), (0, 20), (3, 64), (0, 100)])
-def test_scale_in_keeps_needed_nodes_and_starts_none(cloud: Cloud, fewest: int, most: int) -> None:
-    scaling(cloud, scale(fewest, fewest, most))
+def test_scale_in_keeps_needed_nodes_and_starts_none(fewest: int, most: int) -> None:
+    cloud = scaling(scale(fewest, fewest, most))
     stride = scale_in_steps(min_count=fewest, max_count=most)[0]
     for instances in {*range(0, most, -(-most // 8)), most, most + 2}:  # `up` may have lowered maxWorkers a moment ago
         for nodes in {*range(0, instances, -(-most // 12)), instances}:
@@ -287,16 +289,16 @@ def test_scale_in_keeps_needed_nodes_and_starts_none(cloud: Cloud, fewest: int, 
                 assert instances < max(nodes, fewest) + stride
 
 
-def test_expressions_are_of_a_length_that_cloudwatch_takes(cloud: Cloud) -> None:
-    scaling(cloud, scale(fewest=100, most=1000), gpus=8)
+def test_expressions_are_of_a_length_that_cloudwatch_takes() -> None:
+    cloud = scaling(scale(fewest=100, most=1000), gpus=8)
     for kind in ("short", "idle"):
         queries = cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]
         assert len(queries) <= 10
         assert all(len(query.get("expression", "")) <= 2048 for query in queries)
 
 
-def test_scale_in_keeps_nodes_that_became_busy(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=4)
+def test_scale_in_keeps_nodes_that_became_busy() -> None:
+    cloud = scaling(scale(), gpus=4)
     minute = {"requested": 8, "available": 8, "tasks": 2, "nodes": 2}
     result = value(cloud, "short", **minute, desired=1)
     assert result is not None
@@ -306,8 +308,8 @@ def test_scale_in_keeps_nodes_that_became_busy(cloud: Cloud) -> None:
     assert rings(cloud, "short", requested=12, available=8, tasks=2)
 
 
-def test_the_idle_time_is_that_of_the_setting(cloud: Cloud) -> None:
-    scaling(cloud, scale(fewest=1, idle=45))
+def test_the_idle_time_is_that_of_the_setting() -> None:
+    cloud = scaling(scale(fewest=1, idle=45))
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert (alarm["evaluationPeriods"], alarm["metricQueries"][1]["metric"]["period"]) == (45, 60)
     assert "datapointsToAlarm" not in alarm
@@ -325,8 +327,8 @@ def test_the_idle_time_is_that_of_the_setting(cloud: Cloud) -> None:
         ("short", "available", "GPUs"),
     ],
 )
-def test_an_alarm_looks_at_the_stacks_own_metrics(cloud: Cloud, kind: str, name: str, metric: str) -> None:
-    scaling(cloud, scale())
+def test_an_alarm_looks_at_the_stacks_own_metrics(kind: str, name: str, metric: str) -> None:
+    cloud = scaling(scale())
     queries = {query["id"]: query for query in cloud.resources[f"scaling-{kind}-alarm"].inputs["metricQueries"]}
     assert queries[name]["metric"] == {
         "namespace": "ray-on-ecs/ray",
@@ -337,8 +339,8 @@ def test_an_alarm_looks_at_the_stacks_own_metrics(cloud: Cloud, kind: str, name:
     }
 
 
-def test_the_idle_alarm_counts_what_is_billed(cloud: Cloud) -> None:
-    scaling(cloud, scale())
+def test_the_idle_alarm_counts_what_is_billed() -> None:
+    cloud = scaling(scale())
     queries = {query["id"]: query for query in cloud.resources["scaling-idle-alarm"].inputs["metricQueries"]}
     instances: dict[str, Any] = queries["instances"]["metric"]
     assert (instances["namespace"], instances["metricName"]) == ("AWS/AutoScaling", "GroupInServiceInstances")
@@ -347,16 +349,16 @@ def test_the_idle_alarm_counts_what_is_billed(cloud: Cloud) -> None:
     assert (head["metricName"], head["dimensions"]["ServiceName"]) == ("RunningTaskCount", "ray-head")
 
 
-def test_each_alarm_triggers_its_policy(cloud: Cloud) -> None:
-    scaling(cloud, scale(fewest=1))
+def test_each_alarm_triggers_its_policy() -> None:
+    cloud = scaling(scale(fewest=1))
     for kind in ("short", "idle"):
         actions = cloud.resources[f"scaling-{kind}-alarm"].inputs["alarmActions"]
         assert [action.rpartition(":")[2] for action in actions] == [f"scaling-{kind}-policy"]
         assert "scaling-target" in cloud.needs(f"scaling-{kind}-policy")
 
 
-def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
+def test_cpu_workers_go_by_cpus() -> None:
+    cloud = scaling(scale(), gpus=0, kind="cpu-workers", vcpus=8)
     alarm = cloud.resources["scaling-short-alarm"].inputs
     metrics = {query["id"]: query["metric"]["metricName"] for query in alarm["metricQueries"] if "metric" in query}
     assert (metrics["requested"], metrics["available"]) == ("CPUsRequested", "CPUs")
@@ -367,8 +369,8 @@ def test_cpu_workers_go_by_cpus(cloud: Cloud) -> None:
     assert number(cloud, "short", result) == 2
 
 
-def test_idle_cpu_workers_stop_during_gpu_run(cloud: Cloud) -> None:
-    scaling(cloud, scale(), gpus=0, kind="cpu-workers", vcpus=8)
+def test_idle_cpu_workers_stop_during_gpu_run() -> None:
+    cloud = scaling(scale(), gpus=0, kind="cpu-workers", vcpus=8)
     assert rings(cloud, "idle", **ALIVE)
     assert idle_number(cloud, {**BUSY, "requested": 8}) == 1
     assert idle_number(cloud, {**BUSY, "requested": 9}) is None
@@ -415,8 +417,8 @@ class Clock:
         self.desired = max(chosen, default=self.desired)
 
 
-def test_workers_follow_their_use(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=2)), desired=2)
+def test_workers_follow_their_use() -> None:
+    clock = Clock(scaling(scale(initial=2)), desired=2)
     assert clock.run(29) == 2
     assert clock.run(5) == 0
     assert clock.run(60) == 0
@@ -427,8 +429,8 @@ def test_workers_follow_their_use(cloud: Cloud) -> None:
     assert clock.run(5) == 0
 
 
-def test_a_run_outlives_its_heads_metrics(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=2)), desired=2)
+def test_a_run_outlives_its_heads_metrics() -> None:
+    clock = Clock(scaling(scale(initial=2)), desired=2)
     clock.run(20, used=2, requested=2, progress=1)
     assert clock.run(300, silent=True, progress=1) == 2
     assert clock.run(300, silent=True) == 2
@@ -436,15 +438,15 @@ def test_a_run_outlives_its_heads_metrics(cloud: Cloud) -> None:
     assert clock.run(40, silent=True, head=0) == 0
 
 
-def test_a_gang_gets_its_last_instance(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=3, most=4)), desired=3)
+def test_a_gang_gets_its_last_instance() -> None:
+    clock = Clock(scaling(scale(initial=3, most=4)), desired=3)
     clock.run(20)
     assert clock.run(10, requested=4) == 4
     assert clock.run(60, used=4, requested=4) == 4
 
 
-def test_small_run_after_large_keeps_one_worker(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
+def test_small_run_after_large_keeps_one_worker() -> None:
+    clock = Clock(scaling(scale(initial=4)), desired=4)
     assert clock.run(60, used=4, requested=4, progress=1) == 4
     assert clock.run(29, used=1, requested=1, progress=1) == 4
     assert clock.run(5, used=1, requested=1, progress=1) == 1
@@ -453,16 +455,16 @@ def test_small_run_after_large_keeps_one_worker(cloud: Cloud) -> None:
     assert clock.run(5, used=3, requested=3, progress=1) == 3
 
 
-def test_run_during_scale_in_restores_workers(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=4)), desired=4)
+def test_run_during_scale_in_restores_workers() -> None:
+    clock = Clock(scaling(scale(initial=4)), desired=4)
     assert clock.run(31, used=1, requested=1) == 1
     # Of the three that were to be stopped, all protect their tasks.
     assert clock.run(1, used=4, requested=4, available=4, tasks=4) == 4
     assert clock.run(60, used=4, requested=4, available=4, tasks=4) == 4
 
 
-def test_run_that_restarts_its_workers_keeps_them(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=3, most=4)), desired=3)
+def test_run_that_restarts_its_workers_keeps_them() -> None:
+    clock = Clock(scaling(scale(initial=3, most=4)), desired=3)
     assert clock.run(40, used=2, requested=2, progress=1) == 2
     for _ in range(10):
         assert clock.run(1, progress=1) == 2
@@ -470,7 +472,7 @@ def test_run_that_restarts_its_workers_keeps_them(cloud: Cloud) -> None:
         assert clock.run(2, used=2, requested=2, progress=1) == 2
 
 
-def test_minimum_workers_stay(cloud: Cloud) -> None:
-    clock = Clock(scaling(cloud, scale(initial=2, fewest=1)), desired=2)
+def test_minimum_workers_stay() -> None:
+    clock = Clock(scaling(scale(initial=2, fewest=1)), desired=2)
     assert clock.run(40) == 1
     assert clock.run(600) == 1

