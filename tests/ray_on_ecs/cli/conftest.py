@@ -28,7 +28,7 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
 
     boto3 takes half of a command's CPU time to make its clients.
     """
-    results: dict[tuple[str, ...], Any] = {}
+    results: dict[str, Any] = {}
 
     def call(*arguments: Any) -> Any:
         variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
