@@ -321,6 +321,7 @@ def test_unreachable_aws_fails_the_clock_check(stack: Laptop, monkeypatch: pytes
 
 
 def test_silent_aws_has_a_timeout(stack: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aws, "READ_SECONDS", 1.0)
     monkeypatch.setattr(aws, "ATTEMPTS", 3)
     monkeypatch.setattr(doctor, "_shorten_timeouts", shorten_timeouts)
     monkeypatch.setattr(doctor, "ANSWER_SECONDS", 0.1)
