@@ -1,20 +1,20 @@
 """Modules whose import takes seconds: torchvision, transformers and Ray Train."""
 
-import importlib.util
-import sys
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 
-def lazy(name: str) -> ModuleType:
-    """Return a module that is imported when a test uses it first, not when pytest collects the tests."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    assert spec
-    assert spec.loader
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    parent, _, child = name.rpartition(".")
-    setattr(sys.modules[parent], child, module)  # as an import does
-    return module
+class Lazy(ModuleType):
+    """A module that is imported when a test first uses it, not when pytest collects the tests."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_pytest", "pytest")):  # pytest looks for these while it collects
+            raise AttributeError(name)
+        return getattr(import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(import_module(self.__name__), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(import_module(self.__name__), name)

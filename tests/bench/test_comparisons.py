@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-checkpointer, gpu, images = lazy("bench.checkpointer"), lazy("bench.gpu"), lazy("bench.images")
-preprocess, report, time_to_accuracy = lazy("bench.preprocess"), lazy("bench.report"), lazy("bench.time_to_accuracy")
-image_classifier = lazy("training.image_classifier")
+checkpointer, gpu, images = Lazy("bench.checkpointer"), Lazy("bench.gpu"), Lazy("bench.images")
+preprocess, report, time_to_accuracy = Lazy("bench.preprocess"), Lazy("bench.report"), Lazy("bench.time_to_accuracy")
+image_classifier = Lazy("training.image_classifier")
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:

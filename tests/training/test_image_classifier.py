@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ray_on_ecs import DistributedSampler, sdk
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-image_classifier = lazy("training.image_classifier")
+image_classifier = Lazy("training.image_classifier")
 SCRIPT = Path(__file__).parents[2] / "training" / "image_classifier.py"
 NO_TORCH = "raise SystemExit('torch is imported')"
 # The second one has dropout, and announces after its first seven batches that the node is to be reclaimed.

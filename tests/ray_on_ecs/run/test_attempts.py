@@ -9,9 +9,9 @@ from rich.console import Console
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-attempts, ray_cluster = lazy("ray_on_ecs.run.attempts"), lazy("ray_on_ecs.run.ray_cluster")
+attempts, ray_cluster = Lazy("ray_on_ecs.run.attempts"), Lazy("ray_on_ecs.run.ray_cluster")
 
 
 class Cluster:

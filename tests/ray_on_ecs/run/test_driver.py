@@ -11,9 +11,9 @@ from ray_on_ecs.run.metrics import MetricsLog
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.records import RecordFile
 from ray_on_ecs.tracking.storage import RunStorage
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-driver = lazy("ray_on_ecs.run.driver")
+driver = Lazy("ray_on_ecs.run.driver")
 
 
 def test_resumed_run_keeps_its_id(tmp_path: Path) -> None:

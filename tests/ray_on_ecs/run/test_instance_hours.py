@@ -3,9 +3,9 @@
 import pytest
 
 from ray_on_ecs.tracking.cost import InstanceKind
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-instance_hours = lazy("ray_on_ecs.run.instance_hours")
+instance_hours = Lazy("ray_on_ecs.run.instance_hours")
 G5 = InstanceKind("g5.xlarge", "on-demand")
 SPOT = InstanceKind("g5.xlarge", "spot")
 

@@ -11,9 +11,9 @@ import pytest
 
 from ray_on_ecs import sdk
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-program_reports, ray_private = lazy("ray_on_ecs.run.program_reports"), lazy("ray_on_ecs.run.ray_private")
+program_reports, ray_private = Lazy("ray_on_ecs.run.program_reports"), Lazy("ray_on_ecs.run.ray_private")
 WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="folder")
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.lazy import lazy
+from tests.lazy import Lazy
 from tests.run_folders import Clock
 
-program_resources = lazy("ray_on_ecs.run.program_resources")
+program_resources = Lazy("ray_on_ecs.run.program_resources")
 GPUS = Counter({"GPU": 2, "CPU": 4})
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.lazy import lazy
+from tests.lazy import Lazy
 
-ray_private, failure_report = lazy("ray_on_ecs.run.ray_private"), lazy("ray_on_ecs.run.failure_report")
+ray_private, failure_report = Lazy("ray_on_ecs.run.ray_private"), Lazy("ray_on_ecs.run.failure_report")
 
 
 def test_trainer_accepts_the_arguments_of_a_run() -> None:
