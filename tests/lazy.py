@@ -14,7 +14,10 @@ class Lazy(ModuleType):
         return getattr(import_module(self.__name__), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(import_module(self.__name__), name, value)
+        module = import_module(self.__name__)
+        vars(self).setdefault("__replaced__", {}).setdefault(name, getattr(module, name))
+        setattr(module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(import_module(self.__name__), name)
+        """Restore the module's own value: so does monkeypatch with a name that is not in `vars`."""
+        setattr(import_module(self.__name__), name, vars(self)["__replaced__"][name])
