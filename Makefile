@@ -17,9 +17,8 @@ N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 INFRA := $(VENV)-infra
-INFRA_TESTS := tests/infra tests/test_program.py tests/test_contract.py tests/test_deployer.py tests/test_docs.py
-# Python compiles what is imported; all files of these packages would take as long as the rest of the installation.
-PIP := python -m pip install --quiet --no-compile
+INFRA_TESTS := tests/infra $(addprefix tests/test_,$(addsuffix .py,contract deployer docs imports program))
+PIP := python -m pip install --quiet
 LOCK := docker/requirements.lock
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
@@ -29,6 +28,9 @@ help:
 
 train: $(VENV)/.train
 	$(BIN)/ray-on-ecs run --local --num-workers 2 --working-dir training image_classifier.py --epochs 3 $(ARGS)
+
+# Where it is set, as in many containers, each of the tests' processes would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # In two lanes: see tests/conftest.py.
 test: $(VENV)/.test

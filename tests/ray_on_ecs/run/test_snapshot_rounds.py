@@ -283,7 +283,7 @@ def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, 
 def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
     calls = calls_of(storage, start, count)
     step = 6
-    for failing in range(1, calls + 1, 1 if storage.is_local else calls // 4):
+    for failing in range(1, calls + 1, 1 if storage.is_local else calls // 2):
         faulty = FaultyStorage.of(storage, lambda call: None)
         nodes = start(count, on=faulty)
         object.__setattr__(faulty, "calls", 0)
