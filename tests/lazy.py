@@ -1,27 +1,10 @@
 """Modules whose import takes seconds: torchvision, transformers and Ray Train."""
 
-<<<<<<< HEAD
-import importlib
-=======
 from importlib import import_module
->>>>>>> training
 from types import ModuleType
 from typing import Any
 
 
-<<<<<<< HEAD
-class LazyModule(ModuleType):
-    """A module that is imported when a test first uses it, not when pytest collects the tests."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(importlib.import_module(self.__name__), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(importlib.import_module(self.__name__), name)
-=======
 class Lazy(ModuleType):
     """A module that is imported when a test first uses it, not when pytest collects the tests."""
 
@@ -38,4 +21,3 @@ class Lazy(ModuleType):
     def __delattr__(self, name: str) -> None:
         """Restore the module's own value: so does monkeypatch with a name that is not in `vars`."""
         setattr(import_module(self.__name__), name, vars(self)["__replaced__"][name])
->>>>>>> training

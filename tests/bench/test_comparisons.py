@@ -10,23 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-checkpointer, gpu, images = LazyModule("bench.checkpointer"), LazyModule("bench.gpu"), LazyModule("bench.images")
-preprocess, report, time_to_accuracy = (
-    LazyModule("bench.preprocess"),
-    LazyModule("bench.report"),
-    LazyModule("bench.time_to_accuracy"),
-)
-image_classifier = LazyModule("training.image_classifier")
-=======
 from tests.lazy import Lazy
 
 checkpointer, gpu, images = Lazy("bench.checkpointer"), Lazy("bench.gpu"), Lazy("bench.images")
 preprocess, report, time_to_accuracy = Lazy("bench.preprocess"), Lazy("bench.report"), Lazy("bench.time_to_accuracy")
 image_classifier = Lazy("training.image_classifier")
->>>>>>> training
 
 
 def reference(*accuracies: float) -> list[dict[str, Any]]:

@@ -17,15 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ray_on_ecs import DistributedSampler, sdk
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-image_classifier = LazyModule("training.image_classifier")
-=======
 from tests.lazy import Lazy
 
 image_classifier = Lazy("training.image_classifier")
->>>>>>> training
 SCRIPT = Path(__file__).parents[2] / "training" / "image_classifier.py"
 NO_TORCH = "raise SystemExit('torch is imported')"
 # The second one has dropout, and announces after its first seven batches that the node is to be reclaimed.

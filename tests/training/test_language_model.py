@@ -18,17 +18,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-from tests.waiting import until
-
-language_model = LazyModule("training.language_model")
-=======
 from tests.lazy import Lazy
 from tests.waiting import until
 
 language_model = Lazy("training.language_model")
->>>>>>> training
 SCRIPT = Path(__file__).parents[2] / "training" / "language_model.py"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -9,15 +9,9 @@ from ray._private.label_utils import parse_node_labels_string
 
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.node import code, instance, labels, worker
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-ray_cluster = LazyModule("ray_on_ecs.run.ray_cluster")
-=======
 from tests.lazy import Lazy
 
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
->>>>>>> training
 SPOT = {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot"}
 
 

@@ -9,15 +9,9 @@ from rich.console import Console
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-attempts, ray_cluster = LazyModule("ray_on_ecs.run.attempts"), LazyModule("ray_on_ecs.run.ray_cluster")
-=======
 from tests.lazy import Lazy
 
 attempts, ray_cluster = Lazy("ray_on_ecs.run.attempts"), Lazy("ray_on_ecs.run.ray_cluster")
->>>>>>> training
 
 
 class Cluster:

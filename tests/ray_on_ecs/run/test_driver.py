@@ -11,15 +11,9 @@ from ray_on_ecs.run.metrics import MetricsLog
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.records import RecordFile
 from ray_on_ecs.tracking.storage import RunStorage
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-driver = LazyModule("ray_on_ecs.run.driver")
-=======
 from tests.lazy import Lazy
 
 driver = Lazy("ray_on_ecs.run.driver")
->>>>>>> training
 
 
 def test_resumed_run_keeps_its_id(tmp_path: Path) -> None:

@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-environment = LazyModule("ray_on_ecs.run.environment")
-=======
 from tests.lazy import Lazy
 
 environment = Lazy("ray_on_ecs.run.environment")
->>>>>>> training
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 # Internal variables of torchrun: files and errors of its agent.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}

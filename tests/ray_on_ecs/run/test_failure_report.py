@@ -10,15 +10,9 @@ from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.tracking.storage import RunStorage
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-failure_report = LazyModule("ray_on_ecs.run.failure_report")
-=======
 from tests.lazy import Lazy
 
 failure_report = Lazy("ray_on_ecs.run.failure_report")
->>>>>>> training
 
 
 def test_failure_outside_the_workers_has_no_rank() -> None:

@@ -3,15 +3,9 @@
 import pytest
 
 from ray_on_ecs.tracking.cost import InstanceKind
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-instance_hours = LazyModule("ray_on_ecs.run.instance_hours")
-=======
 from tests.lazy import Lazy
 
 instance_hours = Lazy("ray_on_ecs.run.instance_hours")
->>>>>>> training
 G5 = InstanceKind("g5.xlarge", "on-demand")
 SPOT = InstanceKind("g5.xlarge", "spot")
 

@@ -11,15 +11,9 @@ import pytest
 
 from ray_on_ecs import sdk
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-program_reports, ray_private = LazyModule("ray_on_ecs.run.program_reports"), LazyModule("ray_on_ecs.run.ray_private")
-=======
 from tests.lazy import Lazy
 
 program_reports, ray_private = Lazy("ray_on_ecs.run.program_reports"), Lazy("ray_on_ecs.run.ray_private")
->>>>>>> training
 WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="folder")
 
 

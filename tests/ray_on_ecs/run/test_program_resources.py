@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-from tests.run_folders import Clock
-
-program_resources = LazyModule("ray_on_ecs.run.program_resources")
-=======
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 
 program_resources = Lazy("ray_on_ecs.run.program_resources")
->>>>>>> training
 GPUS = Counter({"GPU": 2, "CPU": 4})
 
 

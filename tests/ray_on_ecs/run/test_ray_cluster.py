@@ -16,19 +16,11 @@ from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import nccl_interface
 from ray_on_ecs.tracking.cost import InstanceKind
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-from tests.run_folders import Clock
-from tests.waiting import LIMIT_SECONDS
-
-ray_cluster = LazyModule("ray_on_ecs.run.ray_cluster")
-=======
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 from tests.waiting import LIMIT_SECONDS
 
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
->>>>>>> training
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}

@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-
-ray_private, failure_report = LazyModule("ray_on_ecs.run.ray_private"), LazyModule("ray_on_ecs.run.failure_report")
-=======
 from tests.lazy import Lazy
 
 ray_private, failure_report = Lazy("ray_on_ecs.run.ray_private"), Lazy("ray_on_ecs.run.failure_report")
->>>>>>> training
 
 
 def test_trainer_accepts_the_arguments_of_a_run() -> None:

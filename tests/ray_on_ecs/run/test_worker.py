@@ -10,17 +10,10 @@ from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.group_member import GroupMember
 from ray_on_ecs.run.node_files import NodeFiles
 from ray_on_ecs.tracking.storage import RunStorage
-<<<<<<< HEAD
-from tests.lazy import LazyModule
-from tests.run_folders import Clock
-
-script_environment = LazyModule("ray_on_ecs.run.script_environment")
-=======
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 
 script_environment = Lazy("ray_on_ecs.run.script_environment")
->>>>>>> training
 
 
 class Actor:
