@@ -57,7 +57,7 @@ def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[dic
                 return JobInfo(entrypoint="python", **details)
 
         monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
-        monkeypatch.setattr(Head, "get", lambda self, path: {"data": {"result": {"result": []}}})
+        monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
         return main(["run", *words])
 
     return run

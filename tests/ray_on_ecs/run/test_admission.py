@@ -81,7 +81,7 @@ def test_too_much_code_is_one_line(
 ) -> None:
     head: Any = SimpleNamespace(list_jobs=list)  # takes no job
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda *arguments, **options: head)
-    monkeypatch.setattr(Head, "get", lambda self, path: {"data": {"result": {"result": []}}})
+    monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     assert command(["run", "--num-workers", "1", "train.py"]) == 2
     out, err = capsys.readouterr()
