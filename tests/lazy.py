@@ -9,7 +9,7 @@ class Lazy(ModuleType):
     """A module that is imported when a test first uses it, not when pytest collects the tests."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "_pytest", "pytest")):  # pytest looks for these while it collects
+        if name.startswith(("__", "_mock", "_pytest", "pytest")):  # pytest looks for these while it collects
             raise AttributeError(name)
         return getattr(import_module(self.__name__), name)
 
