@@ -16,9 +16,13 @@ from tests.flaky_s3 import flaky_proxy
 
 # The tests run on CPUs, several ranks at a time, also on a machine with a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Folders whose tests take long, and the marker that keeps them out of `make test`.
 SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}
+# Folders whose tests share what takes long to start, such as a Ray head; one process runs all tests of one.
+LANES = {"tests/commands/": "Ray", "tests/ray_on_ecs/checkpoint/": "checkpoints", "tests/training/": "training"}
 # The longest that CI accepts of a test without such a marker, on a machine that does nothing else.
 LIMIT_SECONDS = 30.0
 # Fractions of the requests to S3, and the number that pass after a failure, which exceeds the concurrent clients.
@@ -44,31 +48,31 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the minutes of the tests with Ray, and of the others."""
+    """Print the minutes of each lane."""
     minutes: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                minutes[_lane(report.nodeid)] += report.duration / 60
-    terminalreporter.write_line(", ".join(f"{lane}: {total:.1f} minutes" for lane, total in sorted(minutes.items())))
+                minutes[_lane(report.nodeid) or "the rest"] += report.duration / 60
+    terminalreporter.write_line("minutes: " + ", ".join(f"{lane} {total:.1f}" for lane, total in minutes.items()))
 
 
-def _lane(nodeid: str) -> str:
-    return "tests with Ray" if nodeid.startswith("tests/commands/") else "other tests"
+def _lane(nodeid: str) -> str | None:
+    return next((lane for folder, lane in LANES.items() if nodeid.startswith(folder)), None)
 
 
 class Lanes(LoadScopeScheduling):
-    """Runs the tests with Ray one after another in one of pytest's processes, and the others in any free process.
+    """Runs each lane in one of pytest's processes, and the other tests in any free process.
 
     (`--dist loadgroup` would do this with a marker, but xdist 3.8 loses the marker under pytest 9.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        lane = _lane(nodeid)
-        return lane if lane == "tests with Ray" else nodeid
+        return _lane(nodeid) or nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    config.option.loadscopereorder = False  # the tests with Ray are few, take longest, and come first
     return Lanes(config, log) if config.getoption("dist") == "load" else None
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +7,6 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.training.ranks import Ranks
-
-# Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
-os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")
