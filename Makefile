@@ -41,7 +41,7 @@ test-infra: $(INFRA)/.test
 
 # Each of the two processes has its own Ray head.
 test-ray: $(VENV)/.test
-	$(BIN)/python -m pytest -m 'ray and not smoke and not fault' --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m 'ray and not smoke and not fault and not container' --numprocesses 2 --dist loadfile $(ARGS)
 
 test-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -m fault $(ARGS)

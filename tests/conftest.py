@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,12 @@ LANES = {"tests/commands/": "Ray", "tests/ray_on_ecs/checkpoint/": "checkpoints"
 LIMIT_SECONDS = 30.0
 # Fractions of the requests to S3, and the number that pass after a failure, which exceeds the concurrent clients.
 DROPPED, LOST, SPARED = 0.05, 0.05, 5
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the tests of a folder whose marker is not asked for."""
+    marker = SLOW.get(collection_path.name) if collection_path.is_dir() else None
+    return True if marker and f"not {marker}" in config.getoption("markexpr") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,10 +12,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from ray.job_submission import JobSubmissionClient
 
 from ray_on_ecs.contract import HEAD_STATE_VARIABLE
 from ray_on_ecs.node import ports
@@ -23,6 +22,9 @@ from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN, WORKER_PORTS, ray_ports
 from tests.local_cluster import command_line, start_ray
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
 
 # `ray-head` on the ports that the first argument gives.
 RAY_HEAD = """
@@ -61,6 +63,8 @@ class RayHead:
     @property
     def client(self) -> JobSubmissionClient:
         """A client of its Jobs API, which must answer."""
+        from ray.job_submission import JobSubmissionClient  # takes a second
+
         return JobSubmissionClient(self.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from ray.job_submission import JobSubmissionClient
 
 from ray_on_ecs.tracking.snapshot import read_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
@@ -208,6 +207,8 @@ def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
 
 def test_stopped_job_gives_scripts_their_grace_period(start: Start, head: Head) -> None:
     run = start("waits", num_workers=1, module="ray_on_ecs")
+    from ray.job_submission import JobSubmissionClient  # takes a second
+
     client = JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
     client.stop_job(run.name)
     status, said = run.end()
