@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if mark := SLOW.get(item.path.parent.name):
             item.add_marker(mark)
+    lanes = [*LANES.values(), None]
+    items.sort(key=lambda item: lanes.index(_lane(item.nodeid)))  # the longest first
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,7 +81,7 @@ class Lanes(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
-    config.option.loadscopereorder = False  # the tests with Ray are few, take longest, and come first
+    config.option.loadscopereorder = False  # by the number of tests
     return Lanes(config, log) if config.getoption("dist") == "load" else None
 
 
