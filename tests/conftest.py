@@ -23,7 +23,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Folders whose tests take long, and the marker that keeps them out of `make test`.
 SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}
 # Folders whose tests share what takes long to start, such as a Ray head; one process runs all tests of one.
-LANES = {"tests/commands/": "Ray", "tests/ray_on_ecs/checkpoint/": "checkpoints", "tests/training/": "training"}
+LANES = {
+    "tests/commands/": "Ray",
+    "tests/ray_on_ecs/checkpoint/": "checkpoints",
+    "tests/bench/": "training",
+    "tests/training/": "training",
+    "tests/ray_on_ecs/cli/": "commands",
+    "tests/test_deployer.py": "program",
+    "tests/test_program.py": "program",
+}
 # The longest that CI accepts of a test without such a marker, on a machine that does nothing else.
 LIMIT_SECONDS = 30.0
 # Fractions of the requests to S3, and the number that pass after a failure, which exceeds the concurrent clients.

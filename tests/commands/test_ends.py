@@ -143,10 +143,7 @@ def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pyte
 SAVED = {"saved-0-0", "saved-1-0"}
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGTERM, marks=pytest.mark.smoke, id="SIGTERM"), pytest.param(signal.SIGINT, id="Ctrl-C")],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_terminated_driver_gives_scripts_their_grace_period(start: Start, number: signal.Signals) -> None:
     run = start("waits")
     run.command.send_signal(number)

@@ -319,7 +319,10 @@ def test_a_wrong_option_ends_before_torch(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "ranks", "more"),
     [
-        ("llama", 2, ["--precision=bf16", "--activation-checkpointing=selective", "--batch-size=2"]),
+        pytest.param(
+            *("llama", 2, ["--precision=bf16", "--activation-checkpointing=selective", "--batch-size=2"]),
+            marks=pytest.mark.ray,
+        ),
         ("qwen3", 1, []),
         pytest.param("mistral", 1, ["--precision=bf16", "--activation-checkpointing=full"], marks=pytest.mark.ray),
     ],
