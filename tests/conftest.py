@@ -1,5 +1,6 @@
 """Fixtures of all tests: an AWS, the environment variables that lead to it, and readable names of test cases."""
 
+import gc
 import json
 import os
 from collections import defaultdict
@@ -19,6 +20,9 @@ from tests.flaky_s3 import flaky_proxy
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# The modules that collection imports have millions of objects, which stay; see pytest_collection_finish.
+gc.disable()
 
 # Folders whose tests take long, and the marker that keeps them out of `make test`.
 SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}
@@ -52,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: lanes.index(_lane(item.nodeid)))  # the longest first
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI, fail a test that takes too long for `make test`. A busy machine gets more time."""
@@ -71,7 +80,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 minutes[_lane(report.nodeid) or "the rest"] += report.duration / 60
-    terminalreporter.write_line("minutes: " + ", ".join(f"{lane} {total:.1f}" for lane, total in minutes.items()))
+    if minutes:
+        terminalreporter.write_line("minutes: " + ", ".join(f"{lane} {total:.1f}" for lane, total in minutes.items()))
 
 
 def _lane(nodeid: str) -> str | None:
