@@ -6,7 +6,6 @@ The facts of instance types are EC2's own, as moto carries them.
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 import os
@@ -116,12 +115,8 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
-        gc.disable()  # it would look at all of pulumi_aws again and again, a third of the time
-        try:
-            with environment, clients, mock.patch.object(pulumi.log, "info", self.messages.append):
-                drained()
-        finally:
-            gc.enable()
+        with environment, clients, mock.patch.object(pulumi.log, "info", self.messages.append):
+            drained()
         return results[0]
 
     def get_products(self, ServiceCode: str, Filters: list[dict[str, str]]) -> dict[str, list[str]]:
