@@ -98,7 +98,7 @@ def test_stopped_program_is_interrupted(typed: Start, head: Head, tmp_path: Path
 
 
 def test_program_started_on_every_worker_is_refused(typed: Start) -> None:
-    process = typed("run", "--run-name", "hidden", "--num-workers", "2", "hidden.py")
+    process = typed("run", "--run-name", "hidden", "--num-workers", "1", "hidden.py")
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, out + err
     assert "--driver runs it once, on the head" in out.splitlines()[-1]

@@ -197,7 +197,7 @@ def has_stalled(root: Path, step: int, killed_at: float) -> bool:
     return stalled or any(abs(int(each) - step) <= 1 for each in known)
 
 
-@pytest.mark.ray
+@pytest.mark.fault
 @pytest.mark.parametrize(("count", "pause"), [(1, 1.2), (2, 1.5)])
 def test_killed_script_leaves_no_torn_files(storage: RunStorage, tmp_path: Path, count: int, pause: float) -> None:
     chance = random.Random(7)
