@@ -2,7 +2,7 @@
 # make check   lint, types, layers            make lock    update the lock files
 # make image   build the image                make image-size    show its layers and their sizes
 # make test-infra    test the Pulumi program, without installing Ray and PyTorch
-# make test-ray      run the other tests that need a Ray head
+# make test-ray      run the other tests that need a Ray head, and a few that take long
 # make test-faults   kill parts of a cluster during training
 # make test-containers   test the image as containers: a head, two workers and an S3
 # make bench   compare the training with a plain loop

@@ -21,9 +21,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# The modules that collection imports have millions of objects, which stay; see pytest_collection_finish.
-gc.disable()
-
 # Folders whose tests take long, and the marker that keeps them out of `make test`.
 SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}
 # Folders whose tests share what takes long to start, such as a Ray head; one process runs all tests of one.
@@ -43,9 +40,10 @@ DROPPED, LOST, SPARED = 0.05, 0.05, 5
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import the tests of a folder whose marker is not asked for."""
-    marker = SLOW.get(collection_path.name) if collection_path.is_dir() else None
-    return True if marker and f"not {marker}" in config.getoption("markexpr") else None
+    """Do not import the tests of a folder whose marker is excluded."""
+    excluded = config.getoption("markexpr").split(" and ")
+    is_excluded = collection_path.is_dir() and f"not {SLOW.get(collection_path.name)}" in excluded
+    return is_excluded or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,9 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: lanes.index(_lane(item.nodeid)))  # the longest first
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collection: the imported modules have a million objects, which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -208,10 +208,10 @@ def test_stack_of_another_state_is_refused() -> None:
 def test_other_identity_is_refused_before_resources_exist(
     monkeypatch: pytest.MonkeyPatch, cloud: dict[str, Any], line: str
 ) -> None:
-    resource = Cloud(**cloud)
+    account = Cloud(**cloud)
     monkeypatch.chdir(ROOT)
     with pytest.raises(pulumi.RunError) as refused:
-        resource.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
+        account.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert str(refused.value).startswith(line)
     assert resource.resources.keys() <= {CLUSTER}
 

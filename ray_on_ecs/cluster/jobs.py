@@ -9,7 +9,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -34,6 +35,9 @@ POLL_SECONDS = 1.0
 SUBMIT_ATTEMPTS = 3
 # Ray passes the command to a shell as one argument, which Linux limits to 128 KiB.
 MAX_COMMAND_BYTES = 120 * 2**10
+WRONG_TOKEN = (
+    "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
+)
 # Loggers of Ray's client that report each upload and each closed connection.
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # Time that a new head may need until it accepts jobs.
@@ -130,9 +134,7 @@ def connect() -> "JobSubmissionClient":
         # RAY_API_SERVER_ADDRESS and RAY_ADDRESS override it
         return cast("JobSubmissionClient", _Client(JobSubmissionClient(DASHBOARD_URL)))
     except AuthenticationError as cause:
-        raise UsageError(
-            "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
-        ) from cause
+        raise UsageError(WRONG_TOKEN) from cause
     except (LookupError, OSError, RuntimeError, TypeError, ValueError) as cause:
         url = os.environ.get("RAY_API_SERVER_ADDRESS") or DASHBOARD_URL
         raise ResourceError(
@@ -142,23 +144,32 @@ def connect() -> "JobSubmissionClient":
 
 
 class _Client:
-    """Ray's client, whose calls raise OSError also for what is not an answer of Ray's, and for a refused token."""
+    """Ray's client, whose calls raise OSError also for what is not an answer of Ray's, and UsageError for the token."""
 
     def __init__(self, client: "JobSubmissionClient") -> None:
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
-        from ray.exceptions import AuthenticationError
-
         def call(*arguments: Any, **options: Any) -> Any:
-            try:
+            with _answering():
                 return getattr(self._client, name)(*arguments, **options)
-            except (OSError, RuntimeError):
-                raise
-            except (AuthenticationError, LookupError, TypeError, ValueError) as cause:
-                raise api.AnswerError(f"not an answer of Ray's: {cause!r}") from cause
 
         return call
+
+
+@contextmanager
+def _answering() -> Generator[None]:
+    """Raise the errors of `_Client`."""
+    from ray.exceptions import AuthenticationError
+
+    try:
+        yield
+    except (OSError, RuntimeError):
+        raise
+    except AuthenticationError as cause:
+        raise UsageError(WRONG_TOKEN) from cause
+    except (LookupError, TypeError, ValueError) as cause:
+        raise api.AnswerError(f"not an answer of Ray's: {cause!r}") from cause
 
 
 def find_or_submit(
@@ -197,7 +208,8 @@ def find_or_submit(
             if "already exists" in str(cause) and attempts:  # another command has submitted a job, perhaps of this run
                 continue
             # The head has just started, or its response was lost; an accepted job is in the next list.
-            is_passing = isinstance(cause, OSError) or "try again later" in str(cause)
+            is_passing = isinstance(cause, OSError) and not isinstance(cause, api.AnswerError)
+            is_passing = is_passing or "try again later" in str(cause)
             if is_passing and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 continue
@@ -239,11 +251,12 @@ class UnreadLogs:
     async def read(self, client: "JobSubmissionClient", job_id: str) -> AsyncIterator[str]:
         """Yield the rest of a job's log until it ends. A part counts as read once the next one is requested."""
         end = 0
-        async for text in client.tail_job_logs(job_id):
-            begin, end = end, end + len(text)
-            read = self._read.get(job_id, 0)
-            yield text[max(read - begin, 0) :]
-            self._read[job_id] = max(read, end)
+        with _answering():
+            async for text in client.tail_job_logs(job_id):
+                begin, end = end, end + len(text)
+                read = self._read.get(job_id, 0)
+                yield text[max(read - begin, 0) :]
+                self._read[job_id] = max(read, end)
 
 
 # Shows a job's log, until it ends.

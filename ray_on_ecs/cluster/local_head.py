@@ -27,7 +27,7 @@ import psutil
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.config import LOCAL_VARIABLE
-from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node import head as image_head
 
@@ -211,7 +211,7 @@ def _wait(head: LocalHead) -> str:
             return "the raylet has ended"
         had_raylet = has_raylet
         if has_raylet:
-            with suppress(OSError, ResourceError):
+            with suppress(OSError, ResourceError, UsageError):
                 if not _is_own_dashboard(head):
                     return f"another program answers at {head.url}"
                 if nodes(Head(head.url, head.token)):

@@ -5,7 +5,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPException, IncompleteRead
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -63,12 +63,12 @@ def ask(url: str, timeout: float, token: str | None = None, **request: Any) -> t
             text = _read(response, time.monotonic() + timeout).decode()
             is_json = response.headers.get_content_type() == "application/json" or text.startswith(("{", "["))
             return (json.loads(text) if is_json else text), response.headers
-    except HTTPError:
+    except (ConnectionError, HTTPError):
         raise
     except URLError as cause:
         raise OSError(str(cause.reason)) from cause
     except (HTTPException, RecursionError, ValueError) as cause:
-        raise AnswerError(f"not an answer of Ray's: {cause!r}") from cause
+        raise AnswerError(f"not the expected answer: {cause!r}") from cause
 
 
 def jobs_in(answer: Any, *keys: str) -> list[dict[str, Any]]:
@@ -90,5 +90,5 @@ def _read(response: Any, deadline: float) -> bytes:
         if time.monotonic() > deadline:
             raise TimeoutError("the answer does not end")
     if response.length:
-        raise IncompleteRead(body, response.length)
+        raise ConnectionError(f"the connection ended {response.length} bytes before the answer did")
     return body

@@ -131,6 +131,8 @@ def put(url: str, state: dict[str, Any]) -> None:
         answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", data=data, headers=headers, method="PUT")
     except HTTPError as refusal:
         raise OSError(f"ECS's agent answers {refusal.code}: {refusal.read().decode(errors='replace')}") from None
+    except api.AnswerError as cause:
+        raise OSError(f"not an answer of ECS's agent: {cause.__cause__!r}") from cause
     if isinstance(answer, str):
         raise OSError(f"not an answer of ECS's agent: {answer!r:.100}")
     # A response with status 200 may have a `failure` instead, such as DEPLOYMENT_BLOCKED if a service has more

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -25,7 +24,7 @@ from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from ray_on_ecs.node.ports import flags
 from ray_on_ecs.run import supervisor
 from tests.local_cluster import have_ended, start_ray
-from tests.waiting import until
+from tests.waiting import free_ports, until
 
 # As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
@@ -73,7 +72,7 @@ def started(
     environment: Mapping[str, str], storage: Path, token: Mapping[str, str] = MappingProxyType(TOKEN)
 ) -> Generator[Head]:
     """A head on free ports, with the variables of this environment."""
-    ports = dict(zip(PORTS, ray_ports(len(PORTS)), strict=True))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     own = {
         **token,
@@ -174,16 +173,6 @@ def _processes_below(folder: Path, is_wanted: Callable[[list[str]], bool]) -> li
                 run = Path(process.environ().get("RUN_URI", "/"))
                 running += [process] if run.is_relative_to(folder) else []
     return running
-
-
-def ray_ports(count: int) -> list[int]:
-    """Free ports for a head, below those that the kernel gives to connections until Ray listens to them."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(20000, 32768)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports += [port] if port not in ports else []
-    return ports
 
 
 def _answers(url: str) -> bool:

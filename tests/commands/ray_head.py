@@ -19,9 +19,9 @@ import psutil
 from ray_on_ecs.contract import HEAD_STATE_VARIABLE
 from ray_on_ecs.node import ports
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import SECONDS, TOKEN, WORKER_PORTS, ray_ports
+from tests.commands.head import SECONDS, TOKEN, WORKER_PORTS
 from tests.local_cluster import command_line, start_ray
-from tests.waiting import until
+from tests.waiting import free_ports, until
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -114,7 +114,7 @@ def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = 
         folder: The folder of state and results, with the subfolders `state` and `runs`.
         ray: A command instead of the head's Ray.
     """
-    dashboard, *rest = ray_ports(1 + len(ports.HEAD))
+    dashboard, *rest = free_ports(1 + len(ports.HEAD))
     head_ports = dict(zip(ports.HEAD, [rest[0], dashboard, rest[1]], strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     variables = {
