@@ -213,7 +213,7 @@ def test_other_identity_is_refused_before_resources_exist(
     with pytest.raises(pulumi.RunError) as refused:
         account.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert str(refused.value).startswith(line)
-    assert resource.resources.keys() <= {CLUSTER}
+    assert account.resources.keys() <= {CLUSTER}
 
 
 # Settings of a tagged resource, free of charge.
