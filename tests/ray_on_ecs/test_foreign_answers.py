@@ -22,7 +22,7 @@ from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.cluster.nodes import nodes
-from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.errors import TrainingError, UsageError
 from ray_on_ecs.node import api, dashboard, gcs, health, ports, protection, worker
 from ray_on_ecs.node import jobs as node_jobs
 from ray_on_ecs.node.errors import NodeError
