@@ -222,7 +222,7 @@ UNTAGGED = {"workers-scaling-target", "cpu-workers-scaling-target", "monitoring-
 
 def test_taggable_resources_have_tags(everything: Cloud) -> None:
     wanted = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev", "team": "vision", "cost-center": "42"}
-    checked = 0
+    checked = set()
     for name, resource in everything.resources.items():
         if not resource.type.startswith(("aws:", "awsx:")) or name in UNTAGGED:
             continue
@@ -237,8 +237,8 @@ def test_taggable_resources_have_tags(everything: Cloud) -> None:
         if isinstance(tags, list):
             tags = {tag["key"]: tag["value"] for tag in tags}
         assert wanted.items() <= tags.items(), f"missing tags of {name}"
-        checked += 1
-    assert checked
+        checked.add(resource.type)
+    assert {"aws:ecs/cluster:Cluster", "aws:ecs/service:Service", "aws:iam/role:Role"} <= checked
 
 
 def agent_needs(kind: str) -> dict[str, str]:
@@ -448,7 +448,7 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 def templates(cloud: Cloud) -> list[Registered]:
     """Launch templates of head, GPU and CPU workers."""
     result = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    assert result
+    assert {template.name.partition("-")[0] for template in result} == {"head", "workers", "cpu"}
     return result
 
 
