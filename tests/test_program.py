@@ -448,7 +448,9 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 def templates(cloud: Cloud) -> list[Registered]:
     """Launch templates of head, GPU and CPU workers."""
     result = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    assert {template.name.partition("-")[0] for template in result} == {"head", "workers", "cpu"}
+    assert {template.name for template in result} == {
+        f"ray-{kind}-template" for kind in ("head", "workers", "cpu-workers")
+    }
     return result
 
 

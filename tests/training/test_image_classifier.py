@@ -336,6 +336,7 @@ def test_running_statistics_move_once_per_step(of: int) -> None:
         torch.testing.assert_close(getattr(norm, name), expected)
 
 
+@pytest.mark.ray  # takes half a minute
 def test_one_worker_of_two_learns_what_two_do(folder: Path) -> None:
     done = run(folder / "two", *SMALL, "--model=models:mlp", ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
