@@ -448,9 +448,8 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 def templates(cloud: Cloud) -> list[Registered]:
     """Launch templates of head, GPU and CPU workers."""
     result = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    assert {template.name for template in result} == {
-        f"ray-{kind}-template" for kind in ("head", "workers", "cpu-workers")
-    }
+    names = {f"ray-on-ecs-{kind}-template" for kind in ("head", "workers", "cpu-workers")}
+    assert {template.name for template in result} == names
     return result
 
 
