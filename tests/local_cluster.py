@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import psutil
 
-from tests.waiting import free_ports, until
+from tests.waiting import free_ports, listens, until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
@@ -172,7 +172,7 @@ class LocalCluster:
 def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start `ray start --block` and wait until its node runs; start it again if Ray gives up, as ECS does.
 
-    Ray gives up after 30 seconds, which is too short for a busy machine.
+    The node and the server for Ray clients give up after 30 seconds, which is too short for a busy machine.
 
     Args:
         command: The command.
@@ -182,6 +182,11 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
     Raises:
         RuntimeError: It ended several times; the message has its output.
     """
+    client = [int(word.partition("=")[2]) for word in command if word.startswith("--ray-client-server-port=")]
+
+    def runs() -> bool:
+        return STARTED in log.read_text() and all(map(listens, client))
+
     for _ in range(STARTS):
         with log.open("wb") as file:
             node = subprocess.Popen(
@@ -193,7 +198,7 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
                 start_new_session=True,
             )
         try:
-            until(lambda node=node: STARTED in log.read_text() or node.poll() is not None, why=log.read_text)
+            until(lambda node=node: runs() or node.poll() is not None, why=log.read_text)
         except BaseException:
             kill_tree(node.pid)
             raise

@@ -42,6 +42,15 @@ def until(
         time.sleep(min(max(MIN_PAUSE, 2 * took), MAX_PAUSE) if between is None else between)
 
 
+def listens(port: int) -> bool:
+    """Whether a server listens on a TCP port of 127.0.0.1."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 def free_ports(count: int) -> list[int]:
     """Return TCP ports of 127.0.0.1 that no process uses now, each a different one.
 

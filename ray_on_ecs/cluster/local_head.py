@@ -38,6 +38,7 @@ POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
 RAYLET = "raylet"
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
+FREE_PORTS = range(20_000, 32_000)
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
     **ports.METRICS,
@@ -101,8 +102,9 @@ def start(cpus: int) -> LocalHead:
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
         head = None
         try:
-            head = _launch(folder, cpus)
-            reason = _wait(head)
+            numbers = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+            head = _launch(folder, cpus, numbers)
+            reason = _wait(head, list(numbers.values()))
             if not reason:
                 _remember(head)
                 return head
@@ -165,8 +167,7 @@ def _file() -> Path:
     return Path.home() / ".ray-on-ecs" / f"head-{environment}.json"
 
 
-def _launch(folder: str, cpus: int) -> LocalHead:
-    numbers = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
     token = secrets.token_hex(32)
     command = [
         *RAY,
@@ -201,8 +202,11 @@ def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, 
     return {**VARIABLES, **inherited, **ray, "PATH": path}
 
 
-def _wait(head: LocalHead) -> str:
-    """Wait until the node has joined and the dashboard answers; return why they do not, or nothing if they do."""
+def _wait(head: LocalHead, numbers: list[int]) -> str:
+    """Wait until the node has joined and all servers of the head listen; return why not, or nothing if they do.
+
+    On a busy machine one of the servers may give up after the dashboard has answered, and Ray then ends the others.
+    """
     had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     while (processes := head.processes) and time.monotonic() < deadline:
@@ -214,7 +218,7 @@ def _wait(head: LocalHead) -> str:
             with suppress(OSError, ResourceError, UsageError):
                 if not _is_own_dashboard(head):
                     return f"another program answers at {head.url}"
-                if nodes(Head(head.url, head.token)):
+                if nodes(Head(head.url, head.token)) and all(_listens(port) for port in numbers):
                     return ""
         time.sleep(POLL_SECONDS)
     return _last_line(Path(head.folder, "ray.log"))
@@ -236,6 +240,13 @@ def _is_own_dashboard(head: LocalHead) -> bool:
             raise
     except (LookupError, TypeError, api.AnswerError):
         pass
+    return False
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection((HOST, port), ANSWER_SECONDS).close()
+        return True
     return False
 
 
@@ -280,8 +291,11 @@ def _last_line(log: Path) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server((HOST, 0)) for _ in range(count)]
-    numbers = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return numbers
+    """Return ports that no process uses, outside the ranges of Linux and Ray, whose connections might take them."""
+    numbers: set[int] = set()
+    while len(numbers) < count:
+        port = secrets.choice(FREE_PORTS)
+        with suppress(OSError):
+            socket.create_server((HOST, port)).close()
+            numbers.add(port)
+    return list(numbers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from ray_on_ecs.node.ports import flags
 from ray_on_ecs.run import supervisor
 from tests.local_cluster import have_ended, start_ray
-from tests.waiting import free_ports, until
+from tests.waiting import free_ports, listens, until
 
 # As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
@@ -90,7 +89,7 @@ def started(
     dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
-        until(lambda: _listens(ports["--dashboard-agent-listen-port"]), SECONDS)  # it takes the jobs
+        until(lambda: listens(ports["--dashboard-agent-listen-port"]), SECONDS)  # it takes the jobs
         yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), process)
     finally:
         process.terminate()
@@ -181,11 +180,3 @@ def _answers(url: str) -> bool:
         return urllib.request.urlopen(url, timeout=5).status == 200
     except (OSError, HTTPException):
         return False
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True

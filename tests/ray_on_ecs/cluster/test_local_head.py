@@ -20,7 +20,7 @@ from tests.serving import serving
 # In the place of `ray start --block`, in the head's folder; the first argument is the status of its dashboard's answer,
 # whose error ends the raylet. Where the dashboard's port is taken, Ray runs without it.
 RAY = """
-import http.server, json, pathlib, shutil, subprocess, sys, time
+import http.server, json, pathlib, shutil, socket, subprocess, sys, time
 logs = pathlib.Path("session_1", "logs")
 logs.mkdir(parents=True)
 (logs / "raylet.out").touch()
@@ -42,9 +42,15 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
             answer = {"data": {"result": {"result": nodes[4:]}}}
         self.wfile.write(json.dumps(answer).encode())
 
-[port] = [word.partition("=")[2] for word in sys.argv if word.startswith("--dashboard-port=")]
+ports = {}
+for word in sys.argv:
+    name, _, value = word.partition("=")
+    if name.endswith("port") and value != "0":
+        ports[name] = int(value)
+dashboard = ports.pop("--dashboard-port")
 try:
-    http.server.HTTPServer(("127.0.0.1", int(port)), Dashboard).serve_forever()
+    servers = [socket.create_server(("127.0.0.1", port)) for port in ports.values()]
+    http.server.HTTPServer(("127.0.0.1", dashboard), Dashboard).serve_forever()
 except OSError:
     time.sleep(600)
 """
