@@ -1,4 +1,4 @@
-"""A run as a job of a Ray head: its shown log, its results and its exit status; and the same run without a job."""
+"""A run as a job of a Ray head: its shown log, its results and its exit status."""
 
 import json
 import re
@@ -112,13 +112,6 @@ def test_finished_run_is_listed(
     assert main(["runs", "--json"]) == 0
     [run] = [run for run in json.loads(capsys.readouterr().out) if run["name"] == "shown"]
     assert (run["state"], run["step"], run["loss"], run["workers"]) == ("finished", 4, 0.25, 2)
-
-
-def test_driver_without_a_job_shows_the_same_log(variables: dict[str, str], code: Path) -> None:
-    with commands("ray_on_ecs.run", variables, code) as driver:
-        status, out, err = ended(driver("--num-workers", "2", "--run-name", "driver", "shown.py"))
-    assert_lines(out, *lines_of("driver"))
-    assert (status, err) == (0, [])
 
 
 def test_commands_end_with_status_of_the_job(typed: Start) -> None:

@@ -160,7 +160,7 @@ def test_torchrun_script_resumes_after_a_rank_is_killed(launch: Start, head: Hea
 def test_ddp_example_trains_on_two_workers(launch: Start, head: Head) -> None:
     flags = ("--num-workers", "2", "--run-name", "ddp", *METRICS)
     status, out, err = end(launch(*flags, "ddp_snapshot.py", "--epochs", "6"))
-    assert status == 0, out + err
+    assert (status, err) == (0, ""), out
     records = read_metrics(head.storage / "ddp")
     assert [record["step"] for record in records] == list(range(6))
     assert records[-1]["loss"] < records[0]["loss"]

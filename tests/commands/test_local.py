@@ -84,6 +84,7 @@ def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> Non
     assert not list((home / ".ray-on-ecs").glob("*.json"))
 
 
+@pytest.mark.fault
 def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path, tmp_path: Path) -> None:
     def state() -> str:
         file = tmp_path / "code" / "results" / "cut" / "status.json"
@@ -127,19 +128,19 @@ def test_closed_terminal_stops_the_run_and_ray(
 
 
 def test_runs_wait_for_earlier_runs(laptop: Start, tmp_path: Path) -> None:
-    def run(name: str, *words: str) -> subprocess.Popen[str]:
-        return laptop("run", "--local", "--num-workers", "2", "--run-name", name, "train.py", *words)
+    def run(name: str, workers: int, *words: str) -> subprocess.Popen[str]:
+        return laptop("run", "--local", "--num-workers", str(workers), "--run-name", name, "train.py", *words)
 
     def status(name: str) -> tuple[str | None, str | None]:
         file = tmp_path / "code" / "results" / name / "status.json"
         document: dict[str, str | None] = json.loads(file.read_text()) if file.exists() else {}
         return document.get("state"), document.get("behind")
 
-    first = run("first", "on")
+    first = run("first", 2, "on")
     read_until(first, "rank 0 of 2")
-    second = run("second")
+    second = run("second", 1)
     until(lambda: status("second") == ("queued", "first"))
-    third = run("third")
+    third = run("third", 1)
     until(lambda: status("third") == ("queued", "second"))
 
     listed = laptop("runs", "--local", "--json")

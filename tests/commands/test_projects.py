@@ -63,11 +63,11 @@ def test_project_with_colliding_names_runs_as_a_job(
     assert found == ["rank 0 greets ['x']", "rank 1 greets ['x']"]
 
 
-def test_module_with_colliding_names_runs_on_this_machine(
-    environment: dict[str, str], project: Path, installed: Path
+def test_module_with_colliding_names_runs(
+    environment: dict[str, str], head: Head, project: Path, installed: Path
 ) -> None:
     (project / "training" / "__main__.py").write_text(SCRIPT)
-    own = {**environment, "PYTHONPATH": str(installed)}
+    own = {**environment, **head.variables, "PYTHONPATH": str(installed)}
     with commands("ray_on_ecs.run", own, project) as start:
         assert greetings(start("--num-workers", "1", "-m", "training", "y")) == ["rank 0 greets ['y']"]
 

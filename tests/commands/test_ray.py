@@ -103,23 +103,6 @@ for strategy in ("STRICT_PACK", "SPREAD"):
     show(strategy, 2, 2)
     remove_placement_group(group)
     show("nothing", 0, 0)
-
-@ray.remote(num_cpus=0)
-def fit_trainer(folder):
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-    def train():
-        while not os.path.exists(f"{folder}/trained"):
-            time.sleep(0.1)
-    settings = {"scaling_config": ScalingConfig(num_workers=2, use_gpu=True)}
-    settings["run_config"] = RunConfig(storage_path=folder)
-    TorchTrainer(train, torch_config=TorchConfig(backend="gloo"), **settings).fit()
-
-training = fit_trainer.remote(sys.argv[1])
-show("a trainer", 2, 2)
-open(f"{sys.argv[1]}/trained", "w").close()
-ray.get(training)
-show("nothing", 0, 0)
 """
 # The requests of a Ray program on a cluster with only a head, which has neither CPUs nor GPUs.
 WANTS = """
@@ -261,8 +244,6 @@ def test_gpus_of_plain_ray_programs_count(with_gpus: list[Any]) -> None:
         ["STRICT_PACK", 2, 2],
         ["nothing", 0, 0],
         ["SPREAD", 2, 2],
-        ["nothing", 0, 0],
-        ["a trainer", 2, 2],
         ["nothing", 0, 0],
     ]
 

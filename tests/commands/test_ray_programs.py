@@ -42,8 +42,8 @@ open("done.txt", "w").write(os.environ["RUN_NAME"])
 # Starts workers without a recognizable call in the source.
 HIDDEN = """
 import importlib
-train = importlib.import_module("ray.train.torch")
-getattr(train, "Torch" + "Trainer")(print).fit()
+trainers = importlib.import_module("ray.train.v2.api.data_parallel_trainer")
+getattr(trainers, "DataParallel" + "Trainer")(print).fit()
 """
 Start = Callable[..., subprocess.Popen[str]]
 

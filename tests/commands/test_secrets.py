@@ -44,7 +44,7 @@ raise RuntimeError(f"refused {os.environ['TOKEN']}")
 PROGRAM = """
 import os
 import ray.train
-from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 def train():
     import greeting
@@ -52,7 +52,7 @@ def train():
     ray.train.report({"loss": 1.0})
 
 print("program token", os.environ["TOKEN"], flush=True)
-TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
+DataParallelTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
 """
 Start = Callable[..., subprocess.Popen[str]]
 
