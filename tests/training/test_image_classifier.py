@@ -320,6 +320,17 @@ def test_a_rank_without_test_images_has_no_batch(monkeypatch: pytest.MonkeyPatch
     assert not [*image_classifier.Batches(data, options(batch_size=4, max_workers=3), torch.device("cpu")).test()]
 
 
+def test_metrics_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = torch.eye(4), torch.tensor([0, 1, 2, 0])
+    monkeypatch.setattr(image_classifier, "RANKS", 2)
+    # The other rank has four images, too: a loss of 3, and one correct prediction.
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda sums: sums.add_(torch.tensor([12, 1, 4])))
+    sums = image_classifier.Sums(torch.device("cpu"))
+    sums.add(torch.tensor(1.0), logits, labels)
+    assert sums.means("test") == {"test_loss": 2.0, "test_accuracy": 0.5}
+    assert not sums.sums.any(), "the next epoch begins at 0"
+
+
 @pytest.mark.parametrize("of", [1, 2, 5])
 def test_running_statistics_move_once_per_step(of: int) -> None:
     batches = [torch.randn(8, 4) * (1 + number) + number for number in range(of)]

@@ -9,6 +9,7 @@ import pytest
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster.clusters import HeadCluster
 from tests.ray_on_ecs.cli.folders import Folders, head, job
 
 NO_HEAD = "http://127.0.0.1:9"
@@ -62,6 +63,21 @@ def test_active_run_is_not_deleted(
     assert capsys.readouterr().err.endswith(line)
     assert ended.exists()
     assert busy.exists()
+
+
+def test_lost_run_stays_while_the_head_of_its_stack_is_silent(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = make(folders, "lost", age=OLD, state="training")
+    with monkeypatch.context() as stack:
+        stack.setenv("RAY_ON_ECS_CLUSTER", "head")
+        stack.setattr(HeadCluster, "start_seconds", 0.0)
+        assert main(["rm", "lost"]) == 2
+        assert "run lost is under way as far as is known" in capsys.readouterr().err
+        assert main(["prune", "--older-than", "7", "--yes"]) == 0
+    assert lost.exists()
+    assert main(["rm", "--local", "lost"]) == 0
+    assert not lost.exists()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class Agent(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.status, self.answer = 200, json.dumps(SET)
+        self.loses_answers = False
         self.put: list[tuple[str, dict[str, Any]]] = []
 
     @property
@@ -44,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         agent = cast(Agent, self.server)
         agent.put.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
         assert "Authorization" not in self.headers
+        if agent.loses_answers:
+            return
         self.send_response(agent.status)
         self.end_headers()
         self.wfile.write(agent.answer.encode())
@@ -164,6 +167,14 @@ def test_failing_agent_costs_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert [line.endswith("works again") for line in lines] == [False, True, False, True], lines
     assert re.search(said, lines[0])
+
+
+def test_protection_whose_answer_was_lost_is_released(agent: Agent, node: Node) -> None:
+    agent.loses_answers = True
+    node.passes(POLL_SECONDS, True)
+    assert agent.states == [PROTECT]
+    node.passes(IDLE_SECONDS + POLL_SECONDS, False)
+    assert agent.states[-1] == RELEASE
 
 
 def test_silent_agent_is_asked_again(node: Node, agent: Agent) -> None:
