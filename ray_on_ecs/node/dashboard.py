@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD
-from ray.scripts import scripts
 
 from ray_on_ecs.node import api
 
@@ -105,6 +104,8 @@ def _kill_tree(pid: int) -> None:
 
 def main() -> None:
     """Run Ray's command `ray` with this process's arguments."""
+    from ray.scripts import scripts  # takes seconds
+
     supervisor = Supervisor()
     Node.dead_processes = lambda self: supervisor.dead_processes(self)
     scripts.main()

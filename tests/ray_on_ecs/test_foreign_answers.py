@@ -26,9 +26,10 @@ from ray_on_ecs.errors import TrainingError, UsageError
 from ray_on_ecs.node import api, dashboard, gcs, health, ports, protection, worker
 from ray_on_ecs.node import jobs as node_jobs
 from ray_on_ecs.node.errors import NodeError
-from ray_on_ecs.run import cluster_token
+from tests.lazy import Lazy
 from tests.serving import serving
 
+cluster_token = Lazy("ray_on_ecs.run.cluster_token")
 JSON = "Content-Type: application/json\r\n"
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ray_on_ecs.checkpoint.dcp import StagingPlanner
 from ray_on_ecs.checkpoint.state import TrainingState
@@ -19,6 +18,8 @@ SGD, ADAMW = partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.AdamW, 
 
 @pytest.fixture
 def fake_cuda() -> Iterator[None]:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes more than a second
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
 

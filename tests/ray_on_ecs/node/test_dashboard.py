@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from ray._private.node import Node
-from ray.scripts import scripts
 
 from ray_on_ecs.node import dashboard
 from ray_on_ecs.node.dashboard import (
@@ -24,6 +23,8 @@ from tests.ray_on_ecs.node.conftest import Head
 
 
 def test_ray_has_what_the_supervisor_needs() -> None:
+    from ray.scripts import scripts  # takes a second
+
     assert scripts.start.callback
     assert "node.dead_processes()" in inspect.getsource(scripts.start.callback)
     assert "process_info.process.poll()" in inspect.getsource(Node.dead_processes)

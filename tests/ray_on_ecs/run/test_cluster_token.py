@@ -13,9 +13,9 @@ import pytest
 from ray._private.authentication_test_utils import reset_auth_token_state
 
 from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.run import cluster_token
-from ray_on_ecs.run.ray_private import authentication_metadata
+from tests.lazy import Lazy
 
+cluster_token = Lazy("ray_on_ecs.run.cluster_token")
 RIGHT, WRONG = "right", "another"
 MODE = {"RAY_AUTH_MODE": "token"}
 
@@ -125,7 +125,7 @@ def test_refused_token_is_one_line(cluster: str, message: str) -> None:
 @pytest.mark.usefixtures("process")
 def test_available_token_is_sent(cluster: str) -> None:
     cluster_token.check(cluster)
-    assert authentication_metadata() == (("authorization", f"Bearer {RIGHT}"),)
+    assert cluster_token.authentication_metadata() == (("authorization", f"Bearer {RIGHT}"),)
     assert os.environ["RAY_AUTH_MODE"] == "token", "its children send it, too"
 
 
@@ -137,7 +137,7 @@ def test_available_token_is_sent(cluster: str) -> None:
 def test_cluster_without_a_token_gets_none(cluster: str) -> None:
     cluster_token.check(cluster)
     assert "RAY_AUTH_MODE" not in os.environ
-    assert authentication_metadata() == ()
+    assert cluster_token.authentication_metadata() == ()
 
 
 @without_token
