@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from socketserver import StreamRequestHandler, TCPServer
+from typing import Any
 
 import psutil
 import pytest
@@ -17,8 +18,9 @@ from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.errors import ResourceError
 from tests.serving import serving
 
-# In the place of `ray start --block`, in the head's folder; the first argument is the status of its dashboard's answer,
-# whose error ends the raylet. Where the dashboard's port is taken, Ray runs without it.
+# In the place of `ray start --block`, in the head's folder. The first argument is the status of its dashboard's answer,
+# whose error ends the raylet. With a second one, the server for Ray clients does not start, and Ray ends all others.
+# Where the dashboard's port is taken, Ray runs without it.
 RAY = """
 import http.server, json, pathlib, shutil, socket, subprocess, sys, time
 logs = pathlib.Path("session_1", "logs")
@@ -27,11 +29,11 @@ logs.mkdir(parents=True)
 pathlib.Path("session_latest").symlink_to("session_1")
 shutil.copy(shutil.which("sleep"), "raylet")
 raylet = subprocess.Popen(["./raylet", "600"])
-status, nodes = int(sys.argv[1]), []
+status, without_client, nodes = int(sys.argv[1]), not sys.argv[2].startswith("--"), []
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        if status != 200:
+        if status != 200 or (without_client and len(nodes) > 8):
             raylet.kill()
             raylet.wait()
         self.send_response(status)
@@ -48,6 +50,8 @@ for word in sys.argv:
     if name.endswith("port") and value != "0":
         ports[name] = int(value)
 dashboard = ports.pop("--dashboard-port")
+if without_client:
+    del ports["--ray-client-server-port"]
 try:
     servers = [socket.create_server(("127.0.0.1", port)) for port in ports.values()]
     http.server.HTTPServer(("127.0.0.1", dashboard), Dashboard).serve_forever()
@@ -121,6 +125,22 @@ def test_the_logs_of_a_raylet_that_died_are_named(monkeypatch: pytest.MonkeyPatc
         local_head.start(2)
     assert str(raised.value).endswith(f"the raylet has ended; its logs are in {tmp_path}/ray/session_latest/logs")
     assert (tmp_path / "ray" / "session_latest" / "logs" / "raylet.out").exists()
+
+
+def test_start_whose_client_server_gives_up_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = iter([(sys.executable, "-c", RAY, "200", "without a client"), (sys.executable, "-c", RAY, "200")])
+    launch = local_head._launch
+
+    def next_attempt(*arguments: Any) -> LocalHead:
+        monkeypatch.setattr(local_head, "RAY", next(attempts))
+        return launch(*arguments)
+
+    monkeypatch.setattr(local_head, "_launch", next_attempt)
+    with local_head.lock():
+        head = local_head.start(2)
+    assert next(attempts, None) is None
+    assert len(head.processes) == 2
+    local_head.stop(head)
 
 
 class Foreign(StreamRequestHandler):
