@@ -1,6 +1,9 @@
-"""The command of a run's job, and its submission to a Jobs API that fails."""
+"""The command of a run's job, its submission to a Jobs API that fails, and its log over broken connections."""
 
+import asyncio
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import jobs
-from ray_on_ecs.cluster.jobs import MAX_COMMAND_BYTES, submission_of_script
+from ray_on_ecs.cluster.jobs import MAX_COMMAND_BYTES, UnreadLogs, submission_of_script
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
 
@@ -93,3 +96,30 @@ def test_lost_race_is_repeated_with_a_limit() -> None:
     api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
         jobs.find_or_submit(api, MINE, {})
+
+
+class Cut:
+    """A Jobs API whose connection breaks after each part of a log; each connection sends the log from its start."""
+
+    def __init__(self, *connections: list[str]) -> None:
+        self.connections = list(connections)
+
+    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+        for part in self.connections.pop(0):
+            yield part
+        if self.connections:
+            raise ConnectionError
+
+
+def test_log_over_several_connections_is_shown_once() -> None:
+    client: Any = Cut([], ["epo"], ["epoch", " 1\nepo"], ["e", "poch 1\nepoch 2\n", "epoch 3\n"])
+    logs, shown = UnreadLogs(), []
+
+    async def read() -> None:
+        async for text in logs.read(client, "mine"):
+            shown.append(text)
+
+    while client.connections:
+        with suppress(ConnectionError):
+            asyncio.run(read())
+    assert "".join(shown) == "epoch 1\nepoch 2\nepoch 3\n"

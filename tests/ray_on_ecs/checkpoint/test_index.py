@@ -1,0 +1,39 @@
+"""The index of checkpoints: a checkpoint that is half deleted is absent."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ray_on_ecs.checkpoint.index import FORMAT, CheckpointIndex, Manifest
+from ray_on_ecs.tracking.storage import RunStorage
+
+
+def index(storage: RunStorage) -> CheckpointIndex:
+    return CheckpointIndex(storage, keep_last=1, keep_best=None, best_mode="min", say=print)
+
+
+def manifest(step: int) -> Manifest:
+    files = {"weights": {"bytes": 7, "sha256": ""}, "zero": {"bytes": 7, "sha256": ""}}
+    others = {"epoch": 0, "metrics": {}, "world_size": 1, "config": {}, "gradients": []}
+    return cast(Manifest, {"format": FORMAT, "step": step, "files": files, **others})
+
+
+def test_partly_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+
+    def lose_connection(storage: RunStorage, name: str) -> None:
+        Path(storage.path(name, "weights")).unlink()
+        raise OSError("the connection is lost")
+
+    monkeypatch.setattr(RunStorage, "delete_folder", lose_connection)
+    checkpoints = index(storage)
+    for step in (1, 2):
+        name = checkpoints.new_name(step)
+        for file in ("weights", "zero"):
+            storage.write(f"{name}/{file}", "numbers")
+        checkpoints.commit(name, manifest(step))
+    assert not (tmp_path / "run" / "step-000000001" / "weights").exists()
+    found = index(storage)
+    found.discard("step-000000002")
+    assert found.newest is None
