@@ -96,10 +96,12 @@ class BackgroundSave:
         """Store a copy; returns the reason of a failure, or None."""
         part = self._write(copy)
         if self._index is None:
-            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", part)
+            message = part if isinstance(part, str) else (part.files, part.results)
+            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", message)
             return self._ranks.receive(f"{number}/outcome")
         others = range(1, self._ranks.world_size)
-        parts = [part, *(self._ranks.receive(f"{number}/part/{rank}") for rank in others)]
+        messages = [self._ranks.receive(f"{number}/part/{rank}") for rank in others]
+        parts = [part, *(each if isinstance(each, str) else Part(*each) for each in messages)]
         outcome = self._commit(copy, parts, self._index)
         for rank in others:
             self._ranks.send(rank, f"{number}/outcome", outcome)

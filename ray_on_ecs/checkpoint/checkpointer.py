@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -57,14 +56,6 @@ class ResumeError(SystemExit):
         return self.line
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """Rank 0's decision between two steps: to save, and to stop before a deadline (Unix time)."""
-
-    saves: bool
-    deadline: float | None
-
-
 class Checkpointer:
     """Saves a training and resumes it exactly. All ranks must create one and call the same methods.
 
@@ -83,6 +74,8 @@ class Checkpointer:
         config: The settings of the training; a resume with other settings is refused.
         save_frozen: Also save parameters without `requires_grad`; False for a script that loads them itself, such as
             the base model below LoRA adapters.
+        trust_pickle: Also load values of classes outside numbers, text, lists, dicts and tensors, which runs the code
+            of all who can write to the folder.
 
     Attributes:
         step: Completed optimizer steps.
@@ -111,6 +104,7 @@ class Checkpointer:
         every_steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         save_frozen: bool = True,
+        trust_pickle: bool = False,
     ) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             raise RuntimeError("there are several ranks: call torch.distributed.init_process_group before Checkpointer")
@@ -130,7 +124,13 @@ class Checkpointer:
         self._ranks = Collectives()
         self.world_size = self._ranks.world_size
         self._state = TrainingState(
-            model, optimizer, self._extra, self._ranks.rank, self._ranks.world_size, saves_frozen=save_frozen
+            model,
+            optimizer,
+            self._extra,
+            self._ranks.rank,
+            self._ranks.world_size,
+            saves_frozen=save_frozen,
+            trusts_pickle=trust_pickle,
         )
         self._index: CheckpointIndex | None = None
         if self._ranks.rank == 0:
@@ -233,8 +233,8 @@ class Checkpointer:
 
         Raises:
             DivergedError: A weight is not finite at a save.
-            ValueError: `samples` is missing although `state` has a sampler, or `resume` was not called although there
-                are checkpoints.
+            ValueError: A value in `state` could only be loaded with `trust_pickle`, `samples` is missing although
+                `state` has a sampler, or `resume` was not called although there are checkpoints.
         """
         if self._samplers and samples < 1:
             raise ValueError(f"samples: {samples}; give the samples that all ranks have used, which a sampler counts")
@@ -362,20 +362,20 @@ class Checkpointer:
 
     def _poll(self, is_step: bool) -> None:
         """Save or stop as rank 0 decides, on all ranks after the same step."""
-        decision = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
+        is_wanted, deadline = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
         self._log()
-        if decision.deadline is not None:
-            self._stop(decision.deadline)
-        elif decision.saves:
+        if deadline is not None:
+            self._stop(deadline)
+        elif is_wanted:
             self._take()
 
-    def _decide(self, seconds: float, is_step: bool) -> _Decision:
-        """Decide on rank 0, `seconds` before a node is reclaimed."""
+    def _decide(self, seconds: float, is_step: bool) -> tuple[bool, float | None]:
+        """Decide on rank 0, `seconds` before a node is reclaimed, on a save and the deadline of a stop (Unix time)."""
         elapsed = time.monotonic() - self._taken_at
         is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
         deadline = None if math.isinf(seconds) else time.time() + seconds
-        saves = is_step or ((is_time or self._is_due) and not self._save.is_busy)
-        return _Decision(saves, deadline)
+        is_wanted = is_step or ((is_time or self._is_due) and not self._save.is_busy)
+        return is_wanted, deadline
 
     def _stop(self, deadline: float) -> None:
         """Save before nodes are reclaimed."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from ray_on_ecs.checkpoint import plain_pickle
 
 POLL_SECONDS = 0.05
 
@@ -14,9 +17,10 @@ T = TypeVar("T")
 
 
 class Collectives:
-    """Collectives and messages for small Python objects; a single rank does not send any. Every rank must create one.
+    """Collectives and messages for small plain values (plain_pickle.py); a single rank does not send any.
 
-    The main thread uses a separate Gloo process group. Other threads use `send` and `receive` instead: a thread in a
+    Every rank must create one. The store that connects the ranks has no password, so a message is never trusted. The
+    main thread uses a separate Gloo process group. Other threads use `send` and `receive` instead: a thread in a
     collective would make its process hang or abort when the process exits.
     """
 
@@ -35,18 +39,26 @@ class Collectives:
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on every rank."""
-        values = [value]
-        if self._group:
-            dist.broadcast_object_list(values, src=0, group=self._group)
-        return values[0]
+        if not self._group:
+            return value
+        packed = plain_pickle.dumps(value) if self.rank == 0 else b""
+        size = torch.tensor(len(packed))
+        dist.broadcast(size, src=0, group=self._group)
+        message = _tensor(packed, int(size))
+        dist.broadcast(message, src=0, group=self._group)
+        return value if self.rank == 0 else _value(message)
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value on rank 0, and nothing on the others."""
         if not self._group:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.gather_object(value, values if self.rank == 0 else None, dst=0, group=self._group)
-        return values if self.rank == 0 else []
+        packed = plain_pickle.dumps(value)
+        sizes = [torch.tensor(0) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor(len(packed)), group=self._group)
+        largest = int(max(sizes))
+        messages = [_tensor(b"", largest) for _ in sizes] if self.rank == 0 else []
+        dist.gather(_tensor(packed, largest), messages or None, dst=0, group=self._group)
+        return [_value(message[: int(size)]) for message, size in zip(messages, sizes, strict=False)]
 
     def first(self, value: T | None) -> T | None:
         """Return the value of the first rank whose value is not None, on every rank."""
@@ -57,9 +69,13 @@ class Collectives:
         """Return this rank's element of rank 0's list."""
         if not self._group:
             return values[0]
-        received: list[Any] = [None]
-        dist.scatter_object_list(received, values, src=0, group=self._group)
-        return received[0]
+        packed = [plain_pickle.dumps(value) for value in values] if self.rank == 0 else []
+        sizes = torch.tensor([len(each) for each in packed] or [0] * self.world_size)
+        dist.broadcast(sizes, src=0, group=self._group)
+        largest = int(sizes.max())
+        message = _tensor(b"", largest)
+        dist.scatter(message, [_tensor(each, largest) for each in packed] or None, src=0, group=self._group)
+        return _value(message[: int(sizes[self.rank])])
 
     def send(self, rank: int, key: str, value: Any) -> None:
         """Put a value into the store, for a rank to `receive`; thread-safe.
@@ -68,7 +84,7 @@ class Collectives:
             OSError: Rank 0's process is gone.
         """
         try:
-            self._store.set(f"{key}/{rank}", cast(Any, pickle.dumps(value)))  # annotated as str, but takes bytes
+            self._store.set(f"{key}/{rank}", cast(Any, plain_pickle.dumps(value)))  # annotated as str, but takes bytes
         except RuntimeError as cause:
             raise OSError("rank 0 can't be reached") from cause
 
@@ -76,7 +92,7 @@ class Collectives:
         """Wait for a value that was sent to this rank, and remove it from the store; thread-safe.
 
         Raises:
-            OSError: Rank 0's process is gone, or this rank is ending.
+            OSError: Rank 0's process is gone, this rank is ending, or the value was not sent by a Checkpointer.
         """
         own_key = f"{key}/{self.rank}"
         try:
@@ -84,11 +100,14 @@ class Collectives:
             while not self._store.check([own_key]):
                 if self._closed.wait(POLL_SECONDS):
                     raise OSError("the run ended before all ranks had stored their part")
-            value = pickle.loads(self._store.get(own_key))
+            packed = self._store.get(own_key)
             self._store.delete_key(own_key)
         except RuntimeError as cause:
             raise OSError("rank 0 can't be reached") from cause
-        return value
+        try:
+            return plain_pickle.loads(packed)
+        except ValueError as cause:
+            raise OSError(f"a message was not sent by a Checkpointer: {cause}") from cause
 
     def stop_waiting(self) -> None:
         """Make `receive` fail in threads that still wait."""
@@ -99,3 +118,12 @@ class Collectives:
         self.stop_waiting()
         if self._group:
             dist.destroy_process_group(self._group)
+
+
+def _tensor(data: bytes, size: int) -> Tensor:
+    """Return bytes as a tensor of this size; the rest of it is zero."""
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def _value(message: Tensor) -> Any:
+    return plain_pickle.loads(message.numpy().tobytes())

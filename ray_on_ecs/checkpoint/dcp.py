@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import pickle
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +20,11 @@ from pyarrow import NativeFile
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.checkpoint.manifest import CHUNK_BYTES, FileRecord, Heartbeat
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
@@ -81,7 +81,7 @@ class Writer(FileSystemWriter):
             metadata.storage_data |= {result.index: result.storage_data for result in rank_results}
         metadata.storage_meta = self.storage_meta()
         with self.fs.create_stream(self.fs.concat_path(self.path, layout.METADATA), "wb") as stream:
-            pickle.dump(metadata, cast(IO[bytes], stream))
+            stream.write(plain_pickle.dumps(metadata))
 
 
 class Reader(FileSystemReader):
@@ -90,6 +90,18 @@ class Reader(FileSystemReader):
     def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat) -> None:
         super().__init__(folder)
         self.fs = _Folder(storage, heartbeat, {})
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Read the metadata, without running code that another writer has put there.
+
+        Raises:
+            ValueError: It is not the metadata of a checkpoint.
+        """
+        with self.fs.create_stream(self.fs.concat_path(self.path, layout.METADATA), "rb") as stream:
+            metadata = plain_pickle.load(cast(IO[bytes], stream))
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"{layout.METADATA} is not the metadata of a checkpoint")
+        return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the items of a plan, in the order of their offsets."""
@@ -104,11 +116,18 @@ class Reader(FileSystemReader):
 
 def load(state: dict[str, Any], reader: Reader) -> None:
     """Load a state's tensors in place, and replace its other values; without collectives."""
-    planner = DefaultLoadPlanner()
+    planner = _LoadPlanner()
     metadata = reader.read_metadata()
     planner.set_up_planner(state, metadata)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Planner of a flat state, whose only values that are not tensors are bytes."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.original_state_dict[read_item.dest_index.fqn] = plain_pickle.load_saved(value)
 
 
 class _Folder(FileSystem):

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ray_on_ecs.checkpoint import dcp, random_state
+from ray_on_ecs.checkpoint import dcp, plain_pickle, random_state
 from ray_on_ecs.checkpoint.dcp import Reader
 from ray_on_ecs.checkpoint.modules import plain_name, unwrapped
 
@@ -35,6 +35,7 @@ class TrainingState:
         rank: Rank of this process.
         world_size: The number of ranks.
         saves_frozen: Parameters without `requires_grad` are part of the state.
+        trusts_pickle: Values of any class are loaded, which runs their code.
 
     Attributes:
         module: The module without DDP and torch.compile.
@@ -53,7 +54,10 @@ class TrainingState:
         world_size: int,
         *,
         saves_frozen: bool = True,
+        trusts_pickle: bool = False,
     ) -> None:
+        self._trusts_pickle = trusts_pickle
+        self._is_checked = trusts_pickle
         self._rank = rank
         self._world_size = world_size
         self.module = unwrapped(model)
@@ -113,8 +117,16 @@ class TrainingState:
         return bool(torch.stack([check.to(checks[0].device) for check in checks]).all())
 
     def collect(self) -> dict[str, Any]:
-        """Return this rank's state for a planner of torch.distributed.checkpoint, without copies of tensors."""
-        return {**self.tensors(), f"{RANKS}.{self._rank}": _pack(self.values())}
+        """Return this rank's state for a planner of torch.distributed.checkpoint, without copies of tensors.
+
+        Raises:
+            ValueError: It has a value that could not be loaded; checked once.
+        """
+        packed = _pack(self.values())
+        if not self._is_checked:
+            _unpack(packed, is_trusted=False)
+            self._is_checked = True
+        return {**self.tensors(), f"{RANKS}.{self._rank}": packed}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules and optimizers by key, without copies."""
@@ -175,7 +187,7 @@ class TrainingState:
         rank_key = f"{RANKS}.{self._rank if is_same_world_size else 0}"
         packed: dict[str, Any] = {rank_key: b""}
         dcp.load(packed, reader)
-        values = _unpack(packed[rank_key])
+        values = _unpack(packed[rank_key], is_trusted=self._trusts_pickle)
         self._check_values(values, is_same_world_size)  # before anything is changed
         dcp.load(tensors, reader)
         self.apply(tensors, values)
@@ -353,6 +365,18 @@ def _pack(value: Any) -> bytes:
     return packed.getvalue()
 
 
-def _unpack(packed: bytes) -> Any:
-    """Return the value of `_pack`. It may be of any class, so this is not limited to weights."""
-    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
+def _unpack(packed: bytes, *, is_trusted: bool) -> Any:
+    """Return the value of `_pack`.
+
+    Raises:
+        ValueError: It has a value of a class that only a trusted checkpoint may have.
+    """
+    try:
+        return plain_pickle.load_saved(io.BytesIO(packed))
+    except ValueError as cause:
+        if is_trusted:
+            return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
+        raise ValueError(
+            f"{cause}, and loading that may run code; store numbers, text, lists, dicts and tensors, or set "
+            "Checkpointer(trust_pickle=True) if you trust all who can write to the folder"
+        ) from cause

@@ -1,0 +1,109 @@
+"""Pickles of plain data: numbers, text, containers, and the classes by which PyTorch describes a checkpoint.
+
+Anybody who reaches the store of a training or writes to the folder of its checkpoints can put a pickle there. Python's
+`pickle.loads` would run the code in it; this refuses all classes and functions but those listed here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from io import BytesIO
+from pathlib import PosixPath
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint import metadata, planner
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.serialization import _get_layout, get_unsafe_globals_in_checkpoint
+
+from ray_on_ecs.errors import one_line
+
+ALLOWED = (
+    metadata.BytesStorageMetadata,
+    metadata.ChunkStorageMetadata,
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.StorageMeta,
+    metadata.TensorProperties,
+    metadata.TensorStorageMetadata,
+    metadata._MEM_FORMAT_ENCODING,
+    planner.BytesIOWriteData,
+    planner.SavePlan,
+    planner.TensorWriteData,
+    planner.WriteItem,
+    planner.WriteItemType,
+    _StorageInfo,
+    _StoragePrefix,
+    WriteResult,
+    _get_layout,
+    torch.Size,
+    OrderedDict,
+    PosixPath,
+)
+_BY_NAME = {(each.__module__, each.__qualname__): each for each in ALLOWED}
+
+
+def dumps(value: object) -> bytes:
+    """Return the pickle of a value."""
+    return pickle.dumps(value)
+
+
+def loads(data: bytes) -> Any:
+    """Return the value of a pickle.
+
+    Raises:
+        ValueError: It is not a pickle, or has another class than those listed here.
+    """
+    return load(BytesIO(data))
+
+
+def load(file: IO[bytes]) -> Any:
+    """Return the value of a pickle in a file.
+
+    Raises:
+        OSError: It can't be read.
+        ValueError: It is not a pickle, or has another class than those listed here.
+    """
+    try:
+        return _Unpickler(file).load()
+    except OSError:
+        raise
+    except Exception as cause:  # bytes that are not a pickle raise nearly anything
+        raise ValueError(f"a pickle can't be read: {cause}") from cause
+
+
+def load_saved(file: IO[bytes]) -> Any:
+    """Return the value that `torch.save` has written: tensors, and the plain data that PyTorch's own loading accepts.
+
+    https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only
+
+    Raises:
+        OSError: It can't be read.
+        ValueError: It has a value of another class, or is damaged.
+    """
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as cause:
+        raise ValueError(f"a value can't be read: {_reason(file) or one_line(cause)}") from cause
+
+
+def _reason(file: IO[bytes]) -> str:
+    """Return the classes that PyTorch does not load from a file; empty if it has none, or is damaged."""
+    try:
+        file.seek(0)
+        return ", ".join(get_unsafe_globals_in_checkpoint(file))
+    except Exception:
+        return ""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) in _BY_NAME:
+            return _BY_NAME[module, name]
+        if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype):
+            return value
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
