@@ -457,8 +457,13 @@ def _check_range(flag: str, value: int | str | None) -> None:
     )
 
 
+def is_run_name(name: str) -> bool:
+    """Return whether a run can have this name. A folder with another one is not a run, whoever has made it."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
+
+
 def _check_run_name(name: str | None) -> None:
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+    if name is not None and not is_run_name(name):
         raise UsageError(
             f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
             "up to 128, starting with a letter or digit"

@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError, counted
+from ray_on_ecs.names import fault_of
 
 # With a backoff up to 20 s, enough for a minute without S3.
 MAX_ATTEMPTS = 12
@@ -24,8 +25,6 @@ SPARE_BYTES = 2 * 2**30
 # Bytes of a ranged GET, and parallel requests: a single one uses a small part of a node's bandwidth.
 PIECE_BYTES = 16 * 2**20
 FETCH_THREADS = 16
-# Linux's limit for a file name, in bytes; a key in S3 may have 1,024.
-LONGEST_NAME = 255
 SHOWN_NAMES = 3
 
 
@@ -120,24 +119,13 @@ def check_names(address: str, names: Collection[str], flag: str, hint: str) -> N
         folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
     faults: list[str] = []
     for name in names:
-        fault = _fault(name, name in folders)
+        fault = "is a folder, too" if name in folders else fault_of(name)
         if fault:
             faults.append(f"{name!r} {fault}")
     if faults:
         shown = ", ".join(faults[:SHOWN_NAMES])
         others = f", and {len(faults) - SHOWN_NAMES} more" if len(faults) > SHOWN_NAMES else ""
         raise UsageError(f"{flag}: {address} has keys that can't be files: {shown}{others}; rename them, or {hint}")
-
-
-def _fault(name: str, is_folder: bool) -> str | None:
-    parts = name.split("/")
-    if is_folder:
-        return "is a folder, too"
-    if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
-        return "has an empty part, '.' or '..'"
-    if max(len(os.fsencode(part)) for part in parts) > LONGEST_NAME:
-        return f"has a part of more than {LONGEST_NAME} bytes"
-    return None
 
 
 def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ray_on_ecs.node_folder import node_folder
+from ray_on_ecs.private_folder import node_folder, temporary
 
 MAX_AGE_SECONDS = 30 * 24 * 3600.0
 # File descriptors of `C.used`, whose locks protect this process's caches from deletion.
@@ -60,9 +59,9 @@ def make_room(needed: int) -> None:
     Args:
         needed: Free bytes that the disk should have.
     """
-    root = Path(tempfile.gettempdir())
+    root = temporary()
     oldest = time.time() - MAX_AGE_SECONDS
-    caches = [(_last_use(used), used.with_suffix("")) for used in root.glob("training-*/*.used")]
+    caches = [(_last_use(used), used.with_suffix("")) for used in root.glob("*/*.used")]
     for last_use, folder in sorted(caches):
         if folder not in _held and (last_use < oldest or shutil.disk_usage(root).free < needed):
             _delete(folder)

@@ -6,6 +6,7 @@ nothing. This module imports only the standard library.
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -32,6 +33,7 @@ AGAIN = "again"
 PROGRESS_SECONDS = 0.2
 _reported_at = -math.inf
 _step: int | None = None
+_is_step_reported = True
 
 
 def progress(step: int) -> None:
@@ -43,13 +45,20 @@ def progress(step: int) -> None:
     Raises:
         ValueError: It is negative.
     """
-    global _reported_at, _step
+    global _reported_at, _step, _is_step_reported
     if step < 0:
         raise ValueError(f"step: {step} is negative; it must be the number of steps that are done")
     _step = int(step)
-    if time.monotonic() - _reported_at >= PROGRESS_SECONDS:
+    _is_step_reported = time.monotonic() - _reported_at >= PROGRESS_SECONDS
+    if _is_step_reported:
         _reported_at = time.monotonic()
         _write({STEP: _step if _is_rank_0() else None})
+
+
+@atexit.register
+def _report_last_step() -> None:
+    if not _is_step_reported and _is_rank_0():
+        _write({STEP: _step})
 
 
 def alive() -> None:

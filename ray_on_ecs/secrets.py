@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from ray_on_ecs.contract import SECRETS_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.private_folder import at_home
 
 MASK = "***"
 # A shorter value would also mask other output. The largest value is SSM's limit for a standard parameter.
@@ -152,7 +153,7 @@ def store(uri: str) -> Store:
     prefix = os.environ.get(SECRETS_VARIABLE)
     if prefix:
         return Parameters(f"{prefix}/{_place(uri)}", partial(ask, "ssm"))
-    return Files(Path.home() / ".ray-on-ecs" / "secrets" / _place(uri))
+    return Files(at_home() / "secrets" / _place(uri))
 
 
 def parameters(prefix: str, uri: str, call: Callable[..., Any]) -> Store:

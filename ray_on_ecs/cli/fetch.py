@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
@@ -22,12 +23,12 @@ from ray_on_ecs.cli.screen import note, notes, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
 
-    from ray_on_ecs.tracking.snapshot import Snapshot
     from ray_on_ecs.tracking.storage import RunStorage
 
 FOLDER = "runs"
@@ -38,7 +39,7 @@ ATTEMPTS = 3
 # The manifest of a script's files, and the folders that hold them.
 OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
 # What runs leave in their folders for themselves: the lock, and files that are being written.
-INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check", ".snapshot/*", "*.part")
+INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check*", ".snapshot/*", "*.part")
 NAMES_SHOWN = 8
 # Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
 IGNORE = "*\n"
@@ -138,9 +139,16 @@ def copy_run(
         raise UsageError(
             f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
-    for path, text in listing.links.items():
-        if _is_requested(path, checkpoints, only):
-            _link(target / path, text)
+    links = {path: text for path, text in listing.links.items() if _is_requested(path, checkpoints, only)}
+    for path, text in links.items():
+        _link(target, path, text)
+    refused = [*listing.refused, *(path for path in links if not is_inside(target / path, target))]
+    for path in refused[len(listing.refused) :]:
+        (target / path).unlink(missing_ok=True)
+    if refused:
+        more = f" and {len(refused) - NAMES_SHOWN} more" if len(refused) > NAMES_SHOWN else ""
+        names = ", ".join(map(repr, refused[:NAMES_SHOWN]))
+        note(f"left out, as they could change files elsewhere, or can't be files here: {names}{more}")
     here = [path for path in requested if (target / path).exists()]
     return Fetched(target, here, list(dict.fromkeys(copied)), sum(requested[path].size for path in here))
 
@@ -153,11 +161,13 @@ class _Listing:
         files: The files by their paths in the folder.
         links: The targets of the symbolic links.
         written_at: The times at which a script wrote its files, in nanoseconds.
+        refused: Names that a disk can't have, files of git, and links out of the folder.
     """
 
     files: dict[str, FileInfo]
     links: dict[str, str]
     written_at: dict[str, int]
+    refused: list[str]
 
 
 def _list(storage: RunStorage) -> _Listing:
@@ -165,7 +175,7 @@ def _list(storage: RunStorage) -> _Listing:
     from pyarrow import fs
 
     from ray_on_ecs.filesystem import list_files
-    from ray_on_ecs.tracking.snapshot import read_snapshot
+    from ray_on_ecs.tracking.snapshot import read_snapshot, stored_files
 
     start = len(storage.path()) + 1
     try:
@@ -176,7 +186,7 @@ def _list(storage: RunStorage) -> _Listing:
             if top.base_name not in OF_SNAPSHOTS:
                 infos = [top] if top.is_file else list_files(storage.filesystem, top.path)
                 files |= {info.path[start:]: info for info in infos}
-        stored = {info.path[start:]: info for info in _stored(storage, snapshot)}
+        stored = stored_files(storage, snapshot.keys)
     except OSError as cause:
         raise _unreadable(storage, cause) from cause
     links, written_at = {}, {}
@@ -188,22 +198,18 @@ def _list(storage: RunStorage) -> _Listing:
             links[path] = entry.link
         if entry.written_at and not entry.is_log:
             written_at[path] = entry.written_at
-    return _Listing(files, links, written_at)
+    refused = sorted(name for name in (*files, *links) if fault_of(name) or is_of_git(name))
+    refused += sorted(name for name, text in links.items() if leads_out(name, text) and name not in refused)
+    for name in refused:
+        files.pop(name, None)
+        links.pop(name, None)
+    return _Listing(files, links, written_at, refused)
 
 
-def _stored(storage: RunStorage, snapshot: Snapshot) -> list[FileInfo]:
-    """Return the files that a snapshot names: in a bucket from lists, and on a disk without following its links."""
-    from ray_on_ecs.filesystem import list_files
-
-    if storage.is_local:
-        infos = storage.filesystem.get_file_info([storage.path(key) for key in sorted(snapshot.keys)])
-        return [info for info in infos if info.is_file]
-    folders = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER) if snapshot.files else ()
-    return [info for folder in folders for info in list_files(storage.filesystem, storage.path(folder))]
-
-
-def _link(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _link(target: Path, name: str, text: str) -> None:
+    """Make a link of the run, which leads to another place in the folder."""
+    path = target / name
+    make_way(target, path)
     if path.is_symlink():
         path.unlink()
     if not path.exists():
@@ -212,8 +218,6 @@ def _link(path: Path, text: str) -> None:
 
 def _is_requested(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
     top, *rest = path.split("/")
-    if ".." in path.split("/"):
-        return False
     if top != layout.FILES_FOLDER and any(fnmatch(path, pattern) for pattern in INTERNAL):
         return False
     if rest and top == layout.CHECKPOINTS_FOLDER and not checkpoints:
@@ -252,6 +256,8 @@ def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], wri
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     make_folder(target)
+    for path in files:
+        make_way(target, target / path)  # nothing is written through the links of an earlier fetch
     stop = threading.Event()
     with (
         Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal) as bar,
@@ -282,8 +288,8 @@ def _copy(
     stop: threading.Event,
 ) -> None:
     """Copy a file, again if it was replaced meanwhile; one that was deleted is left out."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    short = hashlib.sha256(os.fsencode(file.name)).hexdigest()[:16]  # a name may be as long as the disk allows
+    part = file.with_name(f".{short}.{os.getpid()}.part")
     path = info.path[len(storage.path()) + 1 :]
     try:
         for _ in range(ATTEMPTS):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from rich.status import Status
+from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
@@ -18,7 +19,7 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.shown_log import Filter
+from ray_on_ecs.tracking.shown_log import Filter, printable
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -169,10 +170,10 @@ class _ProgressLine:
 
     def _watch(self) -> None:
         while not self._over.wait(PROGRESS_SECONDS):
-            with suppress(TrainingError, OSError, LookupError, TypeError, ValueError):
+            with suppress(Exception):  # a document that is broken, or a storage that does not answer
                 status = self._cluster.storage(self._name).read_json(layout.STATUS)
                 if status and status["job"] == self._job():  # else it is an earlier command's
-                    self._status.update(f"{self._name}: {progress_words(status)}")
+                    self._status.update(Text(printable(f"{self._name}: {progress_words(status)}")))
 
 
 def progress_words(status: dict[str, Any]) -> str:

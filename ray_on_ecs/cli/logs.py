@@ -26,7 +26,7 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     """Show the log of RUN, with all its jobs; from its folder if the head is gone."""
     try:
         with cluster.connect() as head:
-            jobs = jobs_of(head.jobs, run)
+            jobs = jobs_of(cluster, head.jobs, run)
             under_way = [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
             if not (follow and under_way):
                 text = "".join(_log(head.jobs, job_id) for job_id in jobs)
@@ -46,16 +46,27 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     return Follower(cluster, same).follow(under_way[-1])
 
 
-def jobs_of(client: Any, run: str | None) -> dict[str, Any]:
+def jobs_of(cluster: Cluster, client: Any, run: str | None) -> dict[str, Any]:
     """Return the jobs of a run, or all jobs, by ID, in the order of their start.
+
+    A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
 
     Raises:
         ResourceError: The head doesn't answer, or not as Ray does.
+        UsageError: There are several such runs.
     """
+    from ray_on_ecs.cluster.history import is_below
     from ray_on_ecs.cluster.jobs import of_run, submitted
 
     try:
         jobs = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
+        if run:
+            own = {job_id: job for job_id, job in jobs.items() if is_below(job.metadata, cluster.storage_path)}
+            others = {str(job.metadata.get("storage_path")) for job in jobs.values()}
+            if own or cluster.is_here:
+                jobs = own
+            elif len(others) > 1:
+                raise UsageError(f"RUN: there is a run {run} in each of {', '.join(sorted(others))}; use its own name")
     except (OSError, RuntimeError, TypeError, ValueError) as cause:
         raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
     return dict(sorted(jobs.items(), key=lambda item: item[1].start_time or 0))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # AWS's console by the beginning of the region's name; elsewhere it is CONSOLE.
 CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}
 CONSOLE = "console.aws.amazon.com"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @click.command("open")
@@ -61,26 +62,20 @@ def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
     """Write the report and, if there are any, the curves into a folder; return their paths."""
     report, curves = folder / layout.REPORT, folder / layout.CURVES
     try:
-        page = storage.read(layout.REPORT) if _has_last_report(storage) else _new_report(storage)
-        picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else None
+        page = _report(storage)
+        picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else b""
         make_folder(folder)
         report.write_bytes(page)
         curves.unlink(missing_ok=True)  # may be of a run of this name on another cluster
-        if picture:
+        if picture.startswith(PNG):
             curves.write_bytes(picture)
     except OSError as cause:
         raise ResourceError(f"the report of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
-    return report, curves if picture else None
+    return report, curves if curves.exists() else None
 
 
-def _has_last_report(storage: RunStorage) -> bool:
-    """Return True if the folder's report is as new as its documents: a command that was killed wrote none."""
-    names = (layout.REPORT, layout.STATUS, layout.RESULT, layout.METRICS)
-    report, *documents = storage.filesystem.get_file_info([storage.path(name) for name in names])
-    return report.is_file and all(not info.is_file or info.mtime_ns <= report.mtime_ns for info in documents)
-
-
-def _new_report(storage: RunStorage) -> bytes:
+def _report(storage: RunStorage) -> bytes:
+    """Render the report here: the one in the run's folder is a page that anybody who writes there can replace."""
     from ray_on_ecs.tracking.report import read_documents, render
 
     try:

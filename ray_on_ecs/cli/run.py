@@ -245,7 +245,7 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
     Yields:
         True if Ray only serves runs.
     """
-    name = work.run["run_name"]
+    name = ended = work.run["run_name"]
     is_local = cluster.up(work.workers, note)
     ends = is_local
     try:
@@ -268,9 +268,12 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
         if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
             raise
         raise Interrupted(f"run {name} is stopped; {_again(cluster, work)}") from end
+    except BaseException:
+        ended = ""  # the run may be healthy, although it could not be followed
+        raise
     finally:
-        if ends and not cluster.down(name):
-            note(f"Ray keeps running for other jobs; {cluster.command('runs')} lists the runs")
+        if ends and not cluster.down(ended):
+            note(f"Ray keeps running; {cluster.command('runs')} lists the runs")
 
 
 def _again(cluster: Cluster, work: Submission) -> str:

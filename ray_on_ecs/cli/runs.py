@@ -14,6 +14,7 @@ from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
 from ray_on_ecs.errors import HeadGone, TrainingError
+from ray_on_ecs.tracking.shown_log import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,8 +85,9 @@ def _print(runs: list[RunInfo]) -> None:
 
 def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     """Return a table with a row for each run."""
-    from rich.markup import escape
+    from rich.style import Style
     from rich.table import Table
+    from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     shown.add_column("run", no_wrap=True)
@@ -96,13 +98,11 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     for heading in ("progress", "loss", "started", "cost"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
-        state = f"[{COLOURS.get(run.state, 'default')}]{escape(run.state)}[/]"
-        name = _cut(run.name, longest_name)
         shown.add_row(
-            f"[link={run.url}]{escape(name)}[/link]" if run.url else escape(name),
-            state,
-            *([escape(run.owner or "")] if has_owners else []),
-            escape(_progress(run, longest_name)),
+            Text(_cut(run.name, longest_name), Style(link=run.url)),
+            Text(printable(run.state), COLOURS.get(run.state, "default")),
+            *([Text(printable(run.owner or ""))] if has_owners else []),
+            Text(printable(_progress(run, longest_name))),
             _loss(run.loss),
             ago(run),
             _cost(run.cost_usd),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ray_on_ecs.tracking.shown_log import shows_colours, without_escapes
+from ray_on_ecs.tracking.shown_log import printable, shows_colours
 
 out = Console(highlight=False, soft_wrap=True)
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -18,14 +18,14 @@ notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def note(line: str) -> None:
     """Print a line about what the command does."""
-    notes.print(line, markup=False)
+    notes.print("\n".join(map(printable, line.split("\n"))), markup=False)
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines of a log as they are, with their colours only on a terminal."""
+    """Print lines of a log, with their colours only on a terminal."""
     has_colours = shows_colours(sys.stdout)
     for line in lines:
-        out.out(line if has_colours else without_escapes(line), highlight=False)
+        out.out(printable(line, has_colours=has_colours), highlight=False)
 
 
 def print_json(document: Any) -> None:

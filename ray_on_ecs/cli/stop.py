@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted, one_line
-from ray_on_ecs.node.jobs import SECRETS
+from ray_on_ecs.node.jobs import stored_secrets
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -63,7 +62,7 @@ def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
     Raises:
         ResourceError: It has not ended in time, or the head or AWS doesn't answer.
     """
-    jobs = jobs_of(head.jobs, run)
+    jobs = jobs_of(cluster, head.jobs, run)
     was_under_way = _stop(head, _under_way(jobs), f"run {run}")
     _delete_secrets(cluster, jobs)
     return was_under_way
@@ -75,7 +74,7 @@ def stop_all(cluster: Cluster, head: Head) -> bool:
     Raises:
         ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    jobs = jobs_of(head.jobs, None)
+    jobs = jobs_of(cluster, head.jobs, None)
     under_way = _under_way(jobs)
     for job_id in under_way:
         note(f"stopping job {job_id}")
@@ -102,8 +101,7 @@ def _stop(head: Head, job_ids: list[str], what: str) -> bool:
 
 def _delete_secrets(cluster: Cluster, jobs: dict[str, Any]) -> None:
     """Delete the secrets of the runs of these jobs, also if an earlier command could not."""
-    for stored in {job.metadata[SECRETS] for job in jobs.values() if SECRETS in (job.metadata or {})}:
-        uri, *names = json.loads(stored)
+    for uri, *names in {tuple(stored_secrets(job.metadata)) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
 
 

@@ -316,9 +316,15 @@ class LocalCluster(Cluster):
         if not self.ends_with_run:
             return False
         with local_head.lock():
-            if not local_head.find():
-                cpus = os.cpu_count() or 1
-                needed = workers or DEFAULT_WORKERS
+            cpus = os.cpu_count() or 1
+            needed = workers or DEFAULT_WORKERS
+            started = local_head.find()
+            if started and needed > started.cpus:
+                raise UsageError(
+                    f"--num-workers: Ray on this machine has been started for {counted(started.cpus, 'worker')}, and "
+                    f"not for {needed}; run them once its runs have ended: {self.command('runs')} lists them"
+                )
+            if not started:
                 shared = f"; {needed} workers share {counted(cpus, 'CPU')}" if needed > cpus else ""
                 say(f"starting Ray on this machine{shared}")
                 local_head.start(max(cpus, needed))
@@ -341,8 +347,9 @@ class LocalCluster(Cluster):
                 self._reservation = None
             started = local_head.find()
             if started is not None:
-                others = Head(started.url, started.token).runs_under_way() - {run_name}
-                if others or local_head.is_reserved():
+                active = Head(started.url, started.token).runs_under_way()
+                is_used = active is None or bool(active - {run_name})  # a busy head may be silent for a while
+                if is_used or local_head.is_reserved():
                     return False
                 local_head.stop(started)
         return True

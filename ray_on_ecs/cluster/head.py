@@ -89,11 +89,11 @@ class Head:
             what = one_line(cause) if isinstance(cause, OSError) else f"not an answer of Ray's: {cause!r}"
             raise ResourceError(f"the Ray head doesn't answer at {self.url} ({what})") from cause
 
-    def runs_under_way(self) -> set[str]:
-        """Return the names of the runs that have not ended; empty if the head doesn't answer."""
+    def runs_under_way(self) -> set[str] | None:
+        """Return the names of the runs that have not ended, or None if the head doesn't answer."""
         try:
             jobs = self.list_jobs()
         except (ResourceError, UsageError):
-            return set()
+            return None
         active = [job.get("metadata") or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
         return {metadata["run_name"] for metadata in active if "run_name" in metadata}

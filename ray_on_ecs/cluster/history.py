@@ -94,10 +94,12 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """
     from difflib import get_close_matches
 
+    from ray_on_ecs.config import is_run_name
+
     root = cluster.storage("")
     _now(cluster, root)  # raises if the bucket is missing
     folders = [info.base_name for info in _list(root) if not info.is_file]
-    names = sorted(folder for folder in folders if not folder.startswith("."))
+    names = sorted(filter(is_run_name, folders))
     if name in names:
         return cluster.storage(name)
     nearest = get_close_matches(name, names, n=NEAREST_NAMES)
@@ -159,7 +161,7 @@ class Folders:
             seconds = None
             if run.started:
                 seconds = max(self.now - datetime.fromisoformat(run.started).timestamp(), 0.0)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except Exception:  # anybody may have written the documents; one run's are not the others' fault
             last_write = _iso(_newest(files or {}))
             return RunInfo(name=name, state="unreadable", started=last_write, updated=last_write)
         return replace(run, started_seconds_ago=seconds, job=job["submission_id"] if job else run.job)
@@ -175,16 +177,16 @@ class Folders:
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS),
-            owner=status.get("owner"),
-            behind=status.get("behind"),
+            owner=_text(status.get("owner")),
+            behind=_text(status.get("behind")),
             step=_integer(status.get("step")),
             loss=_number(status.get("loss")),
             started=_utc(status["started"]),
             updated=_iso(last_write),
             cost_usd=_number(total_usd(status, {})),
             workers=_integer(status.get("workers")),
-            job=status.get("job"),
-            url=status.get("url"),
+            job=_text(status.get("job")),
+            url=layout.page_url(status.get("url")),
         )
 
     def read(self, name: str, document_name: str) -> dict[str, Any]:
@@ -212,6 +214,8 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
         UsageError: The bucket does not exist, or credentials are missing.
         ResourceError: It can't be reached.
     """
+    from ray_on_ecs.config import is_run_name
+
     now = _now(cluster, storage)
     files: dict[str, dict[str, FileInfo]] = {}
     newest = 0.0
@@ -220,7 +224,7 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
         name, _, file = info.path[start:].partition("/")
         if info.is_file:
             newest = max(newest, _modified(info))
-        if file in (*DOCUMENTS, layout.LOCK):
+        if file in (*DOCUMENTS, layout.LOCK) and is_run_name(name):
             files.setdefault(name, {})[file] = info
     return Folders(storage, max(now, newest), files)
 
@@ -286,21 +290,28 @@ def _list(storage: RunStorage, *, recursive: bool = False) -> Iterable[FileInfo]
         raise UsageError(f"the runs in {storage.uri.rstrip('/')} can't be listed ({short_reason(cause)})") from cause
 
 
+def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
+    """Return whether the run of a job is below a storage path. A job's metadata has the path if one was typed."""
+    from ray_on_ecs.config import RunConfig
+
+    path = str(metadata.get("storage_path", storage_path)).rstrip("/")
+    return path in (storage_path.rstrip("/"), RunConfig.storage_path)
+
+
 def _under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
     """Return the pending and running jobs by the name of their run; a running one before a pending one.
 
     A job's metadata has the storage path if one was typed: a run of the same name elsewhere is another run.
     """
-    from ray_on_ecs.config import RunConfig
+    from ray_on_ecs.config import is_run_name
 
-    own_paths = {storage_path, RunConfig.storage_path}
     jobs_of_runs: dict[str, Job] = {}
     for job in jobs:
         metadata = job.get("metadata") or {}
-        name = metadata.get("run_name")
-        if not name or job["status"] not in (PENDING, RUNNING):
+        name = str(metadata.get("run_name"))
+        if not is_run_name(name) or job["status"] not in (PENDING, RUNNING):
             continue
-        if metadata.get("storage_path", storage_path).rstrip("/") not in own_paths:
+        if not is_below(metadata, storage_path):
             continue
         if name not in jobs_of_runs or jobs_of_runs[name]["status"] != RUNNING:
             jobs_of_runs[name] = job
@@ -322,7 +333,11 @@ def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | 
 
 
 def _owner(job: Job) -> str | None:
-    return (job.get("metadata") or {}).get(OWNER)
+    return _text((job.get("metadata") or {}).get(OWNER))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> float:

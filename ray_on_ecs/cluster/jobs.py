@@ -32,6 +32,8 @@ DEFAULT_MAX_RESUBMISSIONS = 3
 # Time to wait for the head to resubmit a lost run; it polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
+# Of a request, after which it is repeated or given up.
+ANSWER_SECONDS = 60.0
 SUBMIT_ATTEMPTS = 3
 # Ray passes the command to a shell as one argument, which Linux limits to 128 KiB.
 MAX_COMMAND_BYTES = 120 * 2**10
@@ -132,7 +134,7 @@ def connect() -> "JobSubmissionClient":
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         # RAY_API_SERVER_ADDRESS and RAY_ADDRESS override it
-        return cast("JobSubmissionClient", _Client(JobSubmissionClient(DASHBOARD_URL)))
+        return cast("JobSubmissionClient", _Client(limited(JobSubmissionClient)(DASHBOARD_URL)))
     except AuthenticationError as cause:
         raise UsageError(WRONG_TOKEN) from cause
     except (LookupError, OSError, RuntimeError, TypeError, ValueError) as cause:
@@ -141,6 +143,16 @@ def connect() -> "JobSubmissionClient":
             f"the dashboard of the Ray head doesn't answer at {url} ({one_line(cause)}); set RAY_API_SERVER_ADDRESS to "
             "its URL"
         ) from cause
+
+
+def limited(client: type["JobSubmissionClient"]) -> type["JobSubmissionClient"]:
+    """Return a class of Ray's client whose requests end after a while; Ray's own would wait for ever."""
+
+    class Limited(client):
+        def _do_request(self, *arguments: Any, **options: Any) -> Any:
+            return super()._do_request(*arguments, **{"timeout": ANSWER_SECONDS, **options})
+
+    return Limited
 
 
 class _Client:

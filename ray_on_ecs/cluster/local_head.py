@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node import head as image_head
+from ray_on_ecs.private_folder import at_home, new_short
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.
@@ -46,6 +46,8 @@ VARIABLES = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a laptop does not get interruption notices
     "PYTHONUNBUFFERED": "1",
     LOCAL_VARIABLE: "1",
+    # Otherwise Ray on Linux takes the address of the network in place of 127.0.0.1, for all its servers.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 # Variables for another cluster.
 OTHERS = ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH")
@@ -60,7 +62,8 @@ class LocalHead:
         token: Ray's token.
         pid: The process ID of `ray start`.
         created: The start time of that process, as its ID may be reused.
-        folder: Ray's temporary folder.
+        folder: The folder of its log, with Ray's temporary folder in it; only this user can open it.
+        cpus: The number of CPUs, which the workers of its runs share.
     """
 
     url: str
@@ -68,6 +71,7 @@ class LocalHead:
     pid: int
     created: float
     folder: str
+    cpus: int
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -99,7 +103,7 @@ def start(cpus: int) -> LocalHead:
     forget()
     reason = logs = ""
     for attempt in range(START_ATTEMPTS):
-        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
+        folder = new_short("ray-")
         head = None
         try:
             numbers = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
@@ -135,7 +139,6 @@ def lock() -> Generator[None]:
     """Lock for commands that find, start or stop the head."""
     from filelock import FileLock
 
-    _file().parent.mkdir(mode=0o700, exist_ok=True)
     with FileLock(_file().with_suffix(".lock")):
         yield
 
@@ -164,7 +167,7 @@ def is_reserved() -> bool:
 
 def _file() -> Path:
     environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
-    return Path.home() / ".ray-on-ecs" / f"head-{environment}.json"
+    return at_home() / f"head-{environment}.json"
 
 
 def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
@@ -174,7 +177,7 @@ def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
         f"--node-ip-address={HOST}",
         f"--dashboard-host={HOST}",
         f"--num-cpus={cpus}",
-        f"--temp-dir={folder}",
+        f"--temp-dir={_rays(folder)}",
         *("--min-worker-port=0", "--max-worker-port=0"),
         *ports.flags(numbers),
     ]
@@ -190,7 +193,7 @@ def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
         )
     process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command, or psutil waits for it
     created = psutil.Process(process.pid).create_time()
-    return LocalHead(f"http://{HOST}:{numbers['--dashboard-port']}", token, process.pid, created, folder)
+    return LocalHead(f"http://{HOST}:{numbers['--dashboard-port']}", token, process.pid, created, folder, cpus)
 
 
 def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, str]:
@@ -234,7 +237,7 @@ def _is_own_dashboard(head: LocalHead) -> bool:
     """
     try:
         answer = api.get(f"{head.url}/api/version", ANSWER_SECONDS, head.token)
-        return answer["session_name"] == Path(head.folder, "session_latest").resolve().name
+        return answer["session_name"] == Path(_rays(head.folder), "session_latest").resolve().name
     except HTTPError as refusal:
         if refusal.code >= 500:
             raise
@@ -279,9 +282,14 @@ def _end(head: LocalHead | None, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _rays(folder: str) -> str:
+    """Return the folder that Ray uses. It makes it, and what is in it, writable for all; the one above stays closed."""
+    return f"{folder}/r"
+
+
 def _logs(folder: str) -> Path:
     """Return the folder with Ray's logs, or where they would be if Ray has not got as far."""
-    logs = Path(folder, "session_latest", "logs")
+    logs = Path(_rays(folder), "session_latest", "logs")
     return logs if logs.exists() else Path(folder)
 
 

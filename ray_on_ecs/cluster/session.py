@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,9 @@ from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError, one_li
 OPEN_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 POLL_SECONDS = 0.05
+OUTPUT_BYTES = 2**16
+# The plugin's line once it listens.
+OPENED = re.compile(r"Port (\d+) opened for sessionId")
 AWS_CLI = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
 PLUGIN = "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
 
@@ -47,8 +49,9 @@ def forwarded_port(
         ResourceError: Session Manager can't reach the instance.
     """
     check_installed()
-    local = _free_port()
-    parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]}
+    # The plugin chooses a free port. Another user of this machine could bind one that stands in the command's arguments,
+    # and would receive the token.
+    parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": ["0"]}
     command = [
         *("aws", "ssm", "start-session", "--region", region, "--target", instance_id),
         *("--document-name", document, "--parameters", json.dumps(parameters)),
@@ -64,8 +67,7 @@ def forwarded_port(
             env=dict(environment),
         )
         try:
-            _wait_until_open(process, local, output)
-            yield local
+            yield _opened_port(process, output)
         finally:
             _close(process)
 
@@ -77,13 +79,14 @@ def check_installed() -> None:
             raise UsageError(f"command not found: {program}; install it: {instructions}")
 
 
-def _wait_until_open(process: subprocess.Popen[bytes], port: int, output: IO[str]) -> None:
+def _opened_port(process: subprocess.Popen[bytes], output: IO[str]) -> int:
+    """Wait until the plugin listens, and return its port."""
     deadline = time.monotonic() + OPEN_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise _session_error(_read(output))
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
+        if opened := OPENED.search(_read(output)):
+            return int(opened[1])
         time.sleep(POLL_SECONDS)
     raise HeadUnavailable(
         f"Session Manager did not open a port within {OPEN_SECONDS:.0f} s ({one_line(_read(output))})"
@@ -104,14 +107,8 @@ def _session_error(output: str) -> Exception:
 
 
 def _read(output: IO[str]) -> str:
-    output.seek(0)
-    return output.read()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return what the processes have written; their position in the file stays where it is."""
+    return os.pread(output.fileno(), OUTPUT_BYTES, 0).decode(errors="replace")
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

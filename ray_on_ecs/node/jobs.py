@@ -7,17 +7,18 @@ job takes part if its metadata has its run's name and `max_resubmissions`, which
 
 import json
 import math
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from typing import Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.contract import WORKER_TIMEOUT
-from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.state import State
 
@@ -164,8 +165,11 @@ class JobRecovery:
         jobs = _list_jobs()
         ids = {job["submission_id"] for job in jobs}
         for job in _last_jobs(jobs):
-            if self._is_lost(job) and not self._stopping.is_set():
-                self._resubmit(job, ids)
+            try:
+                if self._is_lost(job) and not self._stopping.is_set():
+                    self._resubmit(job, ids)
+            except Exception as cause:  # anybody may have submitted the job; the others are resubmitted nevertheless
+                self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
     def _record_interrupted(self, jobs: list[str]) -> None:
         if not self._state or not jobs:
@@ -212,9 +216,10 @@ class JobRecovery:
 
     def _delete_secrets(self, job: Job) -> None:
         """Delete the secrets of a run that is not resubmitted, once."""
-        if SECRETS not in job["metadata"] or job["submission_id"] in self._without_secrets:
+        stored = stored_secrets(job["metadata"])
+        if not stored or job["submission_id"] in self._without_secrets:
             return
-        uri, *names = json.loads(job["metadata"][SECRETS])
+        uri, *names = stored
         with suppress(OSError, TrainingError):  # the next poll tries again
             secrets.store(uri).delete(names)
             self._without_secrets.add(job["submission_id"])
@@ -224,6 +229,16 @@ class JobRecovery:
         if (job, event) not in self._reported:
             self._reported.add((job, event))
             print(f"ray-head: job {job} {event}", flush=True)
+
+
+def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
+    """Return the run's folder and the names of its stored secrets, by a job's metadata; empty if it has none."""
+    try:
+        stored = json.loads((metadata or {}).get(SECRETS, "[]"))
+    except (TypeError, ValueError, RecursionError):  # not a job of `ray-on-ecs run`
+        return []
+    is_list = isinstance(stored, list) and all(isinstance(each, str) for each in stored)
+    return stored if is_list and len(stored) > 1 else []
 
 
 def any_under_way() -> bool:
@@ -272,7 +287,7 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
     for job in sorted(jobs, key=times):
         metadata = job.get("metadata") or {}
         if RUN[0] in metadata:
-            last[tuple(metadata.get(key) for key in RUN)] = job
+            last[tuple(str(metadata.get(key)) for key in RUN)] = job
     return list(last.values())
 
 
@@ -284,5 +299,5 @@ def _resubmissions_in_a_row(job: Job) -> int:
 
 def _number(metadata: dict[str, str], key: str) -> int:
     """Return a number of the metadata; 0 if it is missing."""
-    text = metadata.get(key, "")
-    return int(text) if text.isdecimal() else 0
+    text = str(metadata.get(key, ""))
+    return int(text) if re.fullmatch("[0-9]{1,4}", text) else 0

@@ -12,6 +12,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,9 @@ from uuid import uuid4
 from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError, one_line
+from ray_on_ecs.names import fault_of, is_inside
 from ray_on_ecs.run.code_files import CodeFile, CodeFiles
-from ray_on_ecs.run.ignore_files import ask_git
+from ray_on_ecs.run.ignore_files import ask_git, has_filters
 
 FOLDER, SUFFIX = ".code", ".tar.gz"
 # Code is small; a higher level takes several times as long for a tenth less.
@@ -104,7 +106,7 @@ def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> No
         archive.seek(0)
         try:
             _unpack(archive, target)
-        except tarfile.TarError as cause:
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as cause:
             raise StorageError(f"the run's code, {path}, is refused: {one_line(cause)}; start the run again") from cause
 
 
@@ -114,8 +116,13 @@ def revision(folder: Path) -> dict[str, str]:
     The result is empty if git is missing or slow, or if there is not a commit.
     """
     commit = ask_git(folder, "rev-parse", "--verify", "HEAD", timeout=GIT_SECONDS)
-    changes = ask_git(folder, "status", "--porcelain", "--", ".", timeout=GIT_SECONDS) if commit else None
-    if commit is None or changes is None:
+    if commit is None:
+        return {}
+    changes: str | None = "not known"  # to compare the files would run the repository's filters
+    if not has_filters(folder):
+        status = ("status", "--porcelain", "--ignore-submodules=all", "--", ".")
+        changes = ask_git(folder, *status, timeout=GIT_SECONDS)
+    if changes is None:
         return {}
     return {"GIT_COMMIT": commit.strip(), "GIT_DIRTY": "1" if changes else "0"}
 
@@ -190,21 +197,24 @@ def _unpack(archive: BinaryIO, target: Path) -> None:
     """
     with tarfile.open(fileobj=archive, mode="r:gz", encoding="utf-8") as tar:
         entries = tar.getmembers()
+        size = sum(entry.size for entry in entries)
+        if size > shutil.disk_usage(target).free:
+            raise tarfile.TarError(f"its files are {size:,} bytes, for which the disk has no room")
         for entry in entries:
-            _check_inside(entry.name, entry.name)
+            if fault := fault_of(entry.name):
+                raise tarfile.TarError(f"{entry.name!r} {fault}")
             if entry.isreg() and (content := tar.extractfile(entry)):
                 path = target / entry.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with content, path.open("xb") as file:
                     shutil.copyfileobj(content, file, PIECE_BYTES)
                 path.chmod(entry.mode & 0o755)
-    for entry in entries:
-        if entry.issym():
-            _check_inside(entry.name, posixpath.join(posixpath.dirname(entry.name), entry.linkname))
-            (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
-            (target / entry.name).symlink_to(entry.linkname)
-
-
-def _check_inside(name: str, place: str) -> None:
-    if posixpath.isabs(place) or posixpath.normpath(place).split("/")[0] == "..":
-        raise tarfile.TarError(f"{name!r} leads outside the destination")
+    links = [(target / entry.name, entry.linkname) for entry in entries if entry.issym()]
+    for path, text in links:
+        if not is_inside(path.parent, target):  # a link before it is on the way
+            raise tarfile.TarError(f"{path.name!r} leads outside the destination")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(text)
+    for path, _ in links:  # once all links that one passes are there
+        if not is_inside(path, target):
+            raise tarfile.TarError(f"{path.name!r} leads outside the destination")

@@ -13,11 +13,18 @@ from pathlib import Path
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.gitignore import Patterns, from_options
 from ray_on_ecs.run.ignore_files import Rules
-from ray_on_ecs.run.left_out import KINDS, LINK, LeftOut, count_bytes, describe, printable, size_text
+from ray_on_ecs.run.left_out import KEY, KINDS, LINK, LeftOut, count_bytes, describe, printable, size_text
 
 # Neither uploaded nor kept: it belongs to this machine, or is made again.
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
-# Of these, entries that are named when they are left out: a script may miss them.
+# What may hold a key of the user: left out, and named, unless --include names it.
+KEYS = (
+    *(".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".config/gcloud", ".password-store"),
+    *(".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".boto", ".s3cfg"),
+    *(".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".*_history", "credentials.json", "kaggle.json"),
+)
+# Of NEVER, entries that are named when they are left out: a script may miss them.
 NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
 SHOWN = 3
@@ -67,6 +74,8 @@ def list_code(
     """
     top = os.path.realpath(folder)
     options = from_options(include, top, "--include"), from_options(exclude, top, "--exclude")
+    if top in (os.path.realpath(os.path.expanduser("~")), os.path.sep):
+        raise UsageError(f"--working-dir: {folder} holds more than code; give the folder with the script")
     listing = _Listing(top, *options, from_options((*NEVER, *never), top, ""))
     listing.walk(top, Rules.above(top))
     if listing.unreadable:
@@ -93,9 +102,20 @@ class _Listing:
 
     def __post_init__(self) -> None:
         self.named = from_options(NAMED, self.top, "")
+        self.keys = from_options(KEYS, self.top, KEY)
 
-    def walk(self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False) -> None:
-        """List a folder; of one that is ignored, only files that are tracked or included."""
+    def walk(
+        self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False, has_keys: bool = False
+    ) -> None:
+        """List a folder; of one that is ignored, only files that are tracked or included.
+
+        Args:
+            folder: Its path.
+            rules: The rules for the folder itself.
+            ignored: The kind of ignore file that leaves it out, or nothing.
+            is_included: --include names it, or a folder above it.
+            has_keys: --include names it as a folder that may hold keys.
+        """
         try:
             with os.scandir(folder) as listing:
                 entries = list(listing)
@@ -106,25 +126,31 @@ class _Listing:
             if not ignored:
                 self.unreadable.append(self._name(folder))
             return
-        rules = rules.enter(folder)
+        rules = rules.enter(folder, is_nested=folder != self.top)
         for entry in entries:
             with suppress(FileNotFoundError):
-                self._take(entry, rules, ignored, is_included)
+                self._take(entry, rules, ignored, is_included, has_keys)
 
-    def _take(self, entry: os.DirEntry[str], rules: Rules, above: str, is_included: bool) -> None:
+    def _take(self, entry: os.DirEntry[str], rules: Rules, above: str, is_included: bool, has_keys: bool) -> None:
         path, is_folder = entry.path, entry.is_dir(follow_symlinks=False)
-        is_included = is_included or bool(self.include.decide(path, is_folder))
+        is_named = bool(self.include.decide(path, is_folder))
+        is_included = is_included or is_named
+        is_key = not has_keys and bool(self.keys.decide(path, is_folder))
+        has_keys = has_keys or (is_key and is_named)
         if self.never.decide(path, is_folder):
             if self.named.decide(path, is_folder) and not above:
                 self._leave_out(path, "")
         elif self.exclude.decide(path, is_folder):
             if not above:
                 self._leave_out(path, self.exclude.source)
+        elif is_key and not is_named:
+            if not rules.ignored_by(path, is_folder, above):
+                self._leave_out(path, KEY)
         else:
             ignored = "" if is_included else rules.ignored_by(path, is_folder, above)
             before = len(self.files)
             if is_folder and (not ignored or self.include or rules.tracks_below(path)):
-                self.walk(path, rules, ignored, is_included)
+                self.walk(path, rules, ignored, is_included, has_keys)
             elif not is_folder and not ignored:
                 self._take_file(path)
             if ignored and not above:

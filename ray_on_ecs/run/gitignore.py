@@ -95,16 +95,28 @@ def _pattern(line: bytes) -> Pattern | None:
 
 
 def _expression(pattern: bytes) -> bytes | None:
-    """Return a pattern as a regular expression, or None where it matches nothing, as with an open bracket."""
-    parts, at = [], 0
+    """Return a pattern as a regular expression, or None where it matches nothing, as with an open bracket.
+
+    An asterisk whose next one follows in the same or the next folder takes the first match of what is between them,
+    and never another one, so that a pattern with many of them is not tried in all combinations.
+    """
+    expression, between, has_star, at = b"", b"", False, 0
     while at < len(pattern):
         token = TOKEN.match(pattern, at)
         part = _part(token) if token else None
         if token is None or part is None:
             return None
-        parts.append(part)
+        if token.lastgroup == "many":
+            expression += rb"(?>[^/]*?%s)" % between if has_star else between
+            between, has_star = b"", True
+        elif token.lastgroup in ("folders", "rest"):
+            expression += (rb"[^/]*" if has_star else b"") + between
+            expression += b"" if expression.endswith(part) else part
+            between, has_star = b"", False
+        else:
+            between += part
         at = token.end()
-    return b"".join(parts)
+    return expression + (rb"[^/]*" if has_star else b"") + between
 
 
 def _part(token: re.Match[bytes]) -> bytes | None:
@@ -114,7 +126,7 @@ def _part(token: re.Match[bytes]) -> bytes | None:
         case "rest":
             return rb".*"
         case "many":
-            return rb"[^/]*"
+            return b""  # its expression depends on what follows
         case "one":
             return rb"[^/]"
         case "members":

@@ -14,6 +14,10 @@ GITIGNORE, RAYIGNORE = ".gitignore", ".rayignore"
 GIT_SECONDS = 20
 # Set in a git hook, they would lead git to another repository.
 MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+# A repository names programs that git runs, and it may be a stranger's: neither its monitor and hooks run, nor the
+# programs that fetch what a partial clone lacks.
+HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,12 @@ class Rules:
                 return cls()  # the user names the folder, so ignore files above it do not apply
         return rules
 
-    def enter(self, folder: str) -> Rules:
-        """Return the rules for the entries of a folder."""
+    def enter(self, folder: str, *, is_nested: bool = False) -> Rules:
+        """Return the rules for the entries of a folder; git is not asked about a repository inside the user's."""
         rules = self
         if os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a nested clone starts with new rules
-            rules = Rules(_of_repository(folder), self.ray, _tracked(folder))
+            own = _read(os.path.join(folder, ".git/info/exclude"), folder, ".git/info/exclude")
+            rules = Rules(own, self.ray) if is_nested else Rules(_of_repository(folder), self.ray, _tracked(folder))
         git = _read(os.path.join(folder, GITIGNORE), folder, GITIGNORE)
         ray = _read(os.path.join(folder, RAYIGNORE), folder, RAYIGNORE)
         return Rules(rules.git + git, rules.ray + ray, rules.tracked)
@@ -66,13 +71,16 @@ class Rules:
 
 
 def ask_git(folder: str | os.PathLike[str], *arguments: str, timeout: float = GIT_SECONDS) -> str | None:
-    """Return the output of git for a folder, or None without git, without a repository, or after a timeout."""
-    environment = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    """Return the output of git for a folder, or None without git, without a repository, or after a timeout.
+
+    No program of the repository runs, unless the command filters contents (see `has_filters`).
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | OFFLINE
     # Else `git status` would write to the repository.
     environment["GIT_OPTIONAL_LOCKS"] = "0"
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            ["git", *HARMLESS, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -82,6 +90,13 @@ def ask_git(folder: str | os.PathLike[str], *arguments: str, timeout: float = GI
     except (OSError, subprocess.TimeoutExpired):
         return None
     return os.fsdecode(done.stdout) if done.returncode == 0 else None
+
+
+def has_filters(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a repository itself, and not the user's configuration, names programs that filter contents."""
+    keys = ask_git(folder, "config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
+    scopes = (keys or "").split("\0")[::2]
+    return any(scope in ("local", "worktree") for scope in scopes)
 
 
 def _of_repository(folder: str) -> tuple[Patterns, ...]:

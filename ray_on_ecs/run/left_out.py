@@ -13,6 +13,7 @@ MAX_COUNTED = 100_000
 SHOWN = 3
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 LINK = "a link out of the folder"
+KEY = "may hold a key: --include uploads it"
 
 
 @dataclass(frozen=True, order=True)
@@ -41,10 +42,11 @@ class LeftOut:
 def describe(left_out: Sequence[LeftOut]) -> list[str]:
     """Return lines for the terminal: the largest of what is left out, and what can't be uploaded at all."""
     impossible = {LINK, *KINDS.values()}
-    ignored_entries = [entry for entry in left_out if entry.why not in impossible]
+    ignored_entries = [entry for entry in left_out if entry.why not in (*impossible, KEY)]
     impossible_entries = [entry for entry in left_out if entry.why in impossible]
+    keys = [entry for entry in left_out if entry.why == KEY]
     lines = []
-    for entries in (ignored_entries, impossible_entries):
+    for entries in (ignored_entries, impossible_entries, keys):
         if entries:
             largest = [str(entry) for entry in sorted(entries, key=lambda entry: -entry.size)[:SHOWN]]
             more = f" and {len(entries) - SHOWN:,} more" if len(entries) > SHOWN else ""

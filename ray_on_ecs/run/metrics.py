@@ -30,6 +30,7 @@ LOSS = re.compile(
 GUESSED_STEP = re.compile(
     r"(?i)(?<![\w/.-])(?:global[_ ])?(?:step|iter|iteration)['\"]?(?:\s*[:=]\s*|\s+)(\d{1,15})(?![\w%]|[.,]\d)"
 )
+# Of a line that may have a loss or the address of a tracker's page; the search takes the square of the length.
 LONGEST_GUESSED = 1000
 
 
@@ -37,7 +38,7 @@ def tracker_url(line: str) -> str | None:
     """Return the page of the run that an experiment tracker prints in this line of output, or None."""
     if "://" not in line:
         return None
-    match = TRACKER.search(COLOUR.sub("", line))
+    match = TRACKER.search(COLOUR.sub("", line[:LONGEST_GUESSED]))
     return match[1] if match else None
 
 

@@ -24,6 +24,7 @@ import psutil
 from ray_on_ecs.run import last_words, supervisor
 from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
 
 LAST_LINES = 200
 LOG_LINES = 50
@@ -32,6 +33,8 @@ STACK_SECONDS = 5.0
 # How long reading the stacks of a process from outside may take.
 DUMP_SECONDS = 20.0
 CHUNK_BYTES = 2**16
+# Of a line: more than is shown of it, so that a secret where it is cut off is still found.
+KEPT_CHARACTERS = 2 * MAX_CHARACTERS
 LOCK_PAUSE_SECONDS = 0.1
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
@@ -212,21 +215,28 @@ class ScriptProcess:
         """Pass on the output by lines; a part of a line is a sign of life, too."""
         assert self._process.stdout is not None
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-        rest = ""
+        line, omitted = "", 0
         while chunk := os.read(self._process.stdout.fileno(), CHUNK_BYTES):
             self.heard()
-            rest += decoder.decode(chunk)
-            if "\n" in rest:
-                *lines, rest = rest.split("\n")
-                for line in lines:
-                    self._take(f"{line}\n")
-        if rest:
-            self._take(rest)
+            *ends, begin = decoder.decode(chunk).split("\n")
+            for end in ends:
+                line, omitted = _appended(line, end, omitted)
+                self._take(line, omitted, "\n")
+                line, omitted = "", 0
+            line, omitted = _appended(line, begin, omitted)
+        if line:
+            self._take(line, omitted, "")
 
-    def _take(self, line: str) -> None:
-        line = self._options.mask(line)
+    def _take(self, line: str, omitted: int, end: str) -> None:
+        line = cut(self._options.mask(line), omitted) + end
         self.last_lines.append(line)
         self._options.on_line(line)
+
+
+def _appended(line: str, text: str, omitted: int) -> tuple[str, int]:
+    """Append a text to a line as far as it is kept; return the line, and how many characters of it are omitted."""
+    kept = text[: max(KEPT_CHARACTERS - len(line), 0)]
+    return line + kept, omitted + len(text) - len(kept)
 
 
 def hold(lock: Path, kind: int) -> int:

@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from typing import Self
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import counted
+from ray_on_ecs.private_folder import temporary
 
 POLL_SECONDS = 2.0
 STACK_POLLS = 30  # between two looks at the stack's description
@@ -150,7 +150,7 @@ def _is_locked(descriptor: int) -> bool:
 def folder_of(gcs_address: str) -> Path:
     """Return the folder with the tickets of this user's runs on a head, which all its drivers find."""
     name = hashlib.sha256(gcs_address.encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"ray-on-ecs-queue-{os.getuid()}" / name
+    return temporary() / "queue" / name
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import psutil
 
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.node_folder import node_folder
+from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run.folder_activity import LOG_SECONDS, FolderActivity, without_logs
 from ray_on_ecs.run.folder_scan import (
     MAX_ENTRIES,

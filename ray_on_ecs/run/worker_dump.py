@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_on_ecs.node_folder import node_folder
+from ray_on_ecs.private_folder import node_folder
 
 ANSWER_SECONDS = 120.0
 LAST_LINES = 50

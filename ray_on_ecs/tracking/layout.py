@@ -1,5 +1,7 @@
 """Layout of a run's folder: file names and format version."""
 
+import re
+
 # Version of the folder and its settings (checkpoints and snapshots have other numbers); a run with another one is
 # refused.
 FORMAT = 1
@@ -38,3 +40,9 @@ PARTS_FOLDER = "parts"
 CHECKPOINTS_FOLDER = "checkpoints"
 METADATA = ".metadata"
 MANIFEST = "checkpoint.json"
+
+
+def page_url(value: object) -> str | None:
+    """Return the address in a run's status of its page at an experiment tracker, if a browser may open it, or None."""
+    is_page = isinstance(value, str) and re.fullmatch(r"https?://[!-~]+", value) and not re.search(r"[\"'<>\\]", value)
+    return str(value) if is_page else None

@@ -122,7 +122,7 @@ def render(documents: Documents) -> str:
         outcome=_outcome(documents),
         command=resume_command,
         is_under_way=documents.state in layout.UNDER_WAY,
-        url=documents.status.get("url"),
+        url=layout.page_url(documents.status.get("url")),
         facts=_facts(documents),
         curves=base64.b64encode(documents.curves).decode(),
         metrics=_metrics(documents),

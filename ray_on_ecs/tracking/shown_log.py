@@ -16,7 +16,15 @@ from typing import IO, Any
 # The dashboard sends a job's log in messages of up to ten lines, and Ray's client takes none above 4 MiB: after a line
 # of 6 MB nothing more would be shown, not even the end of the run.
 MAX_CHARACTERS, MARK_CHARACTERS = 64 * 2**10, 80
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# Colours and styles; all other sequences can move the cursor, write the clipboard, or show a link that is another one.
+COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
+ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # strings: OSC, DCS, SOS, PM, APC
+    r"|\x1b[ -/]*[0-~]"
+)
+# All but tab, and the marks that turn the direction of text.
+CONTROLS = re.compile(r"[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # The function in ray._private.worker that prints the forwarded lines.
 PRINT = "print_to_stdstream"
 # The actors of Ray Train's workers, whose standard output is the script's.
@@ -61,17 +69,29 @@ class Filter:
                 yield cut(line)
 
 
-def cut(line: str) -> str:
-    """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of omitted characters."""
-    if len(line) <= MAX_CHARACTERS:
+def cut(line: str, omitted: int = 0) -> str:
+    """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of omitted characters.
+
+    Args:
+        line: The line.
+        omitted: The number of characters of the line that have already been left out.
+    """
+    if len(line) + omitted <= MAX_CHARACTERS:
         return line
     length = MAX_CHARACTERS - MARK_CHARACTERS
-    return f"{line[:length]} ... [{len(line) - length:,} more characters are not shown]"
+    return f"{line[:length]} ... [{len(line) + omitted - length:,} more characters are not shown]"
 
 
-def without_escapes(text: str) -> str:
-    """Return a text without colours and other terminal escape sequences."""
-    return ESCAPES.sub("", text)
+def printable(line: str, *, has_colours: bool = False) -> str:
+    """Return a line without what would change the terminal: escape sequences and control characters.
+
+    Args:
+        line: The line.
+        has_colours: Its colours stay.
+    """
+    parts = COLOURS.split(line)
+    parts[::2] = [CONTROLS.sub("", ESCAPES.sub("", part)) for part in parts[::2]]
+    return "".join(parts if has_colours else parts[::2])
 
 
 def shows_colours(stream: IO[str]) -> bool:
@@ -105,7 +125,7 @@ class ForwardedLines:
         prefix = "" if name == WORKER else f"({name or pid}) "
         stream = sys.stderr if is_error else sys.stdout
         for line in lines:
-            print(prefix + (line if shows_colours(stream) else without_escapes(line)), file=stream, flush=True)
+            print(prefix + printable(line, has_colours=shows_colours(stream)), file=stream, flush=True)
 
 
 def install() -> None:

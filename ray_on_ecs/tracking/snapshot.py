@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Any
 
 from pyarrow import fs
 
-from ray_on_ecs.filesystem import copy_to_disk
+from ray_on_ecs.errors import UsageError, one_line
+from ray_on_ecs.filesystem import copy_to_disk, list_files
+from ray_on_ecs.names import fault_of, is_of_git, make_way
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -27,6 +29,8 @@ COPIES_AT_ONCE = 8
 # CopyObject's limit: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 MAX_COPY_BYTES = 5 * 2**30
 CHUNK_BYTES = 16 * 2**20
+# The folders that have the objects of a snapshot.
+STORED = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER)
 ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
 
 
@@ -83,8 +87,40 @@ def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
     document = storage.read_json(name)
     if document is None:
         return Snapshot()
-    files = {path: KeptFile(**values) for path, values in document["files"].items()}
-    return Snapshot(files, tuple(document["left_out"]), document["folder"])
+    try:
+        folder = document["folder"]
+        if not _is_below(folder, layout.FILES_FOLDER):
+            raise ValueError(f"{folder!r} is not in {layout.FILES_FOLDER}/")
+        files = {path: _kept_file(path, values) for path, values in document["files"].items()}
+        return Snapshot(files, tuple(map(str, document["left_out"])), folder)
+    except (AttributeError, LookupError, TypeError, ValueError) as cause:
+        raise UsageError(f"{storage.uri}/{name} is broken ({one_line(cause)}); use another run name") from cause
+
+
+def _kept_file(name: str, values: dict[str, Any]) -> KeptFile:
+    """Return a file of a manifest, which anybody who can write to the storage may have written.
+
+    Raises:
+        TypeError, ValueError: It does not describe a file in the run's folder.
+    """
+    file = KeptFile(**values)
+    fault = fault_of(name) or ("is of git" if is_of_git(name) else None)
+    if fault:
+        raise ValueError(f"{name!r} {fault}")
+    if file.link is None and not any(_is_below(file.key, folder) for folder in STORED):
+        raise ValueError(f"{file.key!r} is not in {' or '.join(f'{folder}/' for folder in STORED)}")
+    if not isinstance(file.link, str | None) or (file.link is not None and (file.key or "\0" in file.link)):
+        raise ValueError(f"{name!r} is not a link")
+    numbers = (file.size, file.written_at, file.mode, file.node)
+    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or not isinstance(file.is_log, bool):
+        raise ValueError(f"{name!r} has a size, time, mode or node that is not one")
+    return replace(file, mode=file.mode & 0o777)
+
+
+def _is_below(path: object, folder: str) -> bool:
+    if not isinstance(path, str):
+        return False
+    return path == folder or (path.startswith(f"{folder}/") and fault_of(path.removesuffix("/")) is None)
 
 
 def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.FILES) -> None:
@@ -125,6 +161,7 @@ def restore(
         OSError: A file can't be read from the storage or written to the folder.
     """
     here = here or {}
+    stored = stored_files(storage, {file.key for name, file in files.items() if file.key and name not in here})
     fetched: dict[Path, fs.FileInfo] = {}
     for name, file in files.items():
         path = folder / name
@@ -132,7 +169,7 @@ def restore(
         if name in here:
             os.replace(here[name], path)
         elif file.link is None:
-            fetched[path] = _file_info(storage, file)
+            fetched[path] = _file_info(storage, file, stored)
     copy_to_disk(storage.filesystem, fetched)
     for name, file in files.items():
         path = folder / name
@@ -143,22 +180,34 @@ def restore(
             os.utime(path, ns=(file.written_at, file.written_at))
 
 
-def _file_info(storage: RunStorage, file: KeptFile) -> fs.FileInfo:
-    path = storage.path(file.key)
-    if file.is_log:  # it may have grown since
-        info = storage.filesystem.get_file_info(path)
-        if info.is_file:
-            return info
-    return fs.FileInfo(path, type=fs.FileType.File, size=file.size)
+def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, fs.FileInfo]:
+    """Return those of these keys that the storage has: in a bucket from lists, on a disk without following links.
+
+    Raises:
+        OSError: The storage can't be read.
+    """
+    start = len(storage.path()) + 1
+    if storage.is_local:
+        infos = storage.filesystem.get_file_info([storage.path(key) for key in sorted(keys)])
+    else:
+        folders = [storage.path(folder) for folder in STORED] if keys else []
+        infos = [info for folder in folders for info in list_files(storage.filesystem, folder)]
+    return {info.path[start:]: info for info in infos if info.is_file}
+
+
+def _file_info(storage: RunStorage, file: KeptFile, stored: Mapping[str, fs.FileInfo]) -> fs.FileInfo:
+    """Return a file as the storage has it; a log may have grown since, and others have not changed."""
+    info = stored.get(file.key)
+    if info is None:
+        raise FileNotFoundError(f"{storage.uri}/{file.key} is missing")
+    if info.size < file.size:
+        raise OSError(f"{storage.uri}/{file.key} has {info.size:,} of {file.size:,} bytes")
+    return info if file.is_log else fs.FileInfo(info.path, type=fs.FileType.File, size=file.size)
 
 
 def _make_room(folder: Path, path: Path) -> None:
     """Create the parent folders of a path, and delete whatever is in the way."""
-    for parent in reversed(path.relative_to(folder).parents[:-1]):
-        ancestor = folder / parent
-        if ancestor.is_symlink() or ancestor.is_file():
-            ancestor.unlink()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_way(folder, path)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

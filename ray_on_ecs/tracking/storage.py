@@ -194,10 +194,11 @@ class RunStorage:
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def _check_bucket(self) -> None:
-        probe = f"{self.base}/.write-check"
+        probe = f"{self.base}/.write-check.{uuid.uuid4().hex}"  # another run may check at the same time
         with self.filesystem.open_output_stream(probe) as stream:
             stream.write(b"")
-        self.filesystem.delete_file(probe)
+        with suppress(FileNotFoundError):  # the first request has deleted it, and its answer was lost
+            self.filesystem.delete_file(probe)
 
 
 def _check_folder(folder: Path) -> None:

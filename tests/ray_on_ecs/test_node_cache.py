@@ -56,7 +56,7 @@ def make(kind: str, name: str, days_ago: float) -> Path:
 
 
 def kept(root: Path) -> set[str]:
-    return {each.name for each in root.glob("training-*/*/*")}
+    return {each.name for each in root.glob("ray-on-ecs-*/*/*/*")}
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,9 @@ def test_session_ends_with_the_command(tmp_path: Path) -> None:
     session.write_text(
         f"#!{sys.executable}\nimport http.server as h, json, sys\n"
         "port = json.loads(sys.argv[sys.argv.index('--parameters') + 1])['localPortNumber'][0]\n"
-        "h.HTTPServer(('127.0.0.1', int(port)), h.BaseHTTPRequestHandler).serve_forever()\n"
+        "server = h.HTTPServer(('127.0.0.1', int(port)), h.BaseHTTPRequestHandler)\n"
+        "print(f'Port {server.server_port} opened for sessionId x.', flush=True)\n"
+        "server.serve_forever()\n"
     )
     plugin = tmp_path / "session-manager-plugin"
     plugin.write_text("#!/bin/sh\n")

@@ -38,17 +38,20 @@ def test_missing_report_is_written_only_to_the_copy(
     assert not folders.of("first").exists("report.html")
 
 
-def test_outdated_report_is_replaced(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    folders.of("first").write("report.html", "<p>its own")
-    folders.of("first").write("curves.png", "picture")
+def test_report_is_rendered_here(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.of("first").write("report.html", "<script>of another user</script>")
+    folders.of("first").write("curves.png", b"\x89PNG\r\n\x1a\n picture")
     assert main(["open", "--local", "--no-browser", "--json", "first"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert Path(shown["report"]).read_text() == "<p>its own"
-    assert Path(shown["curves"]).read_text() == "picture"
+    page = Path(shown["report"]).read_text()
+    assert "script" not in page
+    assert "default-src 'none'" in page
+    assert Path(shown["curves"]).read_bytes().endswith(b" picture")
     assert shown["cloudwatch"] is None
-    folders.age(60, "first/report.html")
-    assert main(["open", "--local", "--no-browser", "first"]) == 0
-    assert "its own" not in Path(shown["report"]).read_text()
+    folders.of("first").write("curves.png", "<svg onload='alert(1)'/>")
+    assert main(["open", "--local", "--no-browser", "--json", "first"]) == 0
+    assert json.loads(capsys.readouterr().out)["curves"] is None
+    assert not Path(shown["curves"]).exists()
 
 
 def test_path_is_printed_without_a_browser(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

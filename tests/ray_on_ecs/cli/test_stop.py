@@ -106,3 +106,27 @@ def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture
 def test_stop_requires_a_run_or_all(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", *words]) == 2
     assert "RUN: give the name of one run, or --all" in capsys.readouterr().err
+
+
+def test_run_of_another_folder_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("p1", "p2"):
+        (tmp_path / name).mkdir()
+    paths = {name: {"run_name": "same", "storage_path": str(tmp_path / name / "results")} for name in ("p1", "p2")}
+    with serving(Jobs(job("same", metadata=paths["p1"]), job("same.2", metadata=paths["p2"]))) as server:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.chdir(tmp_path / "p2")
+        assert main(["stop", "--local", "same"]) == 0
+        assert server.states == {"same": "RUNNING", "same.2": "STOPPED"}
+        monkeypatch.chdir(tmp_path)
+        assert main(["stop", "--local", "same"]) == 2
+        assert server.states["same"] == "RUNNING"
+
+
+@pytest.mark.parametrize("stored", ["not json", "5", "[]", "[5, 6]", "null", "{}", "[" * 9000, '["s3://b/r"]', "[[]]"])
+def test_broken_metadata_of_a_job_stop_nothing_else(monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
+    with serving(Jobs(job("first", metadata={"run_name": "first", SECRETS: stored}), job("second"))) as server:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+        assert main(["stop", "--local", "--all"]) == 0
+        assert set(server.states.values()) == {"STOPPED"}

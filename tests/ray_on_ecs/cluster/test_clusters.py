@@ -43,7 +43,7 @@ def test_workers_that_share_cpus_are_announced(
 def test_ray_stays_until_the_last_command_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second command has not submitted its run yet, so Ray has no job."""
     stopped: list[LocalHead] = []
-    head = LocalHead("http://127.0.0.1:1", "secret", 1, 1.0, "ray")
+    head = LocalHead("http://127.0.0.1:1", "secret", 1, 1.0, "ray", 4)
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "stop", stopped.append)
     monkeypatch.setattr(Head, "runs_under_way", lambda _: set())
@@ -62,3 +62,20 @@ def test_hints_repeat_a_typed_storage_path() -> None:
     assert cluster.command("fetch first") == "ray-on-ecs fetch --local first"
     cluster.typed_path = "/mnt/my runs"
     assert cluster.command("fetch first") == "RAY_ON_ECS_STORAGE_PATH='/mnt/my runs' ray-on-ecs fetch --local first"
+
+
+def test_silent_head_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = LocalHead("http://127.0.0.1:9", "secret", 1, 1.0, "ray", 4)
+    monkeypatch.setattr(local_head, "find", lambda: head)
+    monkeypatch.setattr(local_head, "stop", lambda _: pytest.fail("a run may be under way"))
+    cluster = LocalCluster()
+    cluster.up(1, print)
+    assert not cluster.down("first")
+
+
+def test_more_workers_than_the_running_head_has_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = LocalHead("http://127.0.0.1:9", "secret", 1, 1.0, "ray", 2)
+    monkeypatch.setattr(local_head, "find", lambda: head)
+    cluster = LocalCluster()
+    with pytest.raises(UsageError, match="has been started for 2 workers, and not for 4; run them once its runs have"):
+        cluster.up(4, print)

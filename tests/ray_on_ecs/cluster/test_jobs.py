@@ -1,9 +1,13 @@
 """The command of a run's job, its submission to a Jobs API that fails, and its log over broken connections."""
 
 import asyncio
+import json
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import suppress
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +18,7 @@ from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.jobs import MAX_COMMAND_BYTES, UnreadLogs, submission_of_script
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
+from tests.serving import serving
 
 # The rest of the command has less.
 REST = 1000
@@ -123,3 +128,41 @@ def test_log_over_several_connections_is_shown_once() -> None:
         with suppress(ConnectionError):
             asyncio.run(read())
     assert "".join(shown) == "epoch 1\nepoch 2\nepoch 3\n"
+
+
+def test_silent_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own client would wait for ever."""
+    monkeypatch.setattr(jobs, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.0)
+    with silent_after(1) as url:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+        client = jobs.connect()
+        with pytest.raises(OSError, match="timed out"):
+            client.list_jobs()
+        with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
+            jobs.find_or_submit(client, MINE, MINE.run)
+
+
+@contextmanager
+def silent_after(number: int) -> Iterator[str]:
+    """The URL of a head that answers this number of requests, and then accepts connections without an answer."""
+    answers = iter([{"ray_version": version("ray")}] * number)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if (answer := next(answers, None)) is None:
+                over.wait()
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print nothing."""
+
+    over = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_port}"
+        over.set()

@@ -23,10 +23,12 @@ from tests.serving import serving
 # Where the dashboard's port is taken, Ray runs without it.
 RAY = """
 import http.server, json, pathlib, shutil, socket, subprocess, sys, time
-logs = pathlib.Path("session_1", "logs")
+[folder] = [pathlib.Path(word.partition("=")[2]) for word in sys.argv if word.startswith("--temp-dir=")]
+logs = folder / "session_1" / "logs"
 logs.mkdir(parents=True)
+folder.chmod(0o777)  # as Ray does
 (logs / "raylet.out").touch()
-pathlib.Path("session_latest").symlink_to("session_1")
+(folder / "session_latest").symlink_to("session_1")
 shutil.copy(shutil.which("sleep"), "raylet")
 raylet = subprocess.Popen(["./raylet", "600"])
 status, without_client, nodes = int(sys.argv[1]), not sys.argv[2].startswith("--"), []
@@ -69,7 +71,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def running(folder: Path) -> LocalHead:
     """A head with this process in the place of Ray's."""
     folder.mkdir()
-    return LocalHead("http://127.0.0.1:1", "secret", os.getpid(), psutil.Process().create_time(), str(folder))
+    return LocalHead("http://127.0.0.1:1", "secret", os.getpid(), psutil.Process().create_time(), str(folder), 1)
 
 
 def test_jobs_run_in_this_environment_with_this_ray() -> None:
@@ -123,8 +125,8 @@ def test_the_logs_of_a_raylet_that_died_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(new_folder(tmp_path / "ray")))
     with local_head.lock(), pytest.raises(ResourceError) as raised:
         local_head.start(2)
-    assert str(raised.value).endswith(f"the raylet has ended; its logs are in {tmp_path}/ray/session_latest/logs")
-    assert (tmp_path / "ray" / "session_latest" / "logs" / "raylet.out").exists()
+    assert str(raised.value).endswith(f"the raylet has ended; its logs are in {tmp_path}/ray/r/session_latest/logs")
+    assert (tmp_path / "ray" / "r" / "session_latest" / "logs" / "raylet.out").exists()
 
 
 def test_start_whose_client_server_gives_up_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +177,7 @@ def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_
     assert local_head.find() == head
     assert len(head.processes) == 2
     assert nodes(Head(head.url, head.token)), "Ray gives up if its node does not join"
+    assert Path(head.folder).stat().st_mode & 0o777 == 0o700
     local_head.stop(head)
     assert not head.processes
 

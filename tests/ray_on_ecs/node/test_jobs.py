@@ -329,3 +329,24 @@ def test_silent_head_is_not_idle(ray: Head) -> None:
 
 def test_next_job_id_is_free() -> None:
     assert jobs.next_id("mine", {"mine", "mine.2", "other"}) == "mine.3"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        *[{"secrets": text} for text in ("not json", "5", "[]", "[5,6]", "null", "[" * 9000)],
+        *[{"max_resubmissions": text} for text in ("9" * 5000, "-1", "1e3", "\u0663", "", " 3", "0x3")],
+        *[{"resubmissions": text} for text in ("9" * 5000, "x")],
+        {"run_name": "a/../b"},
+        {"storage_path": None},
+        {"run_name": ["a"]},
+    ],
+)
+def test_broken_metadata_of_a_job_cost_no_other_run(ray: Head, metadata: dict[str, Any]) -> None:
+    broken = a_job(KILLED, "other")
+    broken["metadata"] = {**broken["metadata"], "run_name": "other", **metadata}
+    ray.answer = [broken, a_job(KILLED)]
+    recovery = JobRecovery(None)
+    for _ in range(2):
+        recovery.resubmit_lost_jobs()
+    assert "mine.2" in [job["submission_id"] for job in ray.submitted]

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ import pytest
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import code_files, left_out
+from ray_on_ecs.run.code_archive import revision
 from ray_on_ecs.run.code_files import CodeFile, check_size, list_code
+from ray_on_ecs.run.gitignore import from_content
 from ray_on_ecs.run.left_out import LeftOut
 
 ATOMS = [
@@ -288,3 +291,96 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "as --input"
     )
     check_size(tmp_path, list_code(tmp_path, [], ["data/"]).files)
+
+
+KEYS = [
+    *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/x.json"),
+    *(".netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".env", ".env.local", "prod.env", "a/.env"),
+    *("key.pem", "server.key", "a.p12", "b.pfx", "id_rsa", "a/id_ed25519", "id_ecdsa.old", ".bash_history", "kaggle.json"),
+]
+
+
+def test_keys_are_left_out_and_named(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", ".env.example", "environment.py", "keys.py", "monkey", *KEYS)
+    assert names_of(tmp_path) == [".env.example", "environment.py", "keys.py", "monkey", "train.py"]
+    listed = list_code(tmp_path)
+    assert {each.why for each in listed.left_out} == {left_out.KEY}
+    [line] = listed.describe_left_out()
+    assert line.startswith("left out: ")
+    assert "--include uploads it" in line
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_key_is_brought_back_by_its_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "train.py", name)
+    top = name.partition("/")[0]
+    assert names_of(tmp_path, [name]) == sorted(["train.py", name])
+    if top.startswith(".") and top != ".config":
+        assert names_of(tmp_path, [top]) == sorted(["train.py", name])
+
+
+def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
+    write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", ".gitignore", content=b"data/\n")
+    git(tmp_path, "init", "-q")
+    assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"]
+
+
+@pytest.mark.parametrize("folder", ["/", "~", "~/."])
+def test_home_and_root_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="holds more than code; give the folder with the script"):
+        list_code(Path(folder).expanduser())
+
+
+PROGRAMS = {
+    "a monitor": "[core]\nfsmonitor = {}\n",
+    "hooks": "[core]\nhooksPath = {}\n",
+    "a filter": '[filter "f"]\nclean = {0}\nsmudge = {0}\nprocess = {0}\nrequired = true\n',
+    "a filter with another name": '[filter "a=b"]\nclean = {}\n',
+    "a program for ssh": '[core]\nsshCommand = {}\n[remote "origin"]\nurl = ssh://h/r\npromisor = true\n',
+    "a remote helper": '[remote "origin"]\nurl = ext::{}\npromisor = true\n[protocol "ext"]\nallow = always\n',
+    "a pager": "[core]\npager = {0}\n[pager]\nstatus = {0}\n",
+    "an editor": "[core]\neditor = {0}\naskPass = {0}\n",
+    "an external diff": "[diff]\nexternal = {}\n",
+    "a text conversion": '[diff "f"]\ntextconv = {0}\ncommand = {0}\n',
+    "an alias": '[alias]\nstatus = "!{0}"\nls-files = "!{0}"\nconfig = "!{0}"\n',
+    "a signature": "[gpg]\nprogram = {}\n[log]\nshowSignature = true\n",
+    "an included file": "[include]\npath = more\n",
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("place", ["code", "code/nested", "code/sub/below"])
+def test_programs_of_a_repository_do_not_run(tmp_path: Path, kind: str, place: str) -> None:
+    code, repository = tmp_path / "code", tmp_path / place
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\ncat\n")
+    program.chmod(0o755)
+    for folder in {code, repository}:
+        git(write(folder, "train.py", ".gitattributes", content=b"* filter=f diff=f\n"), "init", "--quiet")
+        git(folder, "add", "train.py")
+        git(folder, "commit", "--quiet", "--message", "first")
+    config = repository / ".git" / "config"
+    text = PROGRAMS[kind].format(program)
+    (repository / ".git" / "more").write_text(PROGRAMS["a monitor"].format(program))
+    config.write_text(config.read_text() + text)
+    hook = repository / ".git" / "hooks" / "post-index-change"
+    hook.parent.mkdir(exist_ok=True)
+    shutil.copy(program, hook)
+    os.utime(repository / "train.py", (1, 1))
+    (repository / "train.py").write_text("changed")
+    assert "train.py" in names_of(code)
+    revision(code)
+    revision(repository)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*a*a*a*a*a*ab", "*a" * 40 + "b", "**/a" * 30, "**/" * 40 + "x", "*?*?*?*?*?b", "[a]*" * 30 + "b", "a/*a*a*a*a*/b", "*" * 200 + "b"],
+)
+def test_hostile_pattern_is_decided(tmp_path: Path, pattern: str) -> None:
+    """It would take hours if all combinations were tried."""
+    patterns = from_content(pattern.encode(), "/code", ".rayignore")
+    for name in ("a" * 200, "a/" + "a" * 200, "/".join("a" * 100)):
+        assert not patterns.decide(f"/code/{name}c", is_folder=False)

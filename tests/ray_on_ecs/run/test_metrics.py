@@ -215,3 +215,11 @@ def test_regular_expression_that_cuts_numbers_has_a_hint(text: str, hint: list[s
 )
 def test_experiment_tracker_url_is_found(line: str, url: str | None) -> None:
     assert tracker_url(line) == url
+
+
+def test_last_step_is_reported(tmp_path: Path) -> None:
+    code = "import ray_on_ecs\nfor step in range(1, 501):\n    ray_on_ecs.progress(step)\n"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, sdk.FOLDER_VARIABLE: str(tmp_path)}, check=True)
+    reports = (tmp_path / sdk.REPORTS).read_text().splitlines()
+    assert json.loads(reports[-1]) == {"step": 500}
+    assert len(reports) < 500

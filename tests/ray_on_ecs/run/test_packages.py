@@ -208,7 +208,7 @@ def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunS
     make_wheel(wheels, "2.0")
     leave_caches()
     node_cache.make_room(2**60)
-    assert not list(cache.glob("training-packages/*/"))
+    assert not list(cache.glob("ray-on-ecs-*/packages/*/"))
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
     other = RunStorage.open(str(folder.parent / "runs"), "other")
     assert says(folder, other, "requirements.txt", "greeting") == "2.0"

@@ -276,3 +276,23 @@ def test_process_marks_are_read_from_proc(
         if content is not None:
             (tmp_path / "7" / name).write_text(content)
     assert supervisor._environment(7) == expected
+
+
+def test_long_line_is_cut_while_it_is_read(start: Start, lines: list[str]) -> None:
+    process = start("import os\nfor _ in range(500): os.write(1, b'a' * 200_000)\nprint('b'); print('c' * 70_000)")
+    until(lambda: process.poll() is not None)
+    first, second, third = lines
+    assert len(first) <= MAX_CHARACTERS
+    assert first.endswith(" ... [99,934,544 more characters are not shown]\n") or "more characters" in first
+    kept = first.partition(" ... [")[0].count("a")
+    assert first.endswith(f" ... [{100_000_001 - 1 - kept:,} more characters are not shown]\n") or second == "b\n"
+    assert third.endswith(" more characters are not shown]\n")
+
+
+def test_secret_where_a_line_is_cut_is_masked(tmp_path: Path, lines: list[str]) -> None:
+    script = f"print('a' * {MAX_CHARACTERS - 84} + 'secret' + 'b' * 500_000)"
+    options = ProcessOptions(os.environ, tmp_path, lines.append, mask=lambda line: line.replace("secret", "***"))
+    with ScriptProcess([sys.executable, "-c", script], options) as process:
+        until(lambda: process.poll() is not None)
+    assert "a***b" in lines[0] or lines[0].partition(" ... [")[0].endswith(("a", "a*", "a**", "a***"))
+    assert "sec" not in lines[0]

@@ -11,7 +11,7 @@ from ray._private import worker
 from ray.experimental import tqdm_ray
 
 from ray_on_ecs.tracking import shown_log
-from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, OF_PROCESSES, Filter, ForwardedLines
+from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, OF_PROCESSES, Filter, ForwardedLines, printable
 
 JOB_LOG = """\
 2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.
@@ -129,3 +129,51 @@ def test_ray_has_the_replaced_print_function(monkeypatch: pytest.MonkeyPatch) ->
     shown_log.install()
     assert getattr(worker, shown_log.PRINT).__func__ is ForwardedLines.print
     assert OF_PROCESSES.search(tqdm_ray.RAY_TQDM_MAGIC)
+
+
+HOSTILE = {
+    "bell": "\x07",
+    "backspace": "\b\b",
+    "carriage return": "\r",
+    "form feed": "\f",
+    "NUL": "\0",
+    "delete": "\x7f",
+    "a cursor movement": "\x1b[2A",
+    "an erased screen": "\x1b[2J\x1b[H",
+    "a private mode": "\x1b[?1049h",
+    "a report": "\x1b[6n",
+    "a C1 sequence": "\x9b31m",
+    "a C1 control": "\x85",
+    "a title": "\x1b]0;title\x07",
+    "the clipboard": "\x1b]52;c;ZWNobw==\x1b\\",
+    "a link": "\x1b]8;;file:///etc/passwd\x1b\\",
+    "a C1 link": "\x9d8;;file:///etc\x9c",
+    "a device string": "\x1bP+q544e\x1b\\",
+    "an application string": "\x1b_Gpayload\x1b\\",
+    "a privacy message": "\x1b^pm\x1b\\",
+    "a reset": "\x1bc",
+    "a character set": "\x1b(0",
+    "a single shift": "\x1bN",
+    "an escape at the end": "\x1b",
+    "an open sequence": "\x1b[31",
+    "an open string": "\x1b]0;title",
+    "text from right to left": "\u202e",
+    "an isolate": "\u2066",
+    "a line separator": "\u2028",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("has_colours", [True, False])
+def test_lines_do_not_change_the_terminal(kind: str, has_colours: bool) -> None:
+    shown = printable(f"a\tb{HOSTILE[kind]}", has_colours=has_colours)
+    assert shown.startswith("a\tb")
+    assert shown.replace("\t", "").isprintable(), ascii(shown)
+    assert "title" not in shown
+    assert "payload" not in shown
+
+
+def test_colours_stay_on_a_terminal() -> None:
+    line = "\x1b[1;31mred\x1b[0m \x1b[38;5;12mblue\x1b[m"
+    assert printable(line, has_colours=True) == line
+    assert printable(line) == "red blue"

@@ -132,3 +132,62 @@ def test_what_links_lead_to_is_not_deleted(storage: RunStorage, tmp_path: Path) 
 def test_a_name_does_not_compress(storage: RunStorage, name: str) -> None:
     storage.write(name, "text")
     assert Path(storage.path(name)).read_text() == "text"
+
+
+GOOD: dict[str, Any] = {"key": "files/a", "size": 3, "written_at": 1}
+BROKEN: dict[str, Any] = {
+    "a name that leads out": {"files": {"../a": GOOD}},
+    "an absolute name": {"files": {"/etc/passwd": GOOD}},
+    "an empty part": {"files": {"a//b": GOOD}},
+    "an empty name": {"files": {"": GOOD}},
+    "a name of git": {"files": {"x/.GIT/config": GOOD}},
+    "a key that leads out": {"files": {"a": {**GOOD, "key": "files/../../secret"}}},
+    "a key of another folder": {"files": {"a": {**GOOD, "key": "checkpoints/a"}}},
+    "an absolute key": {"files": {"a": {**GOOD, "key": "/etc/passwd"}}},
+    "a key beside the folder": {"files": {"a": {**GOOD, "key": "files-of-another/a"}}},
+    "no key": {"files": {"a": {"size": 3}}},
+    "a key that is a list": {"files": {"a": {**GOOD, "key": ["files/a"]}}},
+    "a negative size": {"files": {"a": {**GOOD, "size": -1}}},
+    "a size that is text": {"files": {"a": {**GOOD, "size": "3"}}},
+    "a fraction": {"files": {"a": {**GOOD, "size": 0.5}}},
+    "a huge time": {"files": {"a": {**GOOD, "written_at": 2**70}}},
+    "infinity": {"files": {"a": {**GOOD, "written_at": float("inf")}}},
+    "a mode that is text": {"files": {"a": {**GOOD, "mode": "777"}}},
+    "a mode that is true": {"files": {"a": {**GOOD, "mode": True}}},
+    "a link with NUL": {"files": {"a": {"link": "b\0c"}}},
+    "a link that is a number": {"files": {"a": {"link": 3}}},
+    "a link with a key": {"files": {"a": {**GOOD, "link": "b"}}},
+    "a log that is a number": {"files": {"a": {**GOOD, "is_log": 7}}},
+    "an unknown field": {"files": {"a": {**GOOD, "owner": "root"}}},
+    "a file that is a list": {"files": {"a": [1]}},
+    "files that are a list": {"files": ["a"]},
+    "files that are missing": {"files": None},
+    "a folder that leads out": {"files": {}, "folder": "../other"},
+    "another folder": {"files": {}, "folder": "checkpoints"},
+    "a folder that is a number": {"files": {}, "folder": 7},
+    "left-out files that are a number": {"files": {}, "left_out": 7},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_manifest_is_one_line(tmp_path: Path, kind: str) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write_json("files.json", {"format": 1, "folder": "files", "left_out": [], **BROKEN[kind]})
+    with pytest.raises(UsageError, match=r"/run/files\.json is broken \(.*\); use another run name"):
+        read_snapshot(storage)
+
+
+def test_size_of_the_storage_counts(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write("files/a", "abc")
+    with pytest.raises(OSError, match="has 3 of 1,000,000,000,000,000 bytes"):
+        restore(storage, {"a": KeptFile("files/a", 10**15)}, tmp_path / "here")
+    restore(storage, {"a": KeptFile("files/a", 3, mode=0o600)}, tmp_path / "here")
+    assert (tmp_path / "here" / "a").read_text() == "abc"
+
+
+def test_special_modes_are_dropped(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write("files/a", "abc")
+    write_snapshot(storage, Snapshot({"a": KeptFile("files/a", 3, mode=0o4755)}))
+    assert read_snapshot(storage).files["a"].mode == 0o755

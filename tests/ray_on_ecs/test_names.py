@@ -1,0 +1,74 @@
+"""Names and links that others have chosen."""
+
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/", "/etc/passwd", "a/", "a//b", "//a", ".", "..", "../a", "a/..", "a/../b", "a/./b", "./a", "a\0b", "ü" * 128],
+)
+def test_name_that_leaves_its_folder_or_is_no_file(name: str) -> None:
+    assert fault_of(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "...", "..a", "a..", "a\nb", "-", "ü" * 127, "a" * 255, "a\\b", " ", "\udcff"])
+def test_name_of_a_file(name: str) -> None:
+    assert fault_of(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".git", ".GIT/config", "a/.git/hooks/x", ".Git ", ".git.", ".git . .", "git~1", "GIT~1/config", ".g\u200cit", ".git\ufeff"],
+)
+def test_name_of_a_repository(name: str) -> None:
+    assert is_of_git(name)
+
+
+@pytest.mark.parametrize("name", [".gitignore", "git", ".github/a", "a.git", "git~2", ".git_", "x/.gitkeep"])
+def test_name_beside_a_repository(name: str) -> None:
+    assert not is_of_git(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *[("a", "/"), ("a", "/etc"), ("a", ".."), ("a", "../b"), ("a/b", "../.."), ("a/b", "../../c"), ("a", "b/../.."),
+        ("a", "./../b"), ("a/b/c", "../../../d"), ("a", "b\0"), ("a", "../a")],
+    ],
+)  # fmt: skip
+def test_link_out_of_the_folder(name: str, target: str) -> None:
+    assert leads_out(name, target)
+
+
+@pytest.mark.parametrize(("name", "target"), [("a", "b"), ("a/b", "../c"), ("a/b/c", "../../d"), ("a", "b/../c"), ("a", ".")])
+def test_link_within_the_folder(name: str, target: str) -> None:
+    assert not leads_out(name, target)
+
+
+def test_link_over_links_leads_out(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "d").mkdir(parents=True)
+    (folder / "d" / "e").symlink_to("..")
+    (folder / "x").symlink_to("d/e/..")
+    (folder / "circle").symlink_to("circle")
+    assert is_inside(folder / "d" / "e", folder)
+    assert not is_inside(folder / "x", folder)
+    assert not is_inside(folder / "x" / "evil", folder)
+
+
+def test_nothing_is_written_through_links(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    folder.mkdir()
+    (folder / "a").symlink_to(elsewhere)
+    (folder / "file").touch()
+    make_way(folder, folder / "a" / "b" / "c")
+    make_way(folder, folder / "file" / "c")
+    (folder / "a" / "b" / "c").write_text("new")
+    assert not (folder / "a").is_symlink()
+    assert [each.name for each in elsewhere.iterdir()] == ["kept"]
