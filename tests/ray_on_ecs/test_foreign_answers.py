@@ -155,7 +155,7 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def started(url: str) -> None:
-    assert not local_head._is_own_dashboard(LocalHead(url, "secret", 1, 1.0, "/tmp/ray"))
+    assert not local_head._is_own_dashboard(LocalHead(url, "secret", 1, 1.0, "/tmp/ray", 1))
 
 
 def connected(url: str) -> None:

@@ -134,3 +134,86 @@ def test_file_at_the_target_is_reported(folders: Folders, capsys: pytest.Capture
     assert main(["fetch", "--local", "first"]) == 3
     assert "can't be copied" in capsys.readouterr().err
     assert not [name for name in files(Path("runs")) if name.endswith(".part") and "files/" not in name]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """A storage path on the disk with a run, `first`; the test starts in a folder beside it."""
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = Folders(str(tmp_path / "results"))
+    found.script("first", is_finished=False)
+    return found
+
+
+def snapshot(folders: Folders, files: dict[str, KeptFile], **contents: str) -> None:
+    for key, content in contents.items():
+        folders.of("first").write(f"files/{key}", content)
+    write_snapshot(folders.of("first"), Snapshot(files))
+
+
+def test_nothing_is_written_through_a_link_of_an_earlier_fetch(own: Folders, tmp_path: Path) -> None:
+    keys = tmp_path / "victim" / "authorized_keys"
+    keys.parent.mkdir()
+    keys.write_text("of the victim")
+    Path("runs/first/files").mkdir(parents=True)
+    for name in ("out", "deep"):
+        Path("runs/first/files", name).symlink_to(keys.parent)
+    own.of("first").write("files/out/authorized_keys", "of an attacker")
+    own.of("first").write("files/deep/a/authorized_keys", "of an attacker")
+    size = len("of an attacker")
+    snapshot(own, {f"{at}/authorized_keys": KeptFile(f"files/{at}/authorized_keys", size) for at in ("out", "deep/a")})
+    assert main(["fetch", "--local", "first"]) == 0
+    assert keys.read_text() == "of the victim"
+    assert [each.name for each in keys.parent.iterdir()] == ["authorized_keys"]
+    assert Path("runs/first/files/out/authorized_keys").read_text() == "of an attacker"
+
+
+LINKS = ["/etc/passwd", "/", "..", "../..", "../../../other", "a/../../..", "../../..", "x/../../../other"]
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_link_out_of_the_folder_is_left_out(own: Folders, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    snapshot(own, {"out": KeptFile(link=f"../../{text}" if text.startswith("..") else text), "in": KeptFile(link="b")})
+    assert main(["fetch", "--local", "first"]) == 0
+    assert not os.path.lexists("runs/first/files/out")
+    assert Path("runs/first/files/in").is_symlink()
+    assert "left out, as they could change files elsewhere, or can't be files here: 'files/out'" in capsys.readouterr().err
+
+
+def test_links_that_lead_out_together_are_left_out(own: Folders, tmp_path: Path) -> None:
+    links = {"d/e": "..", "x": "d/e/..", "y": "x/..", "z": "y/..", "w": "z/..", "circle": "circle"}
+    snapshot(own, {name: KeptFile(link=text) for name, text in links.items()})
+    for _ in range(2):
+        assert main(["fetch", "--local", "first"]) == 0
+        for path in Path("runs/first").rglob("*"):
+            assert path.resolve().is_relative_to(Path("runs/first").resolve()), path
+
+
+def test_files_of_git_are_left_out(own: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ck/.git/config", ".GIT/hooks/x", "checkpoints/.git/config"):
+        own.of("first").write(name, "[core]")
+    assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
+    assert not [path for path in Path("runs").rglob("*") if path.name.lower() == ".git"]
+    assert "'ck/.git/config'" in capsys.readouterr().err
+
+
+def test_longest_name_is_copied(own: Folders) -> None:
+    own.of("first").write("a" * 255, "long")
+    assert main(["fetch", "--local", "first"]) == 0
+    assert Path("runs/first", "a" * 255).read_text() == "long"
+
+
+def test_keys_that_are_no_files_are_left_out(
+    aws_variables: dict[str, str], s3_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = f"fetch-{time.time_ns()}"
+    for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": f"s3://{BUCKET}/{path}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    for key in ("result.json", "a//b", "../../out", "a/../../../out", "c/./d", "n" * 300, "/e"):
+        s3_client.put_object(Bucket=BUCKET, Key=f"{path}/first/{key}", Body=b"{}")
+    assert main(["fetch", "--local", "first"]) == 0
+    assert files(Path("runs/first")) == {"result.json"}
+    assert {each.name for each in tmp_path.iterdir()} == {"runs"}

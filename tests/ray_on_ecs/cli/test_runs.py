@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
+from ray_on_ecs.cli import completion
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import history, s3_access
 from ray_on_ecs.tracking import layout
@@ -337,3 +339,79 @@ def test_narrow_terminal_cuts_only_names(
         "ddp-snapshot-20…124-221236-6707",
         "training-mymode…24-220740-10288",
     }
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "markup": {"state": "[/foo]", "owner": "[link=file:///etc]x[/]"},
+    "a link in markup": {"url": "https://x][/foo]"},
+    "a script": {"url": "javascript:alert(1)"},
+    "a file": {"url": "file:///etc/passwd"},
+    "a link with a space": {"url": "https://x y"},
+    "a link with an escape": {"url": "https://x\x1b]8;;file:///\x07"},
+    "a link that is a list": {"url": ["https://x"]},
+    "an owner that is a number": {"owner": 7},
+    "escapes": {"state": "\x1b[2J", "owner": "\x1b]52;c;ZWNobw==\x07", "behind": "\x1b[H"},
+    "a state that is a list": {"state": ["training"]},
+    "no state": {"state": None},
+    "a step that is text": {"step": "1"},
+    "an infinite loss": {"loss": float("inf")},
+    "a huge step": {"step": 10**400},
+    "a cost that is text": {"cost_usd": "7"},
+    "a time that is none": {"started": "yesterday"},
+    "a time that is a number": {"started": 7},
+    "a time in the year 9999": {"started": "9999-12-31T23:59:59+00:00"},
+    "workers that are a list": {"workers": [2]},
+    "instances that are text": {"instances": "all"},
+    "a job that is a number": {"job": 7},
+    "behind a number": {"state": "queued", "behind": 7},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_document_of_a_run_breaks_at_most_its_row(
+    folders: Folders, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    folders.status("healthy", "finished")
+    folders.status("broken", "training")
+    folders.status("broken", **{"state": "training", **HOSTILE[kind]})
+    for flags in ((), ("--json",)):
+        assert main(["runs", "--local", *flags]) == 0
+        out = capsys.readouterr().out
+        assert "healthy" in out
+        assert "broken" in out
+        assert "\x1b" not in out
+        assert "javascript" not in out
+        assert "file:///etc/passwd" not in out
+
+
+def test_nested_document_breaks_at_most_its_row(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folders.status("healthy", "finished")
+    folders.of("broken").write("status.json", "[" * 100_000)
+    assert main(["runs", "--local"]) == 0
+    out = capsys.readouterr().out
+    assert "healthy" in out
+    assert "unreadable" in out
+
+
+NO_RUNS = ["a$(touch${IFS}PWNED)", "a b", "-rf", "a;b", "a`b`", "a|b", "a&b", "a'b", 'a"b', "a\x1b[2J", "a\nb", "ü", ".a", "a" * 129]
+
+
+@pytest.mark.parametrize("name", NO_RUNS)
+def test_folder_with_another_name_is_no_run(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    folders.status("healthy", "finished")
+    (Path(folders.path) / name).mkdir()
+    (Path(folders.path) / name / "status.json").write_text((Path(folders.path) / "healthy/status.json").read_text())
+    assert main(["runs", "--local", "--json"]) == 0
+    assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["healthy"]
+    context = click.Context(click.Command("logs"))
+    offered = completion.complete_run(context, click.Argument(["run"]), "")
+    assert [each.value for each in offered] == ["healthy"]
+    completion.remember_runs([name, "healthy"])
+    offered = completion.complete_run(context, click.Argument(["run"]), "")
+    assert name not in [each.value for each in offered]
+    for command in (["fetch"], ["open"], ["rm"]):
+        assert main([*command, "--local", "--", name]) == 2

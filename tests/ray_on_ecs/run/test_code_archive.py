@@ -3,11 +3,13 @@
 import hashlib
 import io
 import os
+import shutil
 import stat
 import subprocess
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyarrow import fs
@@ -259,3 +261,62 @@ def test_no_revision_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", f"{tmp_path}{':/usr/bin:/bin' if script else ''}")
     monkeypatch.setattr(code_archive, "GIT_SECONDS", 0.2)
     assert revision(tmp_path) == {}
+
+
+def archive(*entries: tuple[str, bytes | str], kind: bytes = tarfile.SYMTYPE) -> bytes:
+    """An archive of files, by their contents, and links, by their targets."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as tar:
+        for name, content in entries:
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                entry.type, entry.linkname = kind, content
+                tar.addfile(entry)
+            else:
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return target.getvalue()
+
+
+REFUSED = {
+    "a name that leads out": archive(("../a", b"1")),
+    "an absolute name": archive(("/a", b"1")),
+    "a name in a folder that leads out": archive(("a/../../b", b"1")),
+    "an empty part": archive(("a//b", b"1")),
+    "a name that is too long": archive(("a" * 256, b"1")),
+    "a link that leads out": archive(("a", "..")),
+    "an absolute link": archive(("a", "/etc")),
+    "a link that leads out at last": archive(("a", "b/../..")),
+    "links of links": archive(("d/e", ".."), ("x", "d/e/..")),
+    "a link in a link": archive(("a", "b/.."), ("b/c", "x"), ("a/../../d", "x")),
+    "a link below a link": archive(("d/e", ".."), ("d/e/e/x", "..")),
+    "a circle": archive(("a", "a")),
+    "a truncated archive": archive(("a", os.urandom(9000)))[:-4000],
+    "a broken stream": archive(("a", b"1" * 900))[:40] + b"x" * 40,
+    "no archive": b"text",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_archive_of_another_is_refused(tmp_path: Path, kind: str) -> None:
+    content = REFUSED[kind]
+    digest = hashlib.sha256(content).hexdigest()
+    place = tmp_path / "runs" / code_archive.FOLDER / f"{digest}{code_archive.SUFFIX}"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(content)
+    with pytest.raises(StorageError, match="is refused: "):
+        fetch(LOCAL, str(tmp_path / "runs"), digest, tmp_path / "node" / "code")
+    assert [each.name for each in tmp_path.iterdir()] == ["runs", "node"] or not (tmp_path / "a").exists()
+    assert [each.name for each in (tmp_path / "node").iterdir()] == ["code"]
+
+
+def test_archive_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    content = archive(("a", b"1" * 11))
+    digest = hashlib.sha256(content).hexdigest()
+    place = tmp_path / code_archive.FOLDER / f"{digest}{code_archive.SUFFIX}"
+    place.parent.mkdir()
+    place.write_bytes(content)
+    with pytest.raises(StorageError, match="its files are 11 bytes, for which the disk has no room"):
+        fetch(LOCAL, str(tmp_path), digest, tmp_path / "code")
