@@ -220,7 +220,8 @@ def _is_requested(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
     top, *rest = path.split("/")
     if top != layout.FILES_FOLDER and any(fnmatch(path, pattern) for pattern in INTERNAL):
         return False
-    if rest and top == layout.CHECKPOINTS_FOLDER and not checkpoints:
+    is_checkpoint = top == layout.CHECKPOINTS_FOLDER or any(map(layout.STEP_FOLDER.fullmatch, rest))
+    if rest and is_checkpoint and top not in layout.NO_CHECKPOINTS and not checkpoints:
         return False
     return not only or any(fnmatch(path, pattern) for pattern in only)
 

@@ -24,7 +24,7 @@ LISTENS = "is running at"
 IDLE_SECONDS = 3600
 # Jupyter ends its kernels, and then itself, when they are not used: it holds a GPU.
 ENTRYPOINT = (
-    f"python -m {PACKAGE} --no-browser --ip=0.0.0.0 --port={NOTEBOOK_PORT} --ServerApp.port_retries=0 --allow-root "
+    f"python -m {PACKAGE} --no-browser --ip={{ip}} --port={NOTEBOOK_PORT} --ServerApp.port_retries=0 --allow-root "
     f"--MappingKernelManager.cull_idle_timeout={IDLE_SECONDS} "
     f"--ServerApp.shutdown_no_activity_timeout={IDLE_SECONDS}"
 )
@@ -48,7 +48,8 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
         client = head.jobs
         try:
             client.submit_job(
-                entrypoint=ENTRYPOINT,
+                # A node of a stack is reached from its instance, and this machine from itself.
+                entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),
                 submission_id=job_id,
                 # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
                 metadata={"run_name": job_id, "storage_path": PACKAGE},

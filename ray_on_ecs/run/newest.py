@@ -54,14 +54,15 @@ def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
 
 
 def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest complete checkpoint of a Checkpointer."""
-    complete = {
-        name.removesuffix(f"/{layout.MANIFEST}"): info.mtime
-        for name, info in storage.files(layout.CHECKPOINTS_FOLDER).items()
-        if name.endswith(f"/{layout.MANIFEST}") and info.mtime
-    }
-    newest = max(complete, default=None)
-    return (f"{layout.CHECKPOINTS_FOLDER}/{newest}", complete[newest].astimezone(UTC)) if newest else None
+    """Return the name and time of the newest complete checkpoint of a Checkpointer, in any folder of the run."""
+    newest: dict[str, tuple[str, datetime]] = {}  # of each folder, which a Checkpointer resumes from
+    for top in storage.folders(""):
+        files = {} if top in layout.NO_CHECKPOINTS else storage.files(top)
+        for name, info in sorted(files.items()):
+            if name.endswith(f"/{layout.MANIFEST}") and info.mtime:
+                step = f"{top}/{name.removesuffix(f'/{layout.MANIFEST}')}"
+                newest[step.rpartition("/")[0]] = (step, info.mtime.astimezone(UTC))
+    return max(newest.values(), key=lambda checkpoint: checkpoint[1], default=None)
 
 
 def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:

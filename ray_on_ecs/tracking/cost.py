@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,7 +12,9 @@ from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
+# Prices change while a run trains: spot prices, and the stack's list at `pulumi up`.
 SPOT_SECONDS = 300.0
+INFO_SECONDS = 300.0
 
 
 class _SpotPrice(NamedTuple):
@@ -22,6 +25,8 @@ class _SpotPrice(NamedTuple):
 
 
 _spot_price_cache: dict[str, _SpotPrice] = {}
+# The stack's description, and the time (monotonic) of the request.
+_info_cache: tuple[ClusterInfo | None, float] = (None, -math.inf)
 
 
 class InstanceKind(NamedTuple):
@@ -57,7 +62,7 @@ class Cost(TypedDict):
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of the hours of each kind of instance, or None if a price is not known."""
-    info = read_cluster_info()
+    info = _cluster_info()
     if info is None or info["prices"] is None:
         return None
     labelled_hours = _with_defaults(hours, info)
@@ -93,6 +98,16 @@ def cost_line(cost: Cost | None) -> str:
     if any(instance["market"] == SPOT for instance in cost["instances"]):
         line += f" ({cost['on_demand_usd']:.2f} USD on demand)"
     return line
+
+
+def _cluster_info() -> ClusterInfo | None:
+    """Return the stack's description: a run asks for its cost every few seconds."""
+    global _info_cache
+    info, requested_at = _info_cache
+    if time.monotonic() - requested_at > INFO_SECONDS:
+        info = read_cluster_info() or info
+        _info_cache = (info, time.monotonic())
+    return info
 
 
 def _spot_prices(info: ClusterInfo, instance_types: set[str]) -> dict[str, float]:

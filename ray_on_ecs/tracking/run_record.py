@@ -98,7 +98,8 @@ class RunRecord:
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
         self._log = RunLog(storage, self._started)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the state; not held during a request, so that the driver does not wait
+        self._writing = threading.Lock()
         self._is_ours: Callable[[], bool] = lambda: True
         self._state: State | None = None
         self._error: str | None = None
@@ -219,7 +220,7 @@ class RunRecord:
 
     def _write(self, state: State) -> bool:
         """Write the status unless the state has changed; return True if it is written."""
-        with self._lock, suppress(Exception):
+        with self._writing, suppress(Exception):
             if self._state == state and self._is_ours():
                 self._storage.write_json(layout.STATUS, self.status())
                 return True
@@ -245,7 +246,7 @@ class RunRecord:
 
     def _restore_before(self) -> None:
         """Restore the status of the command before: this one was refused and has changed nothing."""
-        with self._lock, suppress(OSError):
+        with self._writing, suppress(OSError):
             self._state = None
             if self._before is None:
                 self._storage.delete(layout.STATUS)

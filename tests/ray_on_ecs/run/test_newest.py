@@ -11,18 +11,19 @@ from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, write_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 
 
-def test_newest_complete_checkpoint_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["checkpoints", "ck", "a/b"])
+def test_newest_complete_checkpoint_is_named(tmp_path: Path, folder: str) -> None:
     storage = RunStorage.open(str(tmp_path), "run")
     assert newest_of_script(storage) is None
     for seconds, step in enumerate((20, 9, 30), start=1_700_000_000):
-        storage.write(f"checkpoints/step-{step:09d}/__0_0.distcp", b"weights")
+        storage.write(f"{folder}/step-{step:09d}/__0_0.distcp", b"weights")
         if step < 30:  # the last one has no manifest yet
-            storage.write(f"checkpoints/step-{step:09d}/checkpoint.json", b"{}")
-            os.utime(tmp_path / "run" / "checkpoints" / f"step-{step:09d}" / "checkpoint.json", (seconds, seconds))
+            storage.write(f"{folder}/step-{step:09d}/checkpoint.json", b"{}")
+            os.utime(tmp_path / "run" / folder / f"step-{step:09d}" / "checkpoint.json", (seconds, seconds))
     found = newest_of_script(storage)
     assert found
     name, written_at = found
-    assert (name, written_at.timestamp()) == ("checkpoints/step-000000020", 1_700_000_000)
+    assert (name, written_at.timestamp()) == (f"{folder}/step-000000020", 1_700_000_000)
 
 
 @pytest.mark.parametrize(

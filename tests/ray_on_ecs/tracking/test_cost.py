@@ -1,6 +1,7 @@
 """What a run has cost, by the prices that the stack leaves in a parameter."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,7 @@ def put(
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
     cost_module._spot_price_cache.clear()
+    monkeypatch.setattr(cost_module, "_cluster_info", cost_module.read_cluster_info)
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
@@ -146,3 +148,15 @@ def test_no_instance_costs_nothing(put: Callable[..., Any]) -> None:
 def test_without_a_stack_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     assert cost_of({G5: 0.5}) is None
+
+
+def test_description_of_the_stack_is_read_once_in_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+    now = 1000.0
+    monkeypatch.setattr(cost_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(cost_module, "_info_cache", (None, -math.inf))
+    monkeypatch.setattr(cost_module, "read_cluster_info", lambda: read.append(now))
+    for _ in range(60):
+        cost_of({G5: 0.5})
+        now += 10
+    assert read == [1000.0, 1310.0]

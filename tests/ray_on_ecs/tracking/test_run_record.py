@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import threading
 from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
@@ -247,3 +248,25 @@ def test_failed_status_write_is_repeated(storage: RunStorage, config: RunConfig,
         Failing.failures = 1000
     assert status(storage)["state"] == "training"
     assert said == []
+
+
+def test_driver_does_not_wait_for_the_storage(
+    storage: RunStorage, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+    write_json = RunStorage.write_json
+
+    def slow(storage: RunStorage, name: str, document: object) -> None:
+        begun.set()
+        answered.wait()
+        write_json(storage, name, document)
+
+    monkeypatch.setattr(RunStorage, "write_json", slow)
+    with record.closing(lambda: True, print), record.training(monitor(), {}, 2):
+        begun.wait()
+        record.note_waiting(True)
+        assert record.is_waiting
+        record.note_waiting(False)
+        assert not record.is_waiting
+        answered.set()
+    assert status(storage)["state"] == "finished"
