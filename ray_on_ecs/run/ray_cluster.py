@@ -1,8 +1,10 @@
 """The Ray cluster that a run is on: join it or start one on this machine, and find room for the workers."""
 
+import atexit
 import logging
 import math
 import os
+import shutil
 import socket
 import time
 from collections import Counter, defaultdict
@@ -26,6 +28,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.private_folder import new_short
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
 from ray_on_ecs.run.stop import stoppable
@@ -137,7 +140,9 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
     os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of a laptop is not announced
-    _start_here(partial(init, address="local", num_cpus=cpus))
+    folder = new_short("ray-")  # Ray makes its own folder writable for all, and this one stays closed
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _start_here(partial(init, address="local", num_cpus=cpus, _temp_dir=f"{folder}/r"))
     return True
 
 
