@@ -18,9 +18,11 @@ def fault_of(name: str) -> str | None:
     parts = name.split("/")
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
         return "has an empty part, '.' or '..'"
-    if max(len(part.encode("utf-8", "surrogateescape")) for part in parts) > LONGEST_NAME:
-        return f"has a part of more than {LONGEST_NAME} bytes"
-    return None
+    try:
+        longest = max(len(part.encode("utf-8", "surrogateescape")) for part in parts)
+    except UnicodeEncodeError:  # half of a UTF-16 character
+        return "is not text"
+    return f"has a part of more than {LONGEST_NAME} bytes" if longest > LONGEST_NAME else None
 
 
 def is_of_git(name: str) -> bool:

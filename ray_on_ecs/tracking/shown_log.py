@@ -91,7 +91,8 @@ def printable(line: str, *, has_colours: bool = False) -> str:
     """
     parts = COLOURS.split(line)
     parts[::2] = [CONTROLS.sub("", ESCAPES.sub("", part)) for part in parts[::2]]
-    return "".join(parts if has_colours else parts[::2])
+    text = "".join(parts if has_colours else parts[::2])
+    return text.encode(errors="replace").decode()  # a JSON document may have halves of characters
 
 
 def shows_colours(stream: IO[str]) -> bool:

@@ -111,6 +111,8 @@ def _kept_file(name: str, values: dict[str, Any]) -> KeptFile:
         raise ValueError(f"{file.key!r} is not in {' or '.join(f'{folder}/' for folder in STORED)}")
     if not isinstance(file.link, str | None) or (file.link is not None and (file.key or "\0" in file.link)):
         raise ValueError(f"{name!r} is not a link")
+    if file.link is not None:
+        os.fsencode(file.link)  # raises UnicodeEncodeError, a ValueError
     numbers = (file.size, file.written_at, file.mode, file.node)
     if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or not isinstance(file.is_log, bool):
         raise ValueError(f"{name!r} has a size, time, mode or node that is not one")

@@ -9,7 +9,7 @@ from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/", "/etc/passwd", "a/", "a//b", "//a", ".", "..", "../a", "a/..", "a/../b", "a/./b", "./a", "a\0b", "ü" * 128],
+    ["", "/", "/etc/passwd", "a/", "a//b", "//a", ".", "..", "../a", "a/..", "a/../b", "a/./b", "./a", "a\0b", "ü" * 128, "\ud800"],
 )
 def test_name_that_leaves_its_folder_or_is_no_file(name: str) -> None:
     assert fault_of(name)

@@ -351,6 +351,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a link that is a list": {"url": ["https://x"]},
     "an owner that is a number": {"owner": 7},
     "escapes": {"state": "\x1b[2J", "owner": "\x1b]52;c;ZWNobw==\x07", "behind": "\x1b[H"},
+    "half of a character": {"state": "\ud800", "owner": "\udfff"},
     "a state that is a list": {"state": ["training"]},
     "no state": {"state": None},
     "a step that is text": {"step": "1"},

@@ -160,6 +160,7 @@ HOSTILE = {
     "text from right to left": "\u202e",
     "an isolate": "\u2066",
     "a line separator": "\u2028",
+    "half of a character": "\ud800",
 }
 
 

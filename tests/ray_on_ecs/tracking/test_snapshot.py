@@ -155,6 +155,8 @@ BROKEN: dict[str, Any] = {
     "a mode that is text": {"files": {"a": {**GOOD, "mode": "777"}}},
     "a mode that is true": {"files": {"a": {**GOOD, "mode": True}}},
     "a link with NUL": {"files": {"a": {"link": "b\0c"}}},
+    "a link with half of a character": {"files": {"a": {"link": "\ud800"}}},
+    "a name with half of a character": {"files": {"\ud800": GOOD}},
     "a link that is a number": {"files": {"a": {"link": 3}}},
     "a link with a key": {"files": {"a": {**GOOD, "link": "b"}}},
     "a log that is a number": {"files": {"a": {**GOOD, "is_log": 7}}},
