@@ -102,11 +102,11 @@ def read(storage: RunStorage) -> Run:
         curves = _curves(read_records(storage))
         settings = _settings(config.get("settings", {}), status, result)
         return Run(name=name, settings=settings, outcome=_outcome(status, result, curves), curves=curves)
-    except (AttributeError, KeyError, TypeError, ValueError) as cause:
-        reason = one_line(f"{type(cause).__name__}: {cause}")
-        raise UsageError(f"run {name} has a broken document ({reason})") from cause
     except OSError as cause:
         raise ResourceError(f"run {name} can't be read ({one_line(cause)})") from cause
+    except Exception as cause:  # anybody who can write to the storage may have written the documents
+        reason = one_line(f"{type(cause).__name__}: {cause}")
+        raise UsageError(f"run {name} has a broken document ({reason})") from cause
 
 
 def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
