@@ -1,4 +1,4 @@
-"""Names of files and targets of links that others have chosen: they must stay in the folder that they are written to."""
+"""Names of files and targets of links that others have chosen: they must stay in the folder that receives them."""
 
 from __future__ import annotations
 

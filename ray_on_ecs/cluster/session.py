@@ -49,8 +49,8 @@ def forwarded_port(
         ResourceError: Session Manager can't reach the instance.
     """
     check_installed()
-    # The plugin chooses a free port. Another user of this machine could bind one that stands in the command's arguments,
-    # and would receive the token.
+    # The plugin chooses a free port. Another user of this machine could bind one that the command's arguments name, and
+    # would receive the token.
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": ["0"]}
     command = [
         *("aws", "ssm", "start-session", "--region", region, "--target", instance_id),

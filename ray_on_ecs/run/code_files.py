@@ -21,7 +21,21 @@ NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.
 KEYS = (
     *(".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".config/gcloud", ".password-store"),
     *(".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".boto", ".s3cfg"),
-    *(".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk"),
+    *(
+        ".env",
+        ".env.*",
+        "!.env.example",
+        "!.env.sample",
+        "!.env.template",
+        "*.env",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+        "*.kdbx",
+        "*.ppk",
+    ),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".*_history", "credentials.json", "kaggle.json"),
 )
 # Of NEVER, entries that are named when they are left out: a script may miss them.

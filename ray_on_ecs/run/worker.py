@@ -21,8 +21,8 @@ import ray
 from ray_on_ecs import sdk, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError
-from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment

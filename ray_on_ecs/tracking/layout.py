@@ -42,7 +42,16 @@ METADATA = ".metadata"
 MANIFEST = "checkpoint.json"
 STEP_FOLDER = re.compile(r"step-\d{9,}(-\d+)?")
 # A Checkpointer with a folder has its checkpoints in that folder of the run, which is none of these.
-NO_CHECKPOINTS = (FILES_FOLDER, VERSIONS_FOLDER, PARTS_FOLDER, LOGS, METRICS_PARTS, RAY_FOLDER, STACKS_FOLDER, "tensorboard")
+NO_CHECKPOINTS = (
+    FILES_FOLDER,
+    VERSIONS_FOLDER,
+    PARTS_FOLDER,
+    LOGS,
+    METRICS_PARTS,
+    RAY_FOLDER,
+    STACKS_FOLDER,
+    "tensorboard",
+)
 
 
 def page_url(value: object) -> str | None:

@@ -9,20 +9,50 @@ from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/", "/etc/passwd", "a/", "a//b", "//a", ".", "..", "../a", "a/..", "a/../b", "a/./b", "./a", "a\0b", "ü" * 128, "\ud800"],
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "a/",
+        "a//b",
+        "//a",
+        ".",
+        "..",
+        "../a",
+        "a/..",
+        "a/../b",
+        "a/./b",
+        "./a",
+        "a\0b",
+        "ü" * 128,
+        "\ud800",
+    ],
 )
 def test_name_that_leaves_its_folder_or_is_no_file(name: str) -> None:
     assert fault_of(name)
 
 
-@pytest.mark.parametrize("name", ["a", "a/b", "...", "..a", "a..", "a\nb", "-", "ü" * 127, "a" * 255, "a\\b", " ", "\udcff"])
+@pytest.mark.parametrize(
+    "name", ["a", "a/b", "...", "..a", "a..", "a\nb", "-", "ü" * 127, "a" * 255, "a\\b", " ", "\udcff"]
+)
 def test_name_of_a_file(name: str) -> None:
     assert fault_of(name) is None
 
 
 @pytest.mark.parametrize(
     "name",
-    [".git", ".GIT/config", "a/.git/hooks/x", ".Git ", ".git.", ".git . .", "git~1", "GIT~1/config", ".g\u200cit", ".git\ufeff"],
+    [
+        ".git",
+        ".GIT/config",
+        "a/.git/hooks/x",
+        ".Git ",
+        ".git.",
+        ".git . .",
+        "git~1",
+        "GIT~1/config",
+        ".g\u200cit",
+        ".git\ufeff",
+    ],
 )
 def test_name_of_a_repository(name: str) -> None:
     assert is_of_git(name)
@@ -44,7 +74,9 @@ def test_link_out_of_the_folder(name: str, target: str) -> None:
     assert leads_out(name, target)
 
 
-@pytest.mark.parametrize(("name", "target"), [("a", "b"), ("a/b", "../c"), ("a/b/c", "../../d"), ("a", "b/../c"), ("a", ".")])
+@pytest.mark.parametrize(
+    ("name", "target"), [("a", "b"), ("a/b", "../c"), ("a/b/c", "../../d"), ("a", "b/../c"), ("a", ".")]
+)
 def test_link_within_the_folder(name: str, target: str) -> None:
     assert not leads_out(name, target)
 

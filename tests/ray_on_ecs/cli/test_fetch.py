@@ -179,7 +179,9 @@ def test_link_out_of_the_folder_is_left_out(own: Folders, capsys: pytest.Capture
     assert main(["fetch", "--local", "first"]) == 0
     assert not os.path.lexists("runs/first/files/out")
     assert Path("runs/first/files/in").is_symlink()
-    assert "left out, as they could change files elsewhere, or can't be files here: 'files/out'" in capsys.readouterr().err
+    assert (
+        "left out, as they could change files elsewhere, or can't be files here: 'files/out'" in capsys.readouterr().err
+    )
 
 
 def test_links_that_lead_out_together_are_left_out(own: Folders, tmp_path: Path) -> None:

@@ -394,7 +394,22 @@ def test_nested_document_breaks_at_most_its_row(folders: Folders, capsys: pytest
     assert "unreadable" in out
 
 
-NO_RUNS = ["a$(touch${IFS}PWNED)", "a b", "-rf", "a;b", "a`b`", "a|b", "a&b", "a'b", 'a"b', "a\x1b[2J", "a\nb", "ü", ".a", "a" * 129]
+NO_RUNS = [
+    "a$(touch${IFS}PWNED)",
+    "a b",
+    "-rf",
+    "a;b",
+    "a`b`",
+    "a|b",
+    "a&b",
+    "a'b",
+    'a"b',
+    "a\x1b[2J",
+    "a\nb",
+    "ü",
+    ".a",
+    "a" * 129,
+]
 
 
 @pytest.mark.parametrize("name", NO_RUNS)

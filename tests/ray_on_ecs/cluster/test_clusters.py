@@ -10,6 +10,7 @@ from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
+from ray_on_ecs.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

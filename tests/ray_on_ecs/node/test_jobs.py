@@ -349,4 +349,4 @@ def test_broken_metadata_of_a_job_cost_no_other_run(ray: Head, metadata: dict[st
     recovery = JobRecovery(None)
     for _ in range(2):
         recovery.resubmit_lost_jobs()
-    assert "mine.2" in [job["submission_id"] for job in ray.submitted]
+    assert "mine.2" in [body["submission_id"] for body in ray.bodies]

@@ -296,7 +296,17 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 KEYS = [
     *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/x.json"),
     *(".netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".env", ".env.local", "prod.env", "a/.env"),
-    *("key.pem", "server.key", "a.p12", "b.pfx", "id_rsa", "a/id_ed25519", "id_ecdsa.old", ".bash_history", "kaggle.json"),
+    *(
+        "key.pem",
+        "server.key",
+        "a.p12",
+        "b.pfx",
+        "id_rsa",
+        "a/id_ed25519",
+        "id_ecdsa.old",
+        ".bash_history",
+        "kaggle.json",
+    ),
 ]
 
 
@@ -377,7 +387,16 @@ def test_programs_of_a_repository_do_not_run(tmp_path: Path, kind: str, place: s
 
 @pytest.mark.parametrize(
     "pattern",
-    ["*a*a*a*a*a*ab", "*a" * 40 + "b", "**/a" * 30, "**/" * 40 + "x", "*?*?*?*?*?b", "[a]*" * 30 + "b", "a/*a*a*a*a*/b", "*" * 200 + "b"],
+    [
+        "*a*a*a*a*a*ab",
+        "*a" * 40 + "b",
+        "**/a" * 30,
+        "**/" * 40 + "x",
+        "*?*?*?*?*?b",
+        "[a]*" * 30 + "b",
+        "a/*a*a*a*a*/b",
+        "*" * 200 + "b",
+    ],
 )
 def test_hostile_pattern_is_decided(tmp_path: Path, pattern: str) -> None:
     """It would take hours if all combinations were tried."""

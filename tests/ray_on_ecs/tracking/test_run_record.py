@@ -1,12 +1,12 @@
 """How a run is doing, as its folder says it."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import threading
 from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
