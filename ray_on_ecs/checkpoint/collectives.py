@@ -42,7 +42,7 @@ class Collectives:
         if not self._group:
             return value
         packed = plain_pickle.dumps(value) if self.rank == 0 else b""
-        size = torch.tensor(len(packed))
+        size = torch.tensor(len(packed), device="cpu")
         dist.broadcast(size, src=0, group=self._group)
         message = _tensor(packed, int(size))
         dist.broadcast(message, src=0, group=self._group)
@@ -53,8 +53,8 @@ class Collectives:
         if not self._group:
             return [value]
         packed = plain_pickle.dumps(value)
-        sizes = [torch.tensor(0) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor(len(packed)), group=self._group)
+        sizes = [torch.tensor(0, device="cpu") for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor(len(packed), device="cpu"), group=self._group)
         largest = int(max(sizes))
         messages = [_tensor(b"", largest) for _ in sizes] if self.rank == 0 else []
         dist.gather(_tensor(packed, largest), messages or None, dst=0, group=self._group)
@@ -70,7 +70,7 @@ class Collectives:
         if not self._group:
             return values[0]
         packed = [plain_pickle.dumps(value) for value in values] if self.rank == 0 else []
-        sizes = torch.tensor([len(each) for each in packed] or [0] * self.world_size)
+        sizes = torch.tensor([len(each) for each in packed] or [0] * self.world_size, device="cpu")
         dist.broadcast(sizes, src=0, group=self._group)
         largest = int(sizes.max())
         message = _tensor(b"", largest)

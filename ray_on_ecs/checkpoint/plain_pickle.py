@@ -43,6 +43,8 @@ ALLOWED = (
     PosixPath,
 )
 _BY_NAME = {(each.__module__, each.__qualname__): each for each in ALLOWED}
+# Its module depends on the version of Python.
+_BY_NAME |= {(module, "PosixPath"): PosixPath for module in ("pathlib", "pathlib._local")}
 
 
 def dumps(value: object) -> bytes:

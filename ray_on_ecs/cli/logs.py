@@ -13,6 +13,8 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.tracking.shown_log import Filter
 
+# In the place of a storage path, which keeps them out of the runs.
+NOTEBOOKS = "jupyterlab"
 # Exit statuses of a run by its state.
 STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": Interrupted.exit_status}
 
@@ -62,6 +64,7 @@ def jobs_of(cluster: Cluster, client: Any, run: str | None) -> dict[str, Any]:
         jobs = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
         if run:
             own = {job_id: job for job_id, job in jobs.items() if is_below(job.metadata, cluster.storage_path)}
+            own = own or {job_id: job for job_id, job in jobs.items() if job.metadata.get("storage_path") == NOTEBOOKS}
             others = {str(job.metadata.get("storage_path")) for job in jobs.values()}
             if own or cluster.is_here:
                 jobs = own
@@ -85,7 +88,8 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
     if jobs:
         job_id, job = list(jobs.items())[-1]
         return driver_exit_status(job_id, job, f"the same command with --run-name {run}")
-    state = (cluster.storage(run).read_json(layout.STATUS) or {}).get("state")
+    status = cluster.storage(run).read_json(layout.STATUS)
+    state = status.get("state") if isinstance(status, dict) else None
     if state not in STATUSES:
         raise ResourceError(
             f"run {run} was {state or 'not started'} at its last update; {cluster.command('runs')} shows its state"

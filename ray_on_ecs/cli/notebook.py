@@ -11,6 +11,7 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.dashboard import hold_open
+from ray_on_ecs.cli.logs import NOTEBOOKS
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.contract import NOTEBOOK_PORT
@@ -52,7 +53,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
                 entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),
                 submission_id=job_id,
                 # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
-                metadata={"run_name": job_id, "storage_path": PACKAGE},
+                metadata={"run_name": job_id, "storage_path": NOTEBOOKS},
                 runtime_env=environment,
                 entrypoint_num_gpus=1 if worker else None,
             )

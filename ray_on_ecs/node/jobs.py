@@ -237,7 +237,9 @@ def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
         stored = json.loads((metadata or {}).get(SECRETS, "[]"))
     except (TypeError, ValueError, RecursionError):  # not a job of `ray-on-ecs run`
         return []
+    # The names become file names of the store.
     is_list = isinstance(stored, list) and all(isinstance(each, str) for each in stored)
+    is_list = is_list and all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", each) for each in stored[1:])
     return stored if is_list and len(stored) > 1 else []
 
 
@@ -300,4 +302,4 @@ def _resubmissions_in_a_row(job: Job) -> int:
 def _number(metadata: dict[str, str], key: str) -> int:
     """Return a number of the metadata; 0 if it is missing."""
     text = str(metadata.get(key, ""))
-    return int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0

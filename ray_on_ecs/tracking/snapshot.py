@@ -202,7 +202,7 @@ def _file_info(storage: RunStorage, file: KeptFile, stored: Mapping[str, fs.File
     info = stored.get(file.key)
     if info is None:
         raise FileNotFoundError(f"{storage.uri}/{file.key} is missing")
-    if info.size < file.size:
+    if not file.is_log and info.size < file.size:
         raise OSError(f"{storage.uri}/{file.key} has {info.size:,} of {file.size:,} bytes")
     return info if file.is_log else fs.FileInfo(info.path, type=fs.FileType.File, size=file.size)
 
