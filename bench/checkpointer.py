@@ -25,8 +25,9 @@ from torchvision.models import resnet18
 from bench.harness import Bench, on_two_workers
 from bench.report import Comparison, at_most, spread
 from ray_on_ecs import Checkpointer
+from ray_on_ecs.node.ports import free_ports
 from ray_on_ecs.tracking.storage import RunStorage
-from tests.waiting import free_ports, until
+from tests.waiting import until
 
 ROUNDS = 7
 OURS, TO_DISK, TO_BUCKET = "Checkpointer", "torch.save to a disk", "torch.save to S3"

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 import psutil
 
-from tests.waiting import free_ports, listens, until
+from ray_on_ecs.node.ports import free_ports, listens
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"

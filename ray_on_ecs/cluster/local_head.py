@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -38,7 +37,6 @@ POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
 STOP_SECONDS = 10.0
 RAYLET = "raylet"
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
-FREE_PORTS = range(20_000, 32_000)
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
     **ports.METRICS,
@@ -106,7 +104,7 @@ def start(cpus: int) -> LocalHead:
         folder = new_short("ray-")
         head = None
         try:
-            numbers = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+            numbers = dict(zip(PORTS, ports.free_ports(len(PORTS)), strict=True))
             head = _launch(folder, cpus, numbers)
             reason = _wait(head, list(numbers.values()))
             if not reason:
@@ -221,7 +219,7 @@ def _wait(head: LocalHead, numbers: list[int]) -> str:
             with suppress(OSError, ResourceError, UsageError):
                 if not _is_own_dashboard(head):
                     return f"another program answers at {head.url}"
-                if nodes(Head(head.url, head.token)) and all(_listens(port) for port in numbers):
+                if nodes(Head(head.url, head.token)) and all(map(ports.listens, numbers)):
                     return ""
         time.sleep(POLL_SECONDS)
     return _last_line(Path(head.folder, "ray.log"))
@@ -243,13 +241,6 @@ def _is_own_dashboard(head: LocalHead) -> bool:
             raise
     except (LookupError, TypeError, api.AnswerError):
         pass
-    return False
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError):
-        socket.create_connection((HOST, port), ANSWER_SECONDS).close()
-        return True
     return False
 
 
@@ -296,14 +287,3 @@ def _logs(folder: str) -> Path:
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "its log is empty")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that no process uses, outside the ranges of Linux and Ray, whose connections might take them."""
-    numbers: set[int] = set()
-    while len(numbers) < count:
-        port = secrets.choice(FREE_PORTS)
-        with suppress(OSError):
-            socket.create_server((HOST, port)).close()
-            numbers.add(port)
-    return list(numbers)

@@ -104,7 +104,7 @@ def _kill_tree(pid: int) -> None:
 
 def main() -> None:
     """Run Ray's command `ray` with this process's arguments."""
-    from ray.scripts import scripts  # takes seconds
+    from ray.scripts import scripts  # takes half a second, which tests of other parts need not wait
 
     supervisor = Supervisor()
     Node.dead_processes = lambda self: supervisor.dead_processes(self)

@@ -1,4 +1,8 @@
-"""Fixed ports of a node's servers; docs/image.md lists them."""
+"""Fixed ports of a node's servers, which docs/image.md lists, and free ports for those of a head on this machine."""
+
+import secrets
+import socket
+from contextlib import suppress
 
 from ray_on_ecs.contract import DASHBOARD_PORT
 
@@ -21,6 +25,10 @@ NODE = {
     "--max-worker-port": 10999,
 }
 
+# Outside the ranges from which Linux and Ray choose ports, so that no connection takes one before its use.
+FREE = range(20_000, 32_000)
+CONNECT_SECONDS = 10.0
+
 # Ray's Prometheus servers don't check the token, so they are off; RAY_enable_metrics_collection=true enables a node's.
 METRICS = {
     "RAY_enable_metrics_collection": "false",
@@ -33,3 +41,22 @@ METRICS = {
 def flags(ports: dict[str, int]) -> list[str]:
     """Return the ports as arguments of `ray start`."""
     return [f"{name}={port}" for name, port in ports.items()]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return TCP ports of 127.0.0.1 that no process uses now, each a different one."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(FREE)
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            ports.add(port)
+    return list(ports)
+
+
+def listens(port: int) -> bool:
+    """Return whether a server listens on a TCP port of 127.0.0.1."""
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS).close()
+        return True
+    return False

@@ -20,10 +20,10 @@ import psutil
 
 from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
-from ray_on_ecs.node.ports import flags
+from ray_on_ecs.node.ports import flags, free_ports, listens
 from ray_on_ecs.run import supervisor
 from tests.local_cluster import have_ended, start_ray
-from tests.waiting import free_ports, listens, until
+from tests.waiting import until
 
 # As in the image: RAY_API_SERVER_ADDRESS names the cluster.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}

@@ -18,10 +18,11 @@ import psutil
 
 from ray_on_ecs.contract import HEAD_STATE_VARIABLE
 from ray_on_ecs.node import ports
+from ray_on_ecs.node.ports import free_ports
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import SECONDS, TOKEN, WORKER_PORTS
 from tests.local_cluster import command_line, start_ray
-from tests.waiting import free_ports, until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

@@ -64,18 +64,17 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
     return process.returncode, out.splitlines(), err.splitlines()
 
 
-def lines_of(run: str) -> list[str]:
-    return [
-        rf"run      {run}",
-        r"script   shown\.py",
-        r"workers  2 x CPU, 1 CPU threads each",
-        rf"results  /.*/{run}",
-        r"\[rank 1\] red",
-        r"\[rank 1\] a{60000,} \.\.\. \[5,9\d\d,\d\d\d more characters are not shown\]",
-        r"\[rank 1\] to standard error",
-        r"finished in \d+ s: step 4, loss 0\.25",
-        rf"results in /.*/{run}: result\.json, report\.html, files/\S+, metrics\.jsonl, curves\.png, tensorboard/\S+",
-    ]
+LOG = (
+    r"run      shown",
+    r"script   shown\.py",
+    r"workers  2 x CPU, 1 CPU threads each",
+    r"results  /.*/shown",
+    r"\[rank 1\] red",
+    r"\[rank 1\] a{60000,} \.\.\. \[5,9\d\d,\d\d\d more characters are not shown\]",
+    r"\[rank 1\] to standard error",
+    r"finished in \d+ s: step 4, loss 0\.25",
+    r"results in /.*/shown: result\.json, report\.html, files/\S+, metrics\.jsonl, curves\.png, tensorboard/\S+",
+)
 
 
 def assert_lines(lines: list[str], *patterns: str) -> None:
@@ -88,7 +87,7 @@ def test_shown_log_is_complete(
     finished: tuple[list[str], list[str], Path], typed: Start, head: Head, code: Path
 ) -> None:
     out, err, _ = finished
-    assert_lines(out, "run shown is submitted as job shown", *lines_of("shown"))
+    assert_lines(out, "run shown is submitted as job shown", *LOG)
     assert_lines(err, f"uploading {code}", ".*")
     assert ended(typed("logs", "shown"))[:2] == (0, out[1:])
     assert ended(typed("logs", "--follow", "--tail", "2", "shown"))[:2] == (0, out[-2:])

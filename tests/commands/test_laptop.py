@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.node.ports import free_ports
 from tests.commands.conftest import TINY
 from tests.commands.head import SECONDS, Head, commands, read_until
-from tests.waiting import free_ports, until
+from tests.waiting import until
 
 Start = Callable[..., subprocess.Popen[str]]
 Type = Callable[..., tuple[int, str, str]]

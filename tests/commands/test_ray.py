@@ -103,6 +103,22 @@ for strategy in ("STRICT_PACK", "SPREAD"):
     show(strategy, 2, 2)
     remove_placement_group(group)
     show("nothing", 0, 0)
+
+@ray.remote(num_cpus=0)
+def fit_trainer(folder):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    def train():
+        while not os.path.exists(f"{folder}/trained"):
+            time.sleep(0.1)
+    settings = {"scaling_config": ScalingConfig(num_workers=2, use_gpu=True)}
+    DataParallelTrainer(train, run_config=RunConfig(storage_path=folder), **settings).fit()
+
+training = fit_trainer.remote(sys.argv[1])
+show("a trainer", 2, 2)
+open(f"{sys.argv[1]}/trained", "w").close()
+ray.get(training)
+show("nothing", 0, 0)
 """
 # The requests of a Ray program on a cluster with only a head, which has neither CPUs nor GPUs.
 WANTS = """
@@ -244,6 +260,8 @@ def test_gpus_of_plain_ray_programs_count(with_gpus: list[Any]) -> None:
         ["STRICT_PACK", 2, 2],
         ["nothing", 0, 0],
         ["SPREAD", 2, 2],
+        ["nothing", 0, 0],
+        ["a trainer", 2, 2],
         ["nothing", 0, 0],
     ]
 

@@ -47,7 +47,7 @@ def test_train_command_uses_two_workers_and_the_bucket(cluster: Cluster, trained
 
 def test_metrics_show_ray_demand_and_job_progress(cluster: Cluster, trained: Trained) -> None:
     expected = {"GPUs", "GPUsRequested", "GPUsUsed", "RunProgress", "TrainLoss", "TestAccuracy"}
-    cluster.until(lambda: cluster.metrics() >= expected)
+    cluster.until(lambda: cluster.metrics() >= expected, why=lambda: f"{cluster.metrics()}\n{trained.log}")
 
 
 def test_root_is_read_only_and_processes_lack_capabilities(cluster: Cluster) -> None:

@@ -20,8 +20,8 @@ from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import PulumiError, find
 from ray_on_ecs.config import secret_hints
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node.ports import free_ports
 from ray_on_ecs.run.command_line import SETTINGS
-from tests.waiting import free_ports
 
 CONNECTION = {
     "region": "us-west-2",

@@ -16,11 +16,12 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.node import ports
 from tests.serving import serving
 
-# In the place of `ray start --block`, in the head's folder. The first argument is the status of its dashboard's answer,
-# whose error ends the raylet. With a second one, the server for Ray clients does not start, and Ray ends all others.
-# Where the dashboard's port is taken, Ray runs without it.
+# Replaces `ray start --block`, in the head's folder. The first argument is the status of its dashboard's answer; an
+# error ends the raylet. With a second argument the Ray Client server does not start, and Ray ends all other processes.
+# If the dashboard's port is taken, Ray runs without a dashboard.
 RAY = """
 import http.server, json, pathlib, shutil, socket, subprocess, sys, time
 [folder] = [pathlib.Path(word.partition("=")[2]) for word in sys.argv if word.startswith("--temp-dir=")]
@@ -167,11 +168,10 @@ class Foreign(StreamRequestHandler):
 def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes) -> None:
     monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", RAY, "200"))
     monkeypatch.setattr(Foreign, "answer", answer)
-    free_ports = local_head._free_ports
     with serving(TCPServer(("127.0.0.1", 0), Foreign)) as foreign, local_head.lock():
         taken = foreign.server_address[1]
-        attempts = iter([lambda count: [taken] * count, free_ports])
-        monkeypatch.setattr(local_head, "_free_ports", lambda count: next(attempts)(count))
+        attempts = iter([lambda count: [taken] * count, ports.free_ports])
+        monkeypatch.setattr(ports, "free_ports", lambda count: next(attempts)(count))
         head = local_head.start(2)
     assert head.url != f"http://127.0.0.1:{taken}"
     assert local_head.find() == head

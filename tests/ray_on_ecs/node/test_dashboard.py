@@ -23,7 +23,7 @@ from tests.ray_on_ecs.node.conftest import Head
 
 
 def test_ray_has_what_the_supervisor_needs() -> None:
-    from ray.scripts import scripts  # takes a second
+    from ray.scripts import scripts  # takes half a second
 
     assert scripts.start.callback
     assert "node.dead_processes()" in inspect.getsource(scripts.start.callback)
