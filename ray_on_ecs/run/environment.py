@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from ray_on_ecs.run.worker_rank import WorkerRank
 
 # Variables that are equal on all ranks, for launchers that set the ranks differently from torchrun.
-OF_EVERY_RANK = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+OF_EVERY_RANK = (
+    *("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),  # PyTorch reads the second if the first is True
+)
 
 # Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.
 CALLBACK_VARIABLES = ("RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS")
@@ -53,13 +56,16 @@ class WorkerEnvironment(WorkerRank):
     max_restarts: int
     threads: int
 
-    def variables(self, addresses: Sequence[tuple[str, int]]) -> dict[str, str]:
+    def variables(
+        self, addresses: Sequence[tuple[str, int]], store: tuple[str, int] | None = None
+    ) -> dict[str, str]:
         """Return the worker's environment variables.
 
         Args:
-            addresses: Host and free port of each rank; rank 0's are the address of the process group's store.
+            addresses: Host and free port of each rank; rank 0's script serves the process group's store at its own.
+            store: Where the store is served already, or None.
         """
-        host, port = addresses[0]
+        host, port = store or addresses[0]
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
@@ -76,7 +82,7 @@ class WorkerEnvironment(WorkerRank):
             "TORCHELASTIC_RUN_ID": self.run_name,
             "TORCHELASTIC_RESTART_COUNT": self.attempt,
             "TORCHELASTIC_MAX_RESTARTS": self.max_restarts,
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_USE_AGENT_STORE": store is not None,
             "OMP_NUM_THREADS": self.threads,
             "TF_CONFIG": self._tf_config(addresses),
         }

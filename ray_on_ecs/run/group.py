@@ -63,6 +63,7 @@ class WorkerStatus:
         stacks: The stacks of its script, if the driver wants them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
         daemon_status: With --mpi, the exit status of its node's daemon, or None while there is none that has ended.
+        store: From rank 0 with --local: the port of the process group's store on this machine, otherwise 0.
     """
 
     host: str
@@ -87,6 +88,7 @@ class WorkerStatus:
     stacks: str | None = None
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None
+    store: int = 0
 
 
 WorkerStatuses = Mapping[int, WorkerStatus]

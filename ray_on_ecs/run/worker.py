@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -19,15 +20,16 @@ import psutil
 import ray
 
 from ray_on_ecs import sdk, secrets
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, mpi, nccl_interface, packages, worker_dump
+from ray_on_ecs.run import gpu_check, inputs, local_store, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.group_member import LOST_SECONDS, GroupMember
+from ray_on_ecs.run.local_store import LocalStore
 from ray_on_ecs.run.metrics import ReportReader
 from ray_on_ecs.run.metrics_recorder import MetricsRecorder
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
@@ -224,9 +226,20 @@ class ScriptWorker:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         if self._recorder:
             self._recorder.restart()
-        if not self._meet():  # no script starts before every node has its files
-            self._report_stored()
-            return
+        with self._serve_store(environment.python) as store:
+            if not self._meet(store):  # no script starts before every node has its files
+                self._report_stored()
+                return
+            self._run_script(environment)
+        self._files.store_last()
+        self._report_stored()
+
+    def _serve_store(self, python: str) -> AbstractContextManager[LocalStore | None]:
+        """Return the store of a local run's process group, which rank 0's script would serve to the whole network."""
+        return LocalStore(python) if self._rank.rank == 0 and LOCAL_VARIABLE in os.environ else nullcontext()
+
+    def _run_script(self, environment: ScriptEnvironment) -> None:
+        """Run the script to its end."""
         if self._rank.local_rank == 0:
             self._files.begin()
         with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
@@ -244,8 +257,6 @@ class ScriptWorker:
             if self._recorder:
                 self._write_metrics(exchange, is_last=True)
                 self._report_progress()
-        self._files.store_last()
-        self._report_stored()
 
     def _reset_folder(self) -> None:
         # The script of an earlier worker on this node may have its last seconds.
@@ -260,14 +271,15 @@ class ScriptWorker:
                 self._report()
                 time.sleep(WAIT_SECONDS)
 
-    def _meet(self) -> bool:
+    def _meet(self, store: LocalStore | None) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.
 
         The script starts right after this, because another process can take the port until the script listens to it.
         """
         with socket.socket() as listener:
             listener.bind(("", 0))
-            self._member.status = replace(self._member.status, port=listener.getsockname()[1])
+            port = listener.getsockname()[1]
+            self._member.status = replace(self._member.status, port=port, store=store.port if store else 0)
             while self._member.is_to_run:
                 self._report(wants_statuses=True)
                 ports = [worker.port for worker in self._member.statuses.values()]
@@ -323,7 +335,8 @@ class ScriptWorker:
             max_restarts=self._config.max_restarts,
             threads=self._settings["threads"],
         )
-        variables = worker.variables([(status.host, status.port) for _, status in sorted(statuses.items())])
+        store = (local_store.HOST, statuses[0].store) if statuses[0].store else None
+        variables = worker.variables([(status.host, status.port) for _, status in sorted(statuses.items())], store)
         if self._config.mpi:
             variables = {name: variables[name] for name in OF_EVERY_RANK}
         return variables if self._config.no_driver else {**variables, **NOT_A_DRIVER}

@@ -1,0 +1,80 @@
+"""The process group's store of a local run: only on 127.0.0.1, started by the first connection, ended with its run."""
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ray_on_ecs.node.ports import listens
+from ray_on_ecs.run.local_store import HOST, LocalStore
+from tests.lazy import Lazy
+from tests.waiting import until
+
+distributed = Lazy("torch.distributed")
+
+
+def client(port: int) -> object:
+    return distributed.TCPStore(HOST, port, None, False, timedelta(minutes=2), wait_for_workers=False)
+
+
+def servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "local_store.py" in " ".join(each.cmdline())]
+
+
+def test_ranks_share_a_store_that_only_this_machine_reaches() -> None:
+    with LocalStore(sys.executable) as store:
+        one, other = client(store.port), client(store.port)
+        one.set("key", "value")
+        assert other.get("key") == b"value"
+        [server] = servers()
+        listeners = [each.laddr for each in server.net_connections("all") if each.status == psutil.CONN_LISTEN]
+        assert listeners == [(HOST, store.port)]
+    assert not server.is_running()
+    assert not listens(store.port)
+
+
+def test_each_start_has_an_empty_store() -> None:
+    for _ in range(2):
+        with LocalStore(sys.executable) as store:
+            assert client(store.port).add("starts", 1) == 1
+
+
+def test_script_without_a_process_group_starts_no_server() -> None:
+    with LocalStore("not-an-interpreter") as store:
+        assert servers() == []
+    assert not listens(store.port)
+
+
+def test_interpreter_without_pytorch_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with LocalStore(str(python)) as store:
+        assert listens(store.port)
+        said = until(lambda: capfd.readouterr().out)
+    assert re.fullmatch(rf"{python} can't serve the process group's store: it needs PyTorch 2.1 or later\n", said)
+
+
+def hold(pipe: Connection) -> None:
+    with LocalStore(sys.executable) as store:
+        pipe.send(store.port)
+        signal.pause()
+
+
+def test_killed_worker_leaves_no_server() -> None:
+    here, there = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("spawn").Process(target=hold, args=(there,))
+    worker.start()
+    store = client(here.recv())
+    store.set("key", "value")
+    [server] = [each for each in psutil.Process(worker.pid).children() if "local_store.py" in " ".join(each.cmdline())]
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join()
+    until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
