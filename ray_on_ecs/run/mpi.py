@@ -30,6 +30,7 @@ import psutil
 
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run import last_words as script_words
 from ray_on_ecs.run import mpi_agent
 from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
@@ -62,7 +63,8 @@ class MpiProcess(ScriptProcess):
     """
 
     def __init__(self, argv: Sequence[str], options: ProcessOptions) -> None:
-        parent = Path(options.variables.get(TMPDIR) or tempfile.gettempdir()).absolute()
+        given = options.variables.get(TMPDIR)
+        parent = Path(given).absolute() if given else temporary()
         try:
             parent.mkdir(parents=True, exist_ok=True)
             self._temporary = tempfile.TemporaryDirectory(prefix="mpi-", dir=parent, ignore_cleanup_errors=True)
