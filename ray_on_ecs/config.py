@@ -128,7 +128,10 @@ class RunConfig:
         "file of that folder that is not in the archive", metavar="NAME", hidden=True
     )
     revision: str | None = _files(
-        None, "the code's commit in git, with -dirty if files have changed since", metavar="COMMIT", hidden=True
+        None,
+        "the code's commit in git, with -dirty if files have changed since, or -unknown",
+        metavar="COMMIT",
+        hidden=True,
     )
     requirements: str | None = _files(
         None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
@@ -248,8 +251,9 @@ class RunConfig:
         """Environment variables with the code's commit; empty without a commit."""
         if self.revision is None:
             return {}
-        commit, _, dirty = self.revision.partition("-")
-        return {"GIT_COMMIT": commit, "GIT_DIRTY": str(int(bool(dirty)))}
+        commit, _, state = self.revision.partition("-")
+        dirty = {} if state == "unknown" else {"GIT_DIRTY": "1" if state else "0"}
+        return {"GIT_COMMIT": commit} | dirty
 
     @property
     def inputs(self) -> dict[str, str]:
