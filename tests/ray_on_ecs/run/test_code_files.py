@@ -313,52 +313,106 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 KEYS = [
-    *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/x.json"),
-    *(".netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".env", ".env.local", "prod.env", "a/.env"),
+    *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/a/x.json"),
     *(
-        "key.pem",
-        "server.key",
-        "a.p12",
-        "b.pfx",
-        "id_rsa",
-        "a/id_ed25519",
-        "id_ecdsa.old",
-        ".bash_history",
-        "kaggle.json",
+        ".netrc",
+        ".pypirc",
+        ".npmrc",
+        ".git-credentials",
+        ".pgpass",
+        ".env",
+        ".env.local",
+        "prod.env",
+        "a/.env",
+        ".envrc",
     ),
+    *("key.pem", "server.key", "a.p12", "b.pfx", "id_rsa", "a/id_ed25519", "id_ecdsa.old", ".bash_history"),
+    *(".ray-on-ecs/secrets/x/y", ".config/gh/hosts.yml", ".config/rclone/rclone.conf", ".cache/huggingface/token"),
+    *(".huggingface/token", "terraform.tfstate", "a/terraform.tfstate.backup", ".pulumi/credentials.json"),
+    *(".vault-token", ".databrickscfg", ".kaggle/kaggle.json", "a/b/.config/gh/x", ".cargo/credentials.toml"),
+    *(".aws/sso/cache/x.json", ".envrc", ".ENV", "Key.PEM", "A/.SSH/ID_RSA", "Prod.Env", "a/.Aws/Config"),
+]
+HARMLESS = [
+    *(".env.example", "a/.env.sample", "keys.py", "tokenizer.pem.py", "monkey.key.txt", "environment.py", "monkey"),
+    *("id_rsa_test.py", "Pulumi.yaml", "env/x.yaml", "aws/credentials", "docker/config.json", "ssh/id.txt", "netrc.md"),
+    *("history.csv", ".config/other/x", ".cache/huggingface/x", "gcloud/x", "a.pem.gz", "tfstate", "secrets.py"),
 ]
 
 
-def test_keys_are_left_out_and_named(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", ".env.example", "environment.py", "keys.py", "monkey", *KEYS)
-    assert names_of(tmp_path) == [".env.example", "environment.py", "keys.py", "monkey", "train.py"]
-    listed = list_code(tmp_path)
-    assert {each.why for each in listed.left_out} == {left_out.KEY}
-    [line] = listed.describe_left_out()
-    assert line.startswith("left out: ")
-    assert "--include uploads it" in line
+@pytest.mark.parametrize("name", KEYS)
+def test_key_is_left_out_and_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "train.py", name)
+    assert names_of(tmp_path) == ["train.py"]
+    assert names_of(tmp_path, ["*", "*.*", "**/*", "a/*", "a/", "cache", "**/cache", "x.json"]) == ["train.py"]
+    [entry] = list_code(tmp_path).left_out
+    assert entry.why == left_out.KEY
+    assert name.startswith(entry.name)
+
+
+def test_line_about_keys_names_them(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", ".env", ".ssh/id_rsa", ".ssh/known_hosts", "a\n.pem")
+    [line] = list_code(tmp_path).describe_left_out()
+    assert line == "left out, as it may hold a key: .env, .ssh/, a\\n.pem; --include NAME uploads one"
+    write(tmp_path, *(f"{number}.pem" for number in range(1000)))
+    [line] = list_code(tmp_path).describe_left_out()
+    assert line.endswith(" and 993 more; --include NAME uploads one")
+
+
+def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, "data/.env", "data/a", ".env", ".gitignore", content=b"data\n.env\n")
+    git(tmp_path, "add", "--force", "data", ".env")
+    assert names_of(tmp_path) == [".gitignore", "data/a"]
+    assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == left_out.KEY} == {".env", "data/.env"}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_file_is_uploaded(tmp_path: Path, name: str) -> None:
+    assert names_of(write(tmp_path, name)) == [name]
 
 
 @pytest.mark.parametrize("name", KEYS)
 def test_key_is_brought_back_by_its_name(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "train.py", name)
-    top = name.partition("/")[0]
+    write(tmp_path, "train.py", name, f"{name}.pem", "other/x.key")
     assert names_of(tmp_path, [name]) == sorted(["train.py", name])
-    if top.startswith(".") and top != ".config":
-        assert names_of(tmp_path, [top]) == sorted(["train.py", name])
+    assert names_of(tmp_path, [f"/{name}"]) == sorted(["train.py", name])
+
+
+@pytest.mark.parametrize("folder", [".ssh", "a/.aws", ".config/gcloud", ".SSH"])
+def test_folder_of_keys_is_brought_back_by_its_name(tmp_path: Path, folder: str) -> None:
+    names = [f"{folder}/config", f"{folder}/sub/key.pem"]
+    write(tmp_path, "train.py", "a/.env", *names)
+    assert names_of(tmp_path, [folder]) == sorted(["train.py", *names]) == names_of(tmp_path, [f"{folder}/"])
+    assert names_of(tmp_path, [folder], ["*.pem"]) == sorted(["train.py", names[0]])
 
 
 def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
     write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", ".gitignore", content=b"data/\n")
     git(tmp_path, "init", "-q")
-    assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"]
+    assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"] == names_of(tmp_path, ["data/*"])
+    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == left_out.KEY]) == 2
 
 
-@pytest.mark.parametrize("folder", ["/", "~", "~/."])
-def test_home_and_root_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="holds more than code; give the folder with the script"):
+@pytest.mark.parametrize("folder", ["/", "~", "~/.", "~/..", "~/../..", "~/link"])
+def test_home_and_the_folders_above_it_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    home = write(tmp_path / "a" / "home" / "ada", "train.py")
+    (home / "link").symlink_to("..")
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(UsageError, match="more than code; give the folder with the script"):
         list_code(Path(folder).expanduser())
+    assert names_of(write(home / "code", "train.py")) == ["train.py"]
+    assert names_of(write(home.parent / "adam", "train.py")) == ["train.py"]
+
+
+def test_home_that_is_the_project_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(write(tmp_path, "train.py", ".ssh/id_rsa")))
+    assert names_of(tmp_path, ["train.py"]) == ["train.py"]
+    git(tmp_path, "init", "--quiet")
+    assert names_of(tmp_path) == ["train.py"]
+    with pytest.raises(UsageError, match="more than code"):
+        list_code(Path("/"), ["train.py"])
 
 
 # {0} is a program, and {1} a folder with hooks.
