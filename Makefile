@@ -4,6 +4,7 @@
 # make test-infra    test the Pulumi program, without installing Ray and PyTorch
 # make test-ray      run the other tests that need a Ray head, and a few that take long
 # make test-faults   kill parts of a cluster during training
+# make docker/.env       write a random token for the cluster of docker/compose.yaml
 # make test-containers   test the image as containers: a head, two workers and an S3
 # make bench   compare the training with a plain loop
 # make drills  disturb training runs at random moments, N times in each way
@@ -63,6 +64,9 @@ image:
 	$(CONTAINER_ENGINE) build --platform linux/amd64 --file docker/Dockerfile --tag ray-on-ecs \
 	  $(if $(PACKAGES),--build-arg PACKAGES="$(PACKAGES)") \
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's#//[^/@]*@#//#' | grep . || echo ray-on-ecs)" .
+
+docker/.env:
+	@umask 077 && $(PYTHON) -c 'import secrets; print("RAY_AUTH_TOKEN=" + secrets.token_hex(32))' > $@
 
 image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image_size $(CONTAINER_ENGINE)

@@ -192,6 +192,8 @@ def _container(
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
+        # Debian's setuid files, such as `su`, give nothing. https://docs.kernel.org/userspace-api/no_new_privs.html
+        "dockerSecurityOptions": ["no-new-privileges"],
         "mountPoints": [*mounts, *read_only],
         "linuxParameters": {
             "initProcessEnabled": True,

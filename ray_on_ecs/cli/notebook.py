@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +19,7 @@ from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.private_folder import temporary
 
 PACKAGE = "jupyterlab"
 START_SECONDS = 900.0
@@ -65,15 +69,25 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
             with cluster.forward(host, NOTEBOOK_PORT) as port:
                 url = f"http://127.0.0.1:{port}/lab?token={token}"
                 out.print(url, markup=False)
-                if not no_browser:
-                    click.launch(url)
-                note("Ctrl-C ends it")
-                hold_open(port)
+                with _page(url) as page:
+                    if not no_browser:
+                        click.launch(page)
+                    note("Ctrl-C ends it")
+                    hold_open(port)
         except (OSError, RuntimeError) as cause:
             raise ResourceError(f"lost the connection to the notebook ({one_line(cause)})") from cause
         finally:
             _stop(cluster, client, job_id)
     return 0
+
+
+@contextmanager
+def _page(url: str) -> Generator[str]:
+    """Yield the address of a page that leads to another, which a browser's arguments would show to other users."""
+    with tempfile.NamedTemporaryFile("w", suffix=".html", dir=temporary()) as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={url}">\n')
+        file.flush()
+        yield Path(file.name).as_uri()
 
 
 def _stop(cluster: Cluster, client: Any, job_id: str) -> None:

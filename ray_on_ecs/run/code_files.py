@@ -19,18 +19,8 @@ from ray_on_ecs.run.left_out import KEY, KINDS, LINK, LeftOut, count_bytes, desc
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 # What may hold a key of the user, in small letters: left out, and named, unless --include names it.
 KEYS = (
-    *(
-        ".ssh",
-        ".aws",
-        ".azure",
-        ".gnupg",
-        ".kube",
-        ".docker",
-        ".password-store",
-        ".pulumi",
-        ".ray-on-ecs",
-        ".huggingface",
-    ),
+    *(".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".password-store", ".pulumi", ".ray-on-ecs"),
+    *(".huggingface",),
     *("**/.config/gcloud", "**/.config/gh", "**/.config/rclone", "**/.cargo/credentials*"),
     *("**/.cache/huggingface/token", "**/.cache/huggingface/stored_tokens"),
     *(".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".boto", ".s3cfg"),

@@ -314,18 +314,8 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 KEYS = [
     *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/a/x.json"),
-    *(
-        ".netrc",
-        ".pypirc",
-        ".npmrc",
-        ".git-credentials",
-        ".pgpass",
-        ".env",
-        ".env.local",
-        "prod.env",
-        "a/.env",
-        ".envrc",
-    ),
+    *(".netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".env", ".env.local", "prod.env", "a/.env"),
+    *(".envrc",),
     *("key.pem", "server.key", "a.p12", "b.pfx", "id_rsa", "a/id_ed25519", "id_ecdsa.old", ".bash_history"),
     *(".ray-on-ecs/secrets/x/y", ".config/gh/hosts.yml", ".config/rclone/rclone.conf", ".cache/huggingface/token"),
     *(".huggingface/token", "terraform.tfstate", "a/terraform.tfstate.backup", ".pulumi/credentials.json"),
