@@ -374,5 +374,6 @@ def _unpack(packed: bytes, *, is_trusted: bool) -> Any:
         return plain_pickle.load_saved(io.BytesIO(packed))
     except ValueError as cause:
         if is_trusted:
-            return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
+            # The user has set trust_pickle.
+            return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
         raise ValueError(f"{cause}, and loading that may run code; {WAY_OUT}") from cause

@@ -53,8 +53,9 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
         client = head.jobs
         try:
             client.submit_job(
-                # A node of a stack is reached from its instance, and this machine from itself.
-                entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),
+                # A node of a stack is reached from its instance, which its security group alone lets in, and this
+                # machine from itself.
+                entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),  # nosec B104
                 submission_id=job_id,
                 # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
                 metadata={"run_name": job_id, "storage_path": NOTEBOOKS},
