@@ -179,7 +179,7 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
             # By default the loader for text makes a document of each line.
             options: Any = {"sample_by": "document"} if kind == "text" else {}
             parts.append(
-                # A path of this disk, as in the other calls with a `nosec` here: nothing is downloaded.
+                # Here and below, paths of this disk: nothing is downloaded.
                 load_dataset(kind, data_files=paths, split="train", cache_dir=str(CACHE / "datasets"), **options)  # nosec B615
             )
         rows = concatenate_datasets(parts)

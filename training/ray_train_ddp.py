@@ -89,7 +89,7 @@ def choose_data(parser: argparse.ArgumentParser, args: argparse.Namespace) -> st
     if all((raw / Path(name).stem).is_file() for name, _ in FashionMNIST.resources):
         return "fashion-mnist"
     try:
-        urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()  # nosec B310: constant
+        urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()  # nosec B310 # constant
     except OSError as error:
         missing = f"Fashion-MNIST is not in {raw}, and can't be downloaded ({error})"
         if args.data_dir != DATA_DIR:
