@@ -79,14 +79,14 @@ def list_code(
     """
     top = os.path.realpath(folder)
     _check_is_project(folder, top, is_given=bool(include) or os.path.lexists(os.path.join(top, ".git")))
-    patterns = {
-        "include": from_options(include, top, "--include"),
-        "keys_to_include": from_options(filter(_names_key, include), top, "--include"),
-        "paths_to_include": from_options(filter(_names_path, include), top, "--include"),
-        "exclude": from_options(exclude, top, "--exclude"),
-        "never": from_options((*NEVER, *never), top, ""),
-    }
-    listing = _Listing(top, **patterns)
+    listing = _Listing(
+        top,
+        include=from_options(include, top, "--include"),
+        keys_to_include=from_options(filter(_names_key, include), top, "--include"),
+        paths_to_include=from_options(filter(_names_path, include), top, "--include"),
+        exclude=from_options(exclude, top, "--exclude"),
+        never=from_options((*NEVER, *never), top, ""),
+    )
     listing.walk(top, Rules.above(top))
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
@@ -151,7 +151,7 @@ class _Listing:
         Args:
             folder: Its path.
             rules: The rules for the folder itself.
-            ignored: The kind of ignore file that leaves it out, or nothing.
+            ignored: The kind of ignore file that leaves it out, KEY if it may hold keys, or nothing.
             is_included: --include names it, or a folder above it.
             has_keys: --include names it, or a folder above it, as one that may hold keys.
         """
@@ -177,6 +177,7 @@ class _Listing:
         may_hold_key = above == KEY or bool(self.keys.decide("/" + self._name(path).lower(), is_folder))
         to_include = self.paths_to_include if above == KEY else self.keys_to_include
         has_keys = has_keys or (may_hold_key and bool(to_include.decide(path, is_folder)))
+        is_key = may_hold_key and not has_keys
         if self.never.decide(path, is_folder):
             if self.named.decide(path, is_folder) and not above:
                 self._leave_out(path, "")
@@ -185,16 +186,15 @@ class _Listing:
                 self._leave_out(path, self.exclude.source)
         else:
             ignored = "" if is_included else rules.ignored_by(path, is_folder, above)
-            if may_hold_key and not has_keys:
-                ignored = ignored or KEY
+            why = ignored or (KEY if is_key else "")
             before = len(self.files)
-            has_more = self.paths_to_include if ignored == KEY else self.include or rules.tracks_below(path)
-            if is_folder and (not ignored or has_more):
-                self.walk(path, rules, ignored, is_included, has_keys)
-            elif not is_folder and not ignored:
+            has_more = self.paths_to_include if is_key else self.include or rules.tracks_below(path)
+            if is_folder and (not why or has_more):
+                self.walk(path, rules, KEY if is_key else ignored, is_included, has_keys)
+            elif not is_folder and not why:
                 self._take_file(path)
-            if ignored and (not above or ignored == KEY != above):
-                self._leave_out(path, ignored, is_ignored=ignored != KEY, taken=self.files[before:])
+            if why and (not above or why == KEY != above):
+                self._leave_out(path, why, is_ignored=why != KEY, taken=self.files[before:])
 
     def _take_file(self, path: str) -> None:
         status, name = os.lstat(path), self._name(path)

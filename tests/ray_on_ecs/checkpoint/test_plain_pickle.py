@@ -310,7 +310,7 @@ def test_learning_rate_of_numpy_comes_back_as_a_number(folder: Path) -> None:
 
 
 def test_module_keeps_the_versions_of_its_parts() -> None:
-    assert plain({"state": MODULE})["state"]._metadata == MODULE._metadata
+    assert plain({"state": MODULE})["state"]._metadata == vars(MODULE)["_metadata"]
 
 
 def test_pickle_sets_no_attribute_of_a_class() -> None:

@@ -348,6 +348,13 @@ def test_line_about_keys_names_them(tmp_path: Path) -> None:
     assert line.endswith(" and 993 more; --include NAME uploads one")
 
 
+def test_ignored_folder_of_keys_is_one_of_keys(tmp_path: Path) -> None:
+    write(tmp_path, ".ssh/config", "a/.aws/cache/x", ".gitignore", content=b".ssh\na/\n")
+    git(tmp_path, "init", "--quiet")
+    assert names_of(tmp_path, ["config", "cache/", "x"]) == [".gitignore"]
+    assert names_of(tmp_path, [".ssh/config", "a/.aws/cache"]) == [".gitignore", ".ssh/config", "a/.aws/cache/x"]
+
+
 def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     write(tmp_path, "data/.env", "data/a", ".env", ".gitignore", content=b"data\n.env\n")
