@@ -73,6 +73,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
                 with _page(url) as page:
                     if not no_browser:
                         click.launch(page)
+                        note("a browser that may not read temporary files needs the address above")
                     note("Ctrl-C ends it")
                     hold_open(port)
         except (OSError, RuntimeError) as cause:

@@ -113,7 +113,7 @@ def _check_is_project(folder: Path, top: str, *, is_given: bool) -> None:
 
 
 def _names_key(pattern: str) -> bool:
-    """Return whether a pattern of --include has a name at its end: data/* brings back no key."""
+    """Return whether a pattern of --include has a name at its end: data/* does not bring back a key."""
     return _has_name(pattern.rstrip("/").rpartition("/")[2])
 
 

@@ -68,7 +68,7 @@ def test_key_in_an_address_is_refused_without_being_shown(flags: str, address: s
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/a@b", "s3://bucket/a:b@c", "/disk/a@b", "run:other", "a:b@c"])
-def test_sign_in_a_path_is_no_key(address: str) -> None:
+def test_sign_in_a_path_is_not_a_key(address: str) -> None:
     assert parsed("--input", f"data={address}").inputs == {"data": address}
 
 

@@ -153,7 +153,7 @@ def test_submodule_has_the_ignore_file_of_the_user(tmp_path: Path, place: str) -
     assert names_of(tmp_path) == [f"{place}/a.py", f"{place}/c/top"]
 
 
-def test_submodule_counts_no_ignore_file_of_its_own_choice(
+def test_ignore_file_that_a_submodule_names_does_not_count(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = write(tmp_path_factory.mktemp("user"), "ignore", content=b"*.user\n")
@@ -469,7 +469,7 @@ def test_programs_of_a_repository_do_not_run(tmp_path: Path, hostile: Path) -> N
 
 @pytest.mark.parametrize("hostile", [("code", "a filter")], indirect=True)
 @pytest.mark.parametrize("refused", ["--show-scope", "config --show-scope", "--name-only --list"])
-def test_git_that_knows_no_scopes_runs_no_filter(
+def test_old_git_does_not_run_a_filter(
     tmp_path: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     fake = tmp_path / "bin" / "git"
