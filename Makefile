@@ -1,9 +1,11 @@
 # make train   train on this machine          make test    run the tests
 # make check   lint, types, layers            make lock    update the lock files
+# make audit   search the code for unsafe calls, and the locked packages for known vulnerabilities
 # make image   build the image                make image-size    show its layers and their sizes
 # make test-infra    test the Pulumi program, without installing Ray and PyTorch
 # make test-ray      run the other tests that need a Ray head, and a few that take long
 # make test-faults   kill parts of a cluster during training
+# make docker/.env       write a random token for the cluster of docker/compose.yaml
 # make test-containers   test the image as containers: a head, two workers and an S3
 # make bench   compare the training with a plain loop
 # make drills  disturb training runs at random moments, N times in each way
@@ -17,12 +19,15 @@ N ?= 10
 CONTAINER_ENGINE ?= docker
 BIN := $(VENV)/bin
 INFRA := $(VENV)-infra
+AUDIT := $(VENV)-audit
+# The database of pip-audit.
+ADVISORIES := https://pypi.org/pypi/pip/25.1/json
 INFRA_TESTS := tests/infra $(addprefix tests/test_,$(addsuffix .py,contract deployer docs imports program))
 PIP := python -m pip install --quiet
 LOCK := docker/requirements.lock
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: help train test check lock image image-size bench drills test-infra test-ray test-faults test-containers
+.PHONY: help train test check audit lock image image-size bench drills test-infra test-ray test-faults test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -52,6 +57,13 @@ check: $(VENV)/.test
 	$(BIN)/ty check
 	$(BIN)/lint-imports
 
+# bandit fails at a finding of medium or high severity without a `# nosec` and its reason.
+audit: $(AUDIT)/.audit
+	$(AUDIT)/bin/bandit --quiet --recursive --severity-level medium ray_on_ecs infra training
+	@if $(AUDIT)/bin/python -c 'import requests; requests.get("$(ADVISORIES)", timeout=20).raise_for_status()' 2>/dev/null; \
+	then for file in $(LOCK) requirements.txt; do $(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --requirement $$file || exit; done; \
+	else echo "$(ADVISORIES) can't be reached: the locked packages were not searched for known vulnerabilities"; fi
+
 # The Pulumi program shares an environment with Ray, and so the versions of what both need.
 lock: $(VENV)/.test
 	$(BIN)/$(PIP) uv
@@ -63,6 +75,9 @@ image:
 	$(CONTAINER_ENGINE) build --platform linux/amd64 --file docker/Dockerfile --tag ray-on-ecs \
 	  $(if $(PACKAGES),--build-arg PACKAGES="$(PACKAGES)") \
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's#//[^/@]*@#//#' | grep . || echo ray-on-ecs)" .
+
+docker/.env:
+	@umask 077 && $(PYTHON) -c 'import secrets; print("RAY_AUTH_TOKEN=" + secrets.token_hex(32))' > $@
 
 image-size: image $(VENV)/.train
 	$(BIN)/python -m bench.image_size $(CONTAINER_ENGINE)
@@ -96,4 +111,9 @@ $(INFRA)/.test: pyproject.toml requirements.txt
 	$(INFRA)/bin/$(PIP) --upgrade 'pip>=25.1'
 	$(INFRA)/bin/$(PIP) --require-hashes --requirement requirements.txt
 	$(INFRA)/bin/$(PIP) --group infra
+	@touch $@
+
+$(AUDIT)/.audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/$(PIP) bandit pip-audit
 	@touch $@

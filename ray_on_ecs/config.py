@@ -128,7 +128,10 @@ class RunConfig:
         "file of that folder that is not in the archive", metavar="NAME", hidden=True
     )
     revision: str | None = _files(
-        None, "the code's commit in git, with -dirty if files have changed since", metavar="COMMIT", hidden=True
+        None,
+        "the code's commit in git, with -dirty if files have changed since, or -unknown",
+        metavar="COMMIT",
+        hidden=True,
     )
     requirements: str | None = _files(
         None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
@@ -191,6 +194,8 @@ class RunConfig:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
         self._check_torchrun_flags()
+        _check_addresses("--storage-path", self.storage_path)
+        _check_addresses("--input", *self.input)
         _check_pairs("--env", self.env)
         _check_pairs("--input", self.input)
         _check_pairs("--metric", self.metric)
@@ -248,8 +253,9 @@ class RunConfig:
         """Environment variables with the code's commit; empty without a commit."""
         if self.revision is None:
             return {}
-        commit, _, dirty = self.revision.partition("-")
-        return {"GIT_COMMIT": commit, "GIT_DIRTY": str(int(bool(dirty)))}
+        commit, _, state = self.revision.partition("-")
+        dirty = {} if state == "unknown" else {"GIT_DIRTY": "1" if state else "0"}
+        return {"GIT_COMMIT": commit} | dirty
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -395,6 +401,17 @@ def _check_pairs(flag: str, items: tuple[str, ...]) -> None:
         if name in names:
             raise UsageError(f"{flag}: {name!r} is given twice")
         names.add(name)
+
+
+def _check_addresses(flag: str, *addresses: str) -> None:
+    """Raise UsageError for an address with a key, which the run's documents and errors would show."""
+    for address in addresses:
+        before, _, rest = address.partition("://")
+        if re.match(r"[^/]*[@:].*@|[^/]*@", rest, re.DOTALL):
+            raise UsageError(
+                f"{flag}: {before}://… has a key in its address; leave it out, up to the '@': the role of the cluster, "
+                "or the credentials of this machine, open the bucket"
+            )
 
 
 def _metric_pattern(text: str) -> str:

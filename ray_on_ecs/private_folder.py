@@ -50,7 +50,7 @@ def node_folder(kind: str, key: str) -> Path:
 
 def new_short(prefix: str) -> str:
     """Return the path of a new temporary folder, short enough for the paths of sockets below it."""
-    return tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+    return tempfile.mkdtemp(prefix=prefix, dir="/tmp")  # nosec B108 # a random name with mode 0700
 
 
 def at_home() -> Path:

@@ -7,6 +7,7 @@ https://docs.aws.amazon.com/systems-manager/latest/userguide/secure-string-param
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -233,11 +234,15 @@ class Files:
 
 
 def masker(values: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces each line of the values by `***` in a text, also URL- and JSON-encoded."""
+    """Return a function that replaces each line of the values by `***` in a text, also URL- and JSON-encoded.
+
+    The base64 of a whole value is masked, too, and not that of a text that contains it.
+    """
     secret_texts: set[str] = set()
     for value in values:
         for line in map(str.strip, value.splitlines()):
             secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
+        secret_texts.add(base64.b64encode(value.encode()).decode().rstrip("="))
     # The longest first, so that one that contains another is masked as a whole.
     masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
     if not masked:

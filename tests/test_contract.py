@@ -134,8 +134,8 @@ def test_packaged_jobs_are_in_the_working_directory() -> None:
 # Only on the stack: names, the one container, the log driver, instance metadata, and GPUs.
 NOT_COMPOSE = {"INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
 COMPOSED = {
-    "command", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem",
-    "stopTimeout", "ulimits", "user",
+    "command", "dockerSecurityOptions", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints",
+    "readonlyRootFilesystem", "stopTimeout", "ulimits", "user",
 }  # fmt: skip
 
 
@@ -152,6 +152,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         "user": container["user"],
         "read_only": container["readonlyRootFilesystem"],
         "cap_drop": linux["capabilities"]["drop"],
+        "security_opt": container["dockerSecurityOptions"],
         "volumes": [
             f"{mount['sourceVolume']}:{mount['containerPath']}" if kept(mount) else mount["containerPath"]
             for mount in own_mounts(container)
@@ -205,7 +206,7 @@ def test_laptop_finds_the_ports_of_compose() -> None:
     assert f"127.0.0.1:{s3}:5000" in COMPOSE["s3"]["ports"]
     assert f"127.0.0.1:{laptop.COMPOSE_PORTS[NOTEBOOK_PORT]}:{NOTEBOOK_PORT}" in COMPOSE["head"]["ports"]
     environment = COMPOSE["head"]["environment"]
-    assert environment["RAY_AUTH_TOKEN"] == f"${{RAY_AUTH_TOKEN:-{laptop.COMPOSE_TOKEN}}}"
+    assert environment["RAY_AUTH_TOKEN"] == "${RAY_AUTH_TOKEN:?make docker/.env writes a token}"
     assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
 
 

@@ -38,9 +38,9 @@ def test_outputs_in_commands_are_exported() -> None:
 
 
 def test_make_commands_are_targets() -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    targets = re.findall(r"^([a-z./-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     documents = "".join((ROOT / name).read_text() for name in DOCUMENTS)
-    used = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", documents, flags=re.MULTILINE))
+    used = set(re.findall(r"`make ([a-z./-]+)|^make ([a-z./-]+)", documents, flags=re.MULTILINE))
     used = {name for pair in used for name in pair if name}
     used |= set(re.findall(r"run: make ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text()))
     assert {"train", "test"} <= used

@@ -157,7 +157,7 @@ def fashion_mnist_or_digits() -> str:
         chosen.write_text("fashion-mnist")
         if not all((CACHE / "FashionMNIST" / "raw" / name).is_file() for name in FILES):
             try:
-                urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()
+                urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()  # nosec B310 # constant
             except OSError as cause:
                 print(f"Fashion-MNIST can't be downloaded ({cause}): training on handwritten digits", flush=True)
                 chosen.write_text("digits")

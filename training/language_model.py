@@ -179,7 +179,8 @@ def read_documents(address: str, flag: str, args: argparse.Namespace) -> tuple[D
             # By default the loader for text makes a document of each line.
             options: Any = {"sample_by": "document"} if kind == "text" else {}
             parts.append(
-                load_dataset(kind, data_files=paths, split="train", cache_dir=str(CACHE / "datasets"), **options)
+                # Here and below, paths of this disk: nothing is downloaded.
+                load_dataset(kind, data_files=paths, split="train", cache_dir=str(CACHE / "datasets"), **options)  # nosec B615
             )
         rows = concatenate_datasets(parts)
     except Exception as error:  # files may be broken in any way
@@ -325,7 +326,7 @@ def load_tokenizer(folder: Path | None, *, pretrained: bool, for_chats: bool) ->
     tokenizer: Any = ByT5Tokenizer(extra_ids=0)
     if folder and (pretrained or (folder / "tokenizer.json").is_file()):
         try:
-            tokenizer = cast(Any, AutoTokenizer.from_pretrained(folder))
+            tokenizer = cast(Any, AutoTokenizer.from_pretrained(folder))  # nosec B615
         except Exception as cause:  # its files may be broken in any way
             fail(f"argument --model: the tokenizer of {folder} can't be read ({cause})")
     if for_chats and not (tokenizer.chat_template and tokenizer.is_fast):
@@ -358,7 +359,7 @@ def read_config(args: argparse.Namespace) -> tuple[Path | None, Any, bool]:
     if args.model != "tiny":
         folder = fetch(os.path.expanduser(args.model), "--model")
         try:
-            config = AutoConfig.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder)  # nosec B615
         except Exception as cause:  # the file may be broken in any way
             fail(f"argument --model: {args.model!r} has no config.json of transformers ({str(cause).splitlines()[0]})")
     if config.get_text_config() is not config or hasattr(config, "quantization_config"):
@@ -511,7 +512,7 @@ def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer:
             adapters = get_peft_model_state_dict(model, state_dict=whole)
             weights = {name: value.to("cpu").contiguous() for name, value in adapters.items()}
             save_file(weights, adapter / "adapter_model.safetensors")
-            base = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=config.dtype)
+            base = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=config.dtype)  # nosec B615
             PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(made)
         alive()
         tokenizer.save_pretrained(made)

@@ -69,7 +69,7 @@ def train(config: dict[str, Any]) -> None:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder, "state.pt"), "cpu")
+            saved = torch.load(Path(folder, "state.pt"), "cpu", weights_only=True)
         network.load_state_dict(saved["network"])
         first = saved["epoch"] + 1
     model = prepare_model(network)

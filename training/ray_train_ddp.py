@@ -89,7 +89,7 @@ def choose_data(parser: argparse.ArgumentParser, args: argparse.Namespace) -> st
     if all((raw / Path(name).stem).is_file() for name, _ in FashionMNIST.resources):
         return "fashion-mnist"
     try:
-        urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()
+        urllib.request.urlopen(FashionMNIST.mirrors[0] + FashionMNIST.resources[-1][0], timeout=5).close()  # nosec B310 # constant
     except OSError as error:
         missing = f"Fashion-MNIST is not in {raw}, and can't be downloaded ({error})"
         if args.data_dir != DATA_DIR:
@@ -157,7 +157,9 @@ def train(config: dict[str, Any]) -> None:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as folder:
-            weights, state = (torch.load(Path(folder, f"{name}.pt"), device) for name in ("model", "state"))
+            weights, state = (
+                torch.load(Path(folder, f"{name}.pt"), device, weights_only=True) for name in ("model", "state")
+            )
         if state["data"] != config["data"]:
             raise ValueError(f"the run has trained on {state['data']} so far, not on {config['data']}")
         network.load_state_dict(weights)

@@ -38,7 +38,7 @@ HEAD_STOP_SECONDS, HEAD_DRAIN_SECONDS = 90, 5
 
 # The root filesystem is read-only, so Ray's temporary and spilled files and the libraries' caches go to volumes, which
 # ECS deletes with the task.
-TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}
+TASK_VOLUMES = {"tmp": "/tmp", "home": "/home/ray"}  # nosec B108 # a volume of the task alone
 # State of the head on its instance, from which the next head there recovers jobs and workers.
 STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 # Description of the instance, for the labels of its Ray node.
@@ -192,6 +192,8 @@ def _container(
         "stopTimeout": stop_seconds,
         "user": USER,
         "readonlyRootFilesystem": True,
+        # Debian's setuid files, such as `su`, give nothing. https://docs.kernel.org/userspace-api/no_new_privs.html
+        "dockerSecurityOptions": ["no-new-privileges"],
         "mountPoints": [*mounts, *read_only],
         "linuxParameters": {
             "initProcessEnabled": True,

@@ -198,9 +198,11 @@ def training(
         statements.append(_allow(["ssm:GetParameter"], parameter_arn))
         statements.append(_allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*"))
     if group_arn:
-        # Without the right to resize the group, whose size is its cost.
-        without_size = {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
-        statements.append({**_allow([MOVE_GROUP], group_arn), "Condition": without_size})
+        # Without the right to resize the group, whose size is its cost, or to start other instances in it.
+        # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
+        kept = ("LaunchConfigurationName", "MaxSize", "MinSize")
+        unset = {"Null": {f"autoscaling:{name}": "true" for name in kept}}
+        statements.append({**_allow([MOVE_GROUP], group_arn), "Condition": unset})
         statements.append(_allow([END_INSTANCE], group_arn))
     if own_group_arn:
         statements.append(_allow(list(LOOK_AT_INSTANCE), "*"))

@@ -74,8 +74,8 @@ class Checkpointer:
         config: The settings of the training; a resume with other settings is refused.
         save_frozen: Also save parameters without `requires_grad`; False for a script that loads them itself, such as
             the base model below LoRA adapters.
-        trust_pickle: Also load values of classes outside numbers, text, lists, dicts and tensors, which runs the code
-            of all who can write to the folder.
+        trust_pickle: Also save and load values of classes outside numbers, text, lists, dicts and tensors; loading them
+            runs the code of all who can write to the folder.
 
     Attributes:
         step: Completed optimizer steps.
@@ -281,6 +281,7 @@ class Checkpointer:
 
         Raises:
             DivergedError: A weight is not finite.
+            ValueError: A value in `state` could only be loaded with `trust_pickle`.
         """
         self._take()
 

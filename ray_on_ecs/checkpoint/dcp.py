@@ -26,6 +26,7 @@ from torch.futures import Future
 
 from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.checkpoint.manifest import CHUNK_BYTES, FileRecord, Heartbeat
+from ray_on_ecs.names import fault_of
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -140,8 +141,14 @@ class _Folder(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
-        """Open a file to read it (`rb`) or to write and hash it (`wb`)."""
+        """Open a file to read it (`rb`) or to write and hash it (`wb`).
+
+        Raises:
+            ValueError: The metadata name a file outside the folder.
+        """
         if mode == "rb":
+            if fault := fault_of(str(path)):
+                raise ValueError(f"{str(path)!r} {fault}")
             with self._storage.open_reader(str(path)) as file:
                 yield io.BufferedReader(_Chunks(file, self._heartbeat), CHUNK_BYTES)
             return

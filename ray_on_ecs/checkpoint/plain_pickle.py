@@ -1,7 +1,7 @@
 """Pickles of plain data: numbers, text, containers, and the classes by which PyTorch describes a checkpoint.
 
-Anybody who reaches the store of a training or writes to the folder of its checkpoints can put a pickle there. Python's
-`pickle.loads` would run the code in it; this refuses all classes and functions but those listed here.
+Every process that reaches the store of a training or writes to the folder of its checkpoints can put a pickle there.
+Python's `pickle.loads` would run the code in it; this refuses all classes and functions but those listed here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from io import BytesIO
-from pathlib import PosixPath
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -40,11 +40,17 @@ ALLOWED = (
     _get_layout,
     torch.Size,
     OrderedDict,
-    PosixPath,
 )
-_BY_NAME = {(each.__module__, each.__qualname__): each for each in ALLOWED}
-# Its module depends on the version of Python.
-_BY_NAME |= {(module, "PosixPath"): PosixPath for module in ("pathlib", "pathlib._local")}
+
+
+def _path(*parts: str) -> Path:
+    return Path(*parts)
+
+
+_BY_NAME: dict[tuple[str, str], Any] = {(each.__module__, each.__qualname__): each for each in ALLOWED}
+# A function, as a pickle can set attributes of a Python class, and a path's `parent` would count in all modules. Its
+# module depends on the version of Python.
+_BY_NAME |= {(module, "PosixPath"): _path for module in ("pathlib", "pathlib._local")}
 
 
 def dumps(value: object) -> bytes:
@@ -106,6 +112,6 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) in _BY_NAME:
             return _BY_NAME[module, name]
-        if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype):
+        if module == "torch" and isinstance(value := vars(torch).get(name), torch.dtype):
             return value
         raise pickle.UnpicklingError(f"{module}.{name} is not plain data")

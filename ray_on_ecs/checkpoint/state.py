@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ray_on_ecs.checkpoint import dcp, plain_pickle, random_state
 from ray_on_ecs.checkpoint.dcp import Reader
 from ray_on_ecs.checkpoint.modules import plain_name, unwrapped
+from ray_on_ecs.checkpoint.plain_values import WAY_OUT, plain
 
 MODEL, OPTIMIZER = "model", "optimizer"
 RANKS = "ranks"
@@ -57,7 +58,6 @@ class TrainingState:
         trusts_pickle: bool = False,
     ) -> None:
         self._trusts_pickle = trusts_pickle
-        self._is_checked = trusts_pickle
         self._rank = rank
         self._world_size = world_size
         self.module = unwrapped(model)
@@ -120,13 +120,12 @@ class TrainingState:
         """Return this rank's state for a planner of torch.distributed.checkpoint, without copies of tensors.
 
         Raises:
-            ValueError: It has a value that could not be loaded; checked once.
+            ValueError: It has a value that could not be loaded.
         """
-        packed = _pack(self.values())
-        if not self._is_checked:
-            _unpack(packed, is_trusted=False)
-            self._is_checked = True
-        return {**self.tensors(), f"{RANKS}.{self._rank}": packed}
+        values = self.values()
+        if not self._trusts_pickle:
+            values = {kind: plain(each) for kind, each in values.items()}
+        return {**self.tensors(), f"{RANKS}.{self._rank}": _pack(values)}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules and optimizers by key, without copies."""
@@ -375,8 +374,6 @@ def _unpack(packed: bytes, *, is_trusted: bool) -> Any:
         return plain_pickle.load_saved(io.BytesIO(packed))
     except ValueError as cause:
         if is_trusted:
-            return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)
-        raise ValueError(
-            f"{cause}, and loading that may run code; store numbers, text, lists, dicts and tensors, or set "
-            "Checkpointer(trust_pickle=True) if you trust all who can write to the folder"
-        ) from cause
+            # The user has set trust_pickle.
+            return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
+        raise ValueError(f"{cause}, and loading that may run code; {WAY_OUT}") from cause

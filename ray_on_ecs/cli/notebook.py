@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +19,7 @@ from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.private_folder import temporary
 
 PACKAGE = "jupyterlab"
 START_SECONDS = 900.0
@@ -49,8 +53,9 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
         client = head.jobs
         try:
             client.submit_job(
-                # A node of a stack is reached from its instance, and this machine from itself.
-                entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),
+                # A node of a stack is reached from its instance, which its security group alone lets in, and this
+                # machine from itself.
+                entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),  # nosec B104
                 submission_id=job_id,
                 # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
                 metadata={"run_name": job_id, "storage_path": NOTEBOOKS},
@@ -65,15 +70,26 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
             with cluster.forward(host, NOTEBOOK_PORT) as port:
                 url = f"http://127.0.0.1:{port}/lab?token={token}"
                 out.print(url, markup=False)
-                if not no_browser:
-                    click.launch(url)
-                note("Ctrl-C ends it")
-                hold_open(port)
+                with _page(url) as page:
+                    if not no_browser:
+                        click.launch(page)
+                        note("a browser that may not read temporary files needs the address above")
+                    note("Ctrl-C ends it")
+                    hold_open(port)
         except (OSError, RuntimeError) as cause:
             raise ResourceError(f"lost the connection to the notebook ({one_line(cause)})") from cause
         finally:
             _stop(cluster, client, job_id)
     return 0
+
+
+@contextmanager
+def _page(url: str) -> Generator[str]:
+    """Yield the address of a page that leads to another, which a browser's arguments would show to other users."""
+    with tempfile.NamedTemporaryFile("w", suffix=".html", dir=temporary()) as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={url}">\n')
+        file.flush()
+        yield Path(file.name).as_uri()
 
 
 def _stop(cluster: Cluster, client: Any, job_id: str) -> None:

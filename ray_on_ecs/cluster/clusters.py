@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Set in the image, where commands are for the container's own cluster.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 # See docker/compose.yaml.
-COMPOSE_TOKEN = "only-for-this-laptop"
+COMPOSE_VARIABLES = Path("docker/.env")
 COMPOSE_STORAGE = "s3://training/runs"
 COMPOSE_S3 = "http://127.0.0.1:5001"
 COMPOSE_CLUSTER = "laptop"
@@ -424,7 +424,20 @@ class ComposeCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        yield Head(DASHBOARD_URL, os.environ.get("RAY_AUTH_TOKEN", COMPOSE_TOKEN))
+        yield Head(DASHBOARD_URL, os.environ.get("RAY_AUTH_TOKEN") or self._token())
+
+    @property
+    def token_hint(self) -> str:
+        """See Cluster."""
+        return f"set RAY_AUTH_TOKEN to the one in {COMPOSE_VARIABLES}, or run the command in the folder of the project"
+
+    def _token(self) -> str:
+        """Return the token that compose reads; empty if the command runs in another folder."""
+        try:
+            lines = COMPOSE_VARIABLES.read_text().splitlines()
+        except OSError:
+            return ""
+        return next((line.partition("=")[2] for line in lines if line.startswith("RAY_AUTH_TOKEN=")), "")
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster."""

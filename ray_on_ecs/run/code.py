@@ -100,7 +100,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     ignored.sort(key=lambda file: -file.size)
     revision = None
     if git:
-        revision = git["GIT_COMMIT"] + ("-dirty" if git["GIT_DIRTY"] == "1" else "")
+        revision = git["GIT_COMMIT"] + {"0": "", "1": "-dirty", "": "-unknown"}[git.get("GIT_DIRTY", "")]
     return replace(
         config,
         code=f"{base}/{code_archive.FOLDER}/{digest}{code_archive.SUFFIX}={folder.name or 'code'}",

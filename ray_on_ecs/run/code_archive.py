@@ -113,18 +113,19 @@ def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> No
 def revision(folder: Path) -> dict[str, str]:
     """Return environment variables with the git commit of a folder and whether its files differ from it.
 
-    The result is empty if git is missing or slow, or if there is not a commit.
+    The result is empty if git is missing or slow, or if there is not a commit. GIT_DIRTY is missing if git does not
+    answer, or if the repository has filters: to compare the files would run them.
     """
     commit = ask_git(folder, "rev-parse", "--verify", "HEAD", timeout=GIT_SECONDS)
     if commit is None:
         return {}
-    changes: str | None = "not known"  # to compare the files would run the repository's filters
+    variables = {"GIT_COMMIT": commit.strip()}
     if not has_filters(folder):
         status = ("status", "--porcelain", "--ignore-submodules=all", "--", ".")
         changes = ask_git(folder, *status, timeout=GIT_SECONDS)
-    if changes is None:
-        return {}
-    return {"GIT_COMMIT": commit.strip(), "GIT_DIRTY": "1" if changes else "0"}
+        if changes is not None:
+            variables["GIT_DIRTY"] = "1" if changes else "0"
+    return variables
 
 
 def _path(base: str, digest: str) -> str:

@@ -17,26 +17,17 @@ from ray_on_ecs.run.left_out import KEY, KINDS, LINK, LeftOut, count_bytes, desc
 
 # Neither uploaded nor kept: it belongs to this machine, or is made again.
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
-# What may hold a key of the user: left out, and named, unless --include names it.
+# What may hold a key of the user, in small letters: left out, and named, unless --include names it.
 KEYS = (
-    *(".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".config/gcloud", ".password-store"),
+    *(".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".password-store", ".pulumi", ".ray-on-ecs"),
+    *(".huggingface",),
+    *("**/.config/gcloud", "**/.config/gh", "**/.config/rclone", "**/.cargo/credentials*"),
+    *("**/.cache/huggingface/token", "**/.cache/huggingface/stored_tokens"),
     *(".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".boto", ".s3cfg"),
-    *(
-        ".env",
-        ".env.*",
-        "!.env.example",
-        "!.env.sample",
-        "!.env.template",
-        "*.env",
-        "*.pem",
-        "*.key",
-        "*.p12",
-        "*.pfx",
-        "*.jks",
-        "*.kdbx",
-        "*.ppk",
-    ),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".*_history", "credentials.json", "kaggle.json"),
+    *(".vault-token", ".databrickscfg", "credentials.json", "kaggle.json", "*.tfstate", "*.tfstate.backup"),
+    *(".env", ".env.*", "*.env", ".envrc", "!.env.example", "!.env.sample", "!.env.template"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".*_history", "!*.py", "!*.pub"),
 )
 # Of NEVER, entries that are named when they are left out: a script may miss them.
 NAMED = (".venv", "venv", "node_modules")
@@ -87,10 +78,15 @@ def list_code(
         UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
-    options = from_options(include, top, "--include"), from_options(exclude, top, "--exclude")
-    if top in (os.path.realpath(os.path.expanduser("~")), os.path.sep):
-        raise UsageError(f"--working-dir: {folder} holds more than code; give the folder with the script")
-    listing = _Listing(top, *options, from_options((*NEVER, *never), top, ""))
+    _check_is_project(folder, top, is_given=bool(include) or os.path.lexists(os.path.join(top, ".git")))
+    listing = _Listing(
+        top,
+        include=from_options(include, top, "--include"),
+        keys_to_include=from_options(filter(_names_key, include), top, "--include"),
+        paths_to_include=from_options(filter(_names_path, include), top, "--include"),
+        exclude=from_options(exclude, top, "--exclude"),
+        never=from_options((*NEVER, *never), top, ""),
+    )
     listing.walk(top, Rules.above(top))
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
@@ -104,10 +100,39 @@ def list_code(
     return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
 
 
+def _check_is_project(folder: Path, top: str, *, is_given: bool) -> None:
+    """Raise UsageError for the home directory and the folders above it, unless the user means it; always for `/`."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    if top == os.path.sep:
+        raise UsageError(f"--working-dir: {folder} holds more than code; give the folder with the script")
+    if os.path.commonpath([top, home]) == top and not is_given:
+        raise UsageError(
+            f"--working-dir: {folder} holds your home directory, and more than code; give the folder with the script, "
+            "or, if it is the project, run `git init` in it, or name its files by --include"
+        )
+
+
+def _names_key(pattern: str) -> bool:
+    """Return whether a pattern of --include has a name at its end: data/* does not bring back a key."""
+    return _has_name(pattern.rstrip("/").rpartition("/")[2])
+
+
+def _names_path(pattern: str) -> bool:
+    """Return whether it also begins with a name, before a slash: cache/ brings back nothing from a folder of keys."""
+    first, slash, _ = pattern.strip("/").partition("/")
+    return bool(slash) and _has_name(first) and _names_key(pattern)
+
+
+def _has_name(part: str) -> bool:
+    return bool(part.strip("*?."))
+
+
 @dataclass
 class _Listing:
     top: str
     include: Patterns
+    keys_to_include: Patterns
+    paths_to_include: Patterns
     exclude: Patterns
     never: Patterns
     files: list[CodeFile] = field(default_factory=list)
@@ -116,7 +141,7 @@ class _Listing:
 
     def __post_init__(self) -> None:
         self.named = from_options(NAMED, self.top, "")
-        self.keys = from_options(KEYS, self.top, KEY)
+        self.keys = from_options(KEYS, "", KEY)
 
     def walk(
         self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False, has_keys: bool = False
@@ -126,9 +151,9 @@ class _Listing:
         Args:
             folder: Its path.
             rules: The rules for the folder itself.
-            ignored: The kind of ignore file that leaves it out, or nothing.
+            ignored: The kind of ignore file that leaves it out, KEY if it may hold keys, or nothing.
             is_included: --include names it, or a folder above it.
-            has_keys: --include names it as a folder that may hold keys.
+            has_keys: --include names it, or a folder above it, as one that may hold keys.
         """
         try:
             with os.scandir(folder) as listing:
@@ -147,28 +172,29 @@ class _Listing:
 
     def _take(self, entry: os.DirEntry[str], rules: Rules, above: str, is_included: bool, has_keys: bool) -> None:
         path, is_folder = entry.path, entry.is_dir(follow_symlinks=False)
-        is_named = bool(self.include.decide(path, is_folder))
-        is_included = is_included or is_named
-        is_key = not has_keys and bool(self.keys.decide(path, is_folder))
-        has_keys = has_keys or (is_key and is_named)
+        is_included = is_included or bool(self.include.decide(path, is_folder))
+        # Compared without case, as some disks do.
+        may_hold_key = above == KEY or bool(self.keys.decide("/" + self._name(path).lower(), is_folder))
+        to_include = self.paths_to_include if above == KEY else self.keys_to_include
+        has_keys = has_keys or (may_hold_key and bool(to_include.decide(path, is_folder)))
+        is_key = may_hold_key and not has_keys
         if self.never.decide(path, is_folder):
             if self.named.decide(path, is_folder) and not above:
                 self._leave_out(path, "")
         elif self.exclude.decide(path, is_folder):
             if not above:
                 self._leave_out(path, self.exclude.source)
-        elif is_key and not is_named:
-            if not rules.ignored_by(path, is_folder, above):
-                self._leave_out(path, KEY)
         else:
             ignored = "" if is_included else rules.ignored_by(path, is_folder, above)
+            why = ignored or (KEY if is_key else "")
             before = len(self.files)
-            if is_folder and (not ignored or self.include or rules.tracks_below(path)):
-                self.walk(path, rules, ignored, is_included, has_keys)
-            elif not is_folder and not ignored:
+            has_more = self.paths_to_include if is_key else self.include or rules.tracks_below(path)
+            if is_folder and (not why or has_more):
+                self.walk(path, rules, KEY if is_key else ignored, is_included, has_keys)
+            elif not is_folder and not why:
                 self._take_file(path)
-            if ignored and not above:
-                self._leave_out(path, ignored, is_ignored=True, taken=self.files[before:])
+            if why and (not above or why == KEY != above):
+                self._leave_out(path, why, is_ignored=why != KEY, taken=self.files[before:])
 
     def _take_file(self, path: str) -> None:
         status, name = os.lstat(path), self._name(path)

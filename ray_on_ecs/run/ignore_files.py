@@ -53,8 +53,8 @@ class Rules:
         """Return the rules for the entries of a folder; git is not asked about a repository inside the user's."""
         rules = self
         if os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a nested clone starts with new rules
-            own = _read(os.path.join(folder, ".git/info/exclude"), folder, ".git/info/exclude")
-            rules = Rules(own, self.ray) if is_nested else Rules(_of_repository(folder), self.ray, _tracked(folder))
+            tracked = frozenset[str]() if is_nested else _tracked(folder)
+            rules = Rules(_of_repository(folder, is_nested), self.ray, tracked)
         git = _read(os.path.join(folder, GITIGNORE), folder, GITIGNORE)
         ray = _read(os.path.join(folder, RAYIGNORE), folder, RAYIGNORE)
         return Rules(rules.git + git, rules.ray + ray, rules.tracked)
@@ -93,17 +93,26 @@ def ask_git(folder: str | os.PathLike[str], *arguments: str, timeout: float = GI
 
 
 def has_filters(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a repository itself, and not the user's configuration, names programs that filter contents."""
-    keys = ask_git(folder, "config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
-    scopes = (keys or "").split("\0")[::2]
-    return any(scope in ("local", "worktree") for scope in scopes)
+    """Return whether a repository itself may name programs that filter contents; also if git does not say it.
+
+    Those of the user's own configuration don't count. A git before 2.26 can't tell them apart.
+    """
+    listed = ask_git(folder, "config", "--show-scope", "--null", "--name-only", "--list")
+    if listed is None:
+        return True
+    scopes, names = listed.split("\0")[:-1:2], listed.split("\0")[1::2]
+    named = {scope for scope, name in zip(scopes, names, strict=True) if name.startswith("filter.")}
+    return not named <= {"system", "global", "command"}
 
 
-def _of_repository(folder: str) -> tuple[Patterns, ...]:
-    """Return the patterns for a whole repository: https://git-scm.com/docs/gitignore#_description."""
+def _of_repository(folder: str, is_nested: bool) -> tuple[Patterns, ...]:
+    """Return the patterns for a whole repository: https://git-scm.com/docs/gitignore#_description.
+
+    For one inside the user's, git is asked about the user's configuration, and not in the repository.
+    """
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    users = ask_git(folder, "config", "--path", "--null", "--get", "core.excludesFile")
-    own = ask_git(folder, "rev-parse", "--git-path", "info/exclude")
+    users = ask_git(os.sep if is_nested else folder, "config", "--path", "--null", "--get", "core.excludesFile")
+    own = None if is_nested else ask_git(folder, "rev-parse", "--git-path", "info/exclude")
     users_path = f"{home}/git/ignore" if users is None else users.removesuffix("\0")
     own_path = ".git/info/exclude" if own is None else own.removesuffix("\n")
     return (

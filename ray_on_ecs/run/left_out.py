@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 # The sizes are for the eye, and a data set of millions of files must not delay the start.
 MAX_COUNTED = 100_000
-SHOWN = 3
+SHOWN, SHOWN_KEYS = 3, 10
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 LINK = "a link out of the folder"
-KEY = "may hold a key: --include uploads it"
+KEY = "may hold a key"
 
 
 @dataclass(frozen=True, order=True)
@@ -40,18 +40,24 @@ class LeftOut:
 
 
 def describe(left_out: Sequence[LeftOut]) -> list[str]:
-    """Return lines for the terminal: the largest of what is left out, and what can't be uploaded at all."""
+    """Return lines for the terminal: the largest of what is left out, what can't be uploaded at all, and keys."""
     impossible = {LINK, *KINDS.values()}
     ignored_entries = [entry for entry in left_out if entry.why not in (*impossible, KEY)]
     impossible_entries = [entry for entry in left_out if entry.why in impossible]
-    keys = [entry for entry in left_out if entry.why == KEY]
     lines = []
-    for entries in (ignored_entries, impossible_entries, keys):
+    for entries in (ignored_entries, impossible_entries):
         if entries:
-            largest = [str(entry) for entry in sorted(entries, key=lambda entry: -entry.size)[:SHOWN]]
-            more = f" and {len(entries) - SHOWN:,} more" if len(entries) > SHOWN else ""
-            lines.append(f"left out: {', '.join(largest)}{more}")
+            largest = [str(entry) for entry in sorted(entries, key=lambda entry: -entry.size)]
+            lines.append(f"left out: {_first(largest, SHOWN)}")
+    keys = [printable(entry.name) for entry in left_out if entry.why == KEY]
+    if keys:
+        lines.append(f"left out, as it may hold a key: {_first(keys, SHOWN_KEYS)}; --include NAME uploads one")
     return lines
+
+
+def _first(texts: Sequence[str], number: int) -> str:
+    more = f" and {len(texts) - number:,} more" if len(texts) > number else ""
+    return ", ".join(texts[:number]) + more
 
 
 def count_bytes(path: str) -> tuple[int, bool]:

@@ -94,8 +94,8 @@ class Engine:
 
 # All keys of this stack's definitions: a new key must be translated below, or listed here with a reason.
 TRANSLATED = {
-    "command", "environment", "image", "linuxParameters", "memory", "mountPoints", "readonlyRootFilesystem", "secrets",
-    "stopTimeout", "ulimits", "user",
+    "command", "dockerSecurityOptions", "environment", "image", "linuxParameters", "memory", "mountPoints",
+    "readonlyRootFilesystem", "secrets", "stopTimeout", "ulimits", "user",
 }  # fmt: skip
 LEFT_OUT = {
     "name": "each test chooses its own",
@@ -129,6 +129,7 @@ def arguments(container: Container, extra: Mapping[str, str], kept: Mapping[str,
         *(["--init"] if linux["initProcessEnabled"] else []),
         *(["--read-only"] if container["readonlyRootFilesystem"] else []),
         *(f"--cap-drop={capability}" for capability in linux["capabilities"]["drop"]),
+        *(f"--security-opt={option}" for option in container["dockerSecurityOptions"]),
         f"--user={container['user']}",
         f"--memory={container['memory']}m",
         f"--shm-size={linux['sharedMemorySize']}m",

@@ -58,3 +58,5 @@ def test_root_is_read_only_and_processes_lack_capabilities(cluster: Cluster) -> 
         assert not elsewhere, "some engines make these writable; ECS does not"
         status = cluster.engine.execute(name, "grep", "-h", "Cap", "/proc/1/status", "/proc/self/status").stdout
         assert set(re.findall(r"\t([0-9a-f]+)", status)) == {"0" * 16}
+        status = cluster.engine.execute(name, "grep", "NoNewPrivs", "/proc/1/status").stdout
+        assert status.split() == ["NoNewPrivs:", "1"]

@@ -165,6 +165,7 @@ def test_nothing_can_be_gained_inside_a_container() -> None:
         assert container["user"] == "1000:1000"
         assert container["linuxParameters"]["capabilities"] == {"drop": ["ALL"]}
         assert container["readonlyRootFilesystem"]
+        assert container["dockerSecurityOptions"] == ["no-new-privileges"]
 
 
 def mounts(container: containers.Container) -> dict[str, str]:

@@ -130,7 +130,11 @@ def test_only_workers_that_may_move_are_moved() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
     *_, move, end = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
     assert (move["Action"], move["Resource"]) == ([policies.MOVE_GROUP], group)
-    assert move["Condition"] == {"Null": {"autoscaling:MaxSize": "true", "autoscaling:MinSize": "true"}}
+    assert move["Condition"] == {
+        "Null": dict.fromkeys(
+            ("autoscaling:LaunchConfigurationName", "autoscaling:MaxSize", "autoscaling:MinSize"), "true"
+        )
+    }
     assert (end["Action"], end["Resource"]) == ([policies.END_INSTANCE], group)
 
 

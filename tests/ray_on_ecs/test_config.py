@@ -49,6 +49,29 @@ def test_a_bad_value_is_named_with_its_rule_on_one_line(arguments: list[str], na
     assert "\n" not in message, "an error is one line"
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://AKIA:SECRET@bucket",
+        "s3://AKIA:SEC/RET@bucket/prefix",
+        "s3://SECRET@bucket/x",
+        "stream:s3://AKIA:SECRET@bucket",
+        "https://user:SECRET@host/x",
+        "s3://AKIA:SECRET@bucket@x?SECRET",
+    ],
+)
+@pytest.mark.parametrize("flags", ["--input data={}", "--input {}", "--input a/b={}", "--storage-path {}"])
+def test_key_in_an_address_is_refused_without_being_shown(flags: str, address: str) -> None:
+    with pytest.raises(UsageError, match="has a key in its address") as refused:
+        parsed(*flags.format(address).split(" "))
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/a@b", "s3://bucket/a:b@c", "/disk/a@b", "run:other", "a:b@c"])
+def test_sign_in_a_path_is_not_a_key(address: str) -> None:
+    assert parsed("--input", f"data={address}").inputs == {"data": address}
+
+
 def test_every_setting_has_a_flag_with_a_description() -> None:
     for spec in fields(RunConfig):
         if spec.metadata:

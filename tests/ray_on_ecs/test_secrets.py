@@ -179,6 +179,9 @@ def test_a_value_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch
         (r"'-----BEGIN KEY-----\nab/c+d==\nxy'", r"'***\n***\nxy'"),
         ("https://user:ab%2Fc%2Bd%3D%3D@host/", "https://user:***@host/"),
         (r'{"password": "q\"uote"}', '{"password": "***"}'),
+        ("auth aGZfYWJjZGVm", "auth ***"),
+        ("key cSJ1b3Rl.", "key ***."),
+        ("all LS0tLS1CRUdJTiBLRVktLS0tLQphYi9jK2Q9PQp4eQo=", "all ***="),
         ("nothing", "nothing"),
     ],
 )

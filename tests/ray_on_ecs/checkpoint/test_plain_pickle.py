@@ -3,14 +3,16 @@
 import hashlib
 import json
 import pickle
+import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum, IntEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from ray_on_ecs import Checkpointer
 from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.checkpoint.plain_values import plain
 
 # Each makes this file if it runs.
 MARK = "ran"
@@ -167,6 +170,18 @@ def test_hostile_metadata_are_refused(folder: Path, kind: str) -> None:
     assert not (folder / MARK).exists()
 
 
+@pytest.mark.parametrize("path", ["../../secret", "/secret", "a/../../../secret", "..", "a\0b"])
+def test_metadata_that_name_a_file_elsewhere_are_refused(folder: Path, path: str) -> None:
+    saved = save(folder / "ck")
+    metadata = plain_pickle.loads((saved / ".metadata").read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = path
+    replace(saved, ".metadata", plain_pickle.dumps(metadata))
+    checkpoint = Checkpointer(folder / "ck", model=nn.Linear(2, 1), state={"own": Stateful(1)})
+    with pytest.raises(ResumeError, match=r"does not fit this script: .* has an empty part"):
+        checkpoint.resume()
+
+
 @pytest.mark.parametrize("depth", ["the bytes", "the values"])
 def test_hostile_values_are_refused(folder: Path, depth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = evil()
@@ -182,36 +197,123 @@ def test_hostile_values_are_refused(folder: Path, depth: str, monkeypatch: pytes
     assert not (folder / MARK).exists()
 
 
-VALUES = {
+class Color(Enum):
+    RED = 1
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Point(NamedTuple):
+    x: int = 1
+
+
+NOT_PLAIN = {
     "a date": date(2026, 11, 27),
+    "a time": datetime(2026, 11, 27),
+    "a date of NumPy": np.datetime64("2026-11-27"),
+    "a long number of NumPy": np.longdouble(1),
     "a Decimal": Decimal(1),
-    "a number of NumPy": np.float64(0.5),
     "an array of NumPy": np.zeros(2),
+    "an array without a dimension": np.array(0.5),
     "a path": Path("a"),
     "a range": range(2),
     "a function": print,
+    "a partial": partial(print, 1),
     "a class": Stateful,
     "an object": Stateful(1),
     "a slice": slice(1),
+    "an enum": Color.RED,
+    "a number of an enum": Level.LOW,
+    "a defaultdict": defaultdict(list, a=[1]),
+    "a named tuple": Point(),
+    "a frozenset": frozenset((1, 2)),
+    "a tensor with an attribute": with_attribute(torch.ones(1), Decimal(1)),
 }
 
 
-@pytest.mark.parametrize("kind", VALUES)
-def test_value_that_could_not_be_loaded_is_refused_at_the_first_save(folder: Path, kind: str) -> None:
-    with pytest.raises(ValueError, match=r"a value can't be read: \w+\.\w.*Checkpointer\(trust_pickle=True\)"):
-        save(folder / "ck", VALUES[kind])
-    save(folder / "ck", VALUES[kind], trust_pickle=True)
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_value_that_could_not_be_loaded_is_refused_at_the_save(folder: Path, kind: str) -> None:
+    value = NOT_PLAIN[kind]
+    own = Stateful(1)
+    checkpoint = Checkpointer(folder / "ck", model=nn.Linear(2, 1), state={"own": own})
+    checkpoint.save()  # a plain value does not vouch for a later one
+    own.value = {"a": [0, (value,)]}
+    with pytest.raises(ValueError, match="can't be loaded without running code") as refused:
+        checkpoint.save()
+    assert re.fullmatch(
+        rf"state\.own\.value\.a\.1\.0: a value of class \S*{type(value).__name__} can't be loaded .*"
+        r"Checkpointer\(trust_pickle=True\).*",
+        str(refused.value),
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NOT_PLAIN if "tensor" not in kind])
+def test_trusted_values_keep_their_class(folder: Path, kind: str) -> None:
+    save(folder / "ck", NOT_PLAIN[kind], trust_pickle=True)
     checkpoint = Checkpointer(folder / "ck", model=nn.Linear(2, 1), state={"own": Stateful(1)})
     with pytest.raises(ResumeError, match="a value can't be read: "):
         checkpoint.resume()
     own = Stateful(1)
     assert Checkpointer(folder / "ck", model=nn.Linear(2, 1), state={"own": own}, trust_pickle=True).resume()
-    assert type(own.value) is type(VALUES[kind])
+    assert type(own.value) is type(NOT_PLAIN[kind])
 
 
-def test_plain_values_of_a_state_come_back(folder: Path) -> None:
-    value = {"a": [1, 2.5, None, True, "text", (1, {2})], "b": OrderedDict(c=torch.ones(2)), "d": torch.bfloat16}
+def test_value_that_can_not_be_saved_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"state\.own\.value: a value of class builtins\.function can't be saved"):
+        save(folder / "ck", lambda: 1)
+
+
+CIRCLE: list[Any] = [1]
+CIRCLE.append(CIRCLE)
+MODULE = nn.BatchNorm1d(1).state_dict()
+PLAIN = {
+    "a float64": (np.float64(0.5), 0.5),
+    "a float32": (np.float32(0.5), 0.5),
+    "an int64": (np.int64(3), 3),
+    "a bool_": (np.bool_(True), True),
+    "a text of NumPy": (np.str_("a"), "a"),
+    "a complex number of NumPy": (np.complex64(1j), 1j),
+    "numbers of NumPy": ({np.int64(1): [np.float32(2), (np.int8(3),)]}, {1: [2.0, (3,)]}),
+    "an OrderedDict": (OrderedDict(b=np.float64(1), a=torch.Size([2])), OrderedDict(b=1.0, a=torch.Size([2]))),
+    "a Counter": (Counter("aab"), Counter("aab")),
+    "a set": ({1, "a", (1, np.int64(2))}, {1, "a", (1, 2)}),
+    "a data type": (torch.bfloat16, torch.bfloat16),
+    "a device": (torch.device("cuda", 1), torch.device("cuda", 1)),
+    "a size": (torch.Size([2, 3]), torch.Size([2, 3])),
+    "a state of a module": (MODULE, MODULE),
+    "a list in itself": (CIRCLE, CIRCLE),
+    "others": ([None, 10**30, b"a", bytearray(b"b"), 1j], [None, 10**30, b"a", bytearray(b"b"), 1j]),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_value_comes_back(folder: Path, kind: str) -> None:
+    value, expected = PLAIN[kind]
     save(folder / "ck", value)
     own = Stateful(1)
     assert Checkpointer(folder / "ck", model=nn.Linear(2, 1), state={"own": own}).resume()
-    assert str(own.value) == str(value)
+    assert type(own.value) is type(expected)
+    assert repr(own.value) == repr(expected)
+    assert getattr(own.value, "_metadata", None) == getattr(expected, "_metadata", None)
+
+
+def test_learning_rate_of_numpy_comes_back_as_a_number(folder: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cast(float, np.float64(0.5)))
+    with Checkpointer(folder / "ck", model=model, optimizer=optimizer) as checkpoint:
+        checkpoint.after_step()
+    fresh = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert Checkpointer(folder / "ck", model=model, optimizer=fresh).resume()
+    assert (type(fresh.param_groups[0]["lr"]), fresh.param_groups[0]["lr"]) == (float, 0.5)
+
+
+def test_module_keeps_the_versions_of_its_parts() -> None:
+    assert plain({"state": MODULE})["state"]._metadata == vars(MODULE)["_metadata"]
+
+
+def test_pickle_does_not_change_a_class() -> None:
+    hostile = b"\x80\x04cpathlib\nPosixPath\nN}Vparent\nV/etc\ns\x86b."
+    plain_pickle.loads(hostile)
+    assert Path("a/b").parent == Path("a")

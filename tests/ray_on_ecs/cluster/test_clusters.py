@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import local_head
-from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import UsageError
@@ -80,3 +80,25 @@ def test_more_workers_than_the_running_head_has_cpus_are_refused(monkeypatch: py
     cluster = LocalCluster()
     with pytest.raises(UsageError, match="has been started for 2 workers, and not for 4; run them once its runs have"):
         cluster.up(4, print)
+
+
+@pytest.mark.parametrize(
+    ("content", "variable", "token"),
+    [
+        ("RAY_AUTH_TOKEN=abc\n", "", "abc"),
+        ("A=1\nRAY_AUTH_TOKEN=a=b", "", "a=b"),
+        ("RAY_AUTH_TOKEN=abc\n", "other", "other"),
+        ("A=1\n", "", ""),
+        (None, "", ""),
+    ],
+)
+def test_token_of_compose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, variable: str, token: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", variable)
+    if content is not None:
+        (tmp_path / "docker").mkdir()
+        (tmp_path / "docker/.env").write_text(content)
+    with ComposeCluster()._reach() as head:
+        assert head.token == token

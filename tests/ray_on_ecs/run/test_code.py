@@ -129,3 +129,5 @@ def test_commit_is_recorded(storage: RunStorage, project: Path) -> None:
     subprocess.run(["git", "add", "."], cwd=project, check=True)
     subprocess.run(["git", *identity, "commit", "-qm", "second"], cwd=project, check=True)
     assert store(config_of(project), storage).git["GIT_DIRTY"] == "0"
+    subprocess.run(["git", "config", "filter.f.clean", "cat"], cwd=project, check=True)
+    assert store(config_of(project), storage).git.keys() == {"GIT_COMMIT"}

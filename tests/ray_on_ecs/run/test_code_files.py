@@ -16,6 +16,7 @@ from ray_on_ecs.run import code_files, left_out
 from ray_on_ecs.run.code_archive import revision
 from ray_on_ecs.run.code_files import CodeFile, check_size, list_code
 from ray_on_ecs.run.gitignore import from_content
+from ray_on_ecs.run.ignore_files import has_filters
 from ray_on_ecs.run.left_out import LeftOut
 
 ATOMS = [
@@ -142,6 +143,24 @@ def test_submodule_has_its_own_rules(tmp_path: Path) -> None:
     git(write(tmp_path / "lib", "a.txt", "b.log"), "init", "-q")
     write(tmp_path / "lib", ".gitignore", content=b"*.log\n")
     assert names_of(tmp_path) == [".gitignore", "lib/.gitignore", "lib/a.txt"]
+
+
+@pytest.mark.parametrize("place", ["lib", "a/b/lib"])
+@pytest.mark.usefixtures("_with_and_without_git")
+def test_submodule_has_the_ignore_file_of_the_user(tmp_path: Path, place: str) -> None:
+    write(Path(os.environ["XDG_CONFIG_HOME"]), "git/ignore", content=b"*.user\n/top\n")
+    write(tmp_path / place, "a.py", "b.user", "top", "c/top", "own", ".git/info/exclude", content=b"own\n")
+    assert names_of(tmp_path) == [f"{place}/a.py", f"{place}/c/top"]
+
+
+def test_ignore_file_that_a_submodule_names_does_not_count(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = write(tmp_path_factory.mktemp("user"), "ignore", content=b"*.user\n")
+    git(tmp_path, "config", "--global", "core.excludesFile", str(other / "ignore"))
+    git(write(tmp_path / "lib", "a.py", "b.user"), "init", "--quiet")
+    git(tmp_path / "lib", "config", "core.excludesFile", str(write(other, "evil", content=b"*.py\n") / "evil"))
+    assert names_of(tmp_path) == ["lib/a.py"]
 
 
 @pytest.mark.parametrize(
@@ -294,95 +313,182 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 KEYS = [
-    *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/x.json"),
+    *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/a/x.json"),
     *(".netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".env", ".env.local", "prod.env", "a/.env"),
-    *(
-        "key.pem",
-        "server.key",
-        "a.p12",
-        "b.pfx",
-        "id_rsa",
-        "a/id_ed25519",
-        "id_ecdsa.old",
-        ".bash_history",
-        "kaggle.json",
-    ),
+    *(".envrc",),
+    *("key.pem", "server.key", "a.p12", "b.pfx", "id_rsa", "a/id_ed25519", "id_ecdsa.old", ".bash_history"),
+    *(".ray-on-ecs/secrets/x/y", ".config/gh/hosts.yml", ".config/rclone/rclone.conf", ".cache/huggingface/token"),
+    *(".huggingface/token", "terraform.tfstate", "a/terraform.tfstate.backup", ".pulumi/credentials.json"),
+    *(".vault-token", ".databrickscfg", ".kaggle/kaggle.json", "a/b/.config/gh/x", ".cargo/credentials.toml"),
+    *(".aws/sso/cache/x.json", ".envrc", ".ENV", "Key.PEM", "A/.SSH/ID_RSA", "Prod.Env", "a/.Aws/Config"),
+]
+HARMLESS = [
+    *(".env.example", "a/.env.sample", "keys.py", "tokenizer.pem.py", "monkey.key.txt", "environment.py", "monkey"),
+    *("id_rsa_test.py", "Pulumi.yaml", "env/x.yaml", "aws/credentials", "docker/config.json", "ssh/id.txt", "netrc.md"),
+    *("history.csv", ".config/other/x", ".cache/huggingface/x", "gcloud/x", "a.pem.gz", "tfstate", "secrets.py"),
 ]
 
 
-def test_keys_are_left_out_and_named(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", ".env.example", "environment.py", "keys.py", "monkey", *KEYS)
-    assert names_of(tmp_path) == [".env.example", "environment.py", "keys.py", "monkey", "train.py"]
-    listed = list_code(tmp_path)
-    assert {each.why for each in listed.left_out} == {left_out.KEY}
-    [line] = listed.describe_left_out()
-    assert line.startswith("left out: ")
-    assert "--include uploads it" in line
+@pytest.mark.parametrize("name", KEYS)
+def test_key_is_left_out_and_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "train.py", name)
+    assert names_of(tmp_path) == ["train.py"]
+    assert names_of(tmp_path, ["*", "*.*", "**/*", "a/*", "a/", "cache", "**/cache", "x.json"]) == ["train.py"]
+    [entry] = list_code(tmp_path).left_out
+    assert entry.why == left_out.KEY
+    assert name.startswith(entry.name)
+
+
+def test_line_about_keys_names_them(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", ".env", ".ssh/id_rsa", ".ssh/known_hosts", "a\n.pem")
+    [line] = list_code(tmp_path).describe_left_out()
+    assert line == "left out, as it may hold a key: .env, .ssh/, a\\n.pem; --include NAME uploads one"
+    write(tmp_path, *(f"{number}.pem" for number in range(1000)))
+    [line] = list_code(tmp_path).describe_left_out()
+    assert line.endswith(" and 993 more; --include NAME uploads one")
+
+
+def test_ignored_folder_of_keys_is_one_of_keys(tmp_path: Path) -> None:
+    write(tmp_path, ".ssh/config", "a/.aws/cache/x", ".gitignore", content=b".ssh\na/\n")
+    git(tmp_path, "init", "--quiet")
+    assert names_of(tmp_path, ["config", "cache/", "x"]) == [".gitignore"]
+    assert names_of(tmp_path, [".ssh/config", "a/.aws/cache"]) == [".gitignore", ".ssh/config", "a/.aws/cache/x"]
+
+
+def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, "data/.env", "data/a", ".env", ".gitignore", content=b"data\n.env\n")
+    git(tmp_path, "add", "--force", "data", ".env")
+    assert names_of(tmp_path) == [".gitignore", "data/a"]
+    assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == left_out.KEY} == {".env", "data/.env"}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_file_is_uploaded(tmp_path: Path, name: str) -> None:
+    assert names_of(write(tmp_path, name)) == [name]
 
 
 @pytest.mark.parametrize("name", KEYS)
 def test_key_is_brought_back_by_its_name(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "train.py", name)
-    top = name.partition("/")[0]
+    write(tmp_path, "train.py", name, f"{name}.pem", "other/x.key")
     assert names_of(tmp_path, [name]) == sorted(["train.py", name])
-    if top.startswith(".") and top != ".config":
-        assert names_of(tmp_path, [top]) == sorted(["train.py", name])
+    assert names_of(tmp_path, [f"/{name}"]) == sorted(["train.py", name])
+
+
+@pytest.mark.parametrize("folder", [".ssh", "a/.aws", ".config/gcloud", ".SSH"])
+def test_folder_of_keys_is_brought_back_by_its_name(tmp_path: Path, folder: str) -> None:
+    names = [f"{folder}/config", f"{folder}/sub/key.pem"]
+    write(tmp_path, "train.py", "a/.env", *names)
+    assert names_of(tmp_path, [folder]) == sorted(["train.py", *names]) == names_of(tmp_path, [f"{folder}/"])
+    assert names_of(tmp_path, [folder], ["*.pem"]) == sorted(["train.py", names[0]])
 
 
 def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
     write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", ".gitignore", content=b"data/\n")
     git(tmp_path, "init", "-q")
-    assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"]
+    assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"] == names_of(tmp_path, ["data/*"])
+    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == left_out.KEY]) == 2
 
 
-@pytest.mark.parametrize("folder", ["/", "~", "~/."])
-def test_home_and_root_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="holds more than code; give the folder with the script"):
+@pytest.mark.parametrize("folder", ["/", "~", "~/.", "~/..", "~/../..", "~/link"])
+def test_home_and_the_folders_above_it_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    home = write(tmp_path / "a" / "home" / "ada", "train.py")
+    (home / "link").symlink_to("..")
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(UsageError, match="more than code; give the folder with the script"):
         list_code(Path(folder).expanduser())
+    assert names_of(write(home / "code", "train.py")) == ["train.py"]
+    assert names_of(write(home.parent / "adam", "train.py")) == ["train.py"]
 
 
+def test_home_that_is_the_project_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(write(tmp_path, "train.py", ".ssh/id_rsa")))
+    assert names_of(tmp_path, ["train.py"]) == ["train.py"]
+    git(tmp_path, "init", "--quiet")
+    assert names_of(tmp_path) == ["train.py"]
+    with pytest.raises(UsageError, match="more than code"):
+        list_code(Path("/"), ["train.py"])
+
+
+# {0} is a program, and {1} a folder with hooks.
 PROGRAMS = {
-    "a monitor": "[core]\nfsmonitor = {}\n",
-    "hooks": "[core]\nhooksPath = {}\n",
-    "a filter": '[filter "f"]\nclean = {0}\nsmudge = {0}\nprocess = {0}\nrequired = true\n',
-    "a filter with another name": '[filter "a=b"]\nclean = {}\n',
-    "a program for ssh": '[core]\nsshCommand = {}\n[remote "origin"]\nurl = ssh://h/r\npromisor = true\n',
-    "a remote helper": '[remote "origin"]\nurl = ext::{}\npromisor = true\n[protocol "ext"]\nallow = always\n',
-    "a pager": "[core]\npager = {0}\n[pager]\nstatus = {0}\n",
-    "an editor": "[core]\neditor = {0}\naskPass = {0}\n",
-    "an external diff": "[diff]\nexternal = {}\n",
-    "a text conversion": '[diff "f"]\ntextconv = {0}\ncommand = {0}\n',
-    "an alias": '[alias]\nstatus = "!{0}"\nls-files = "!{0}"\nconfig = "!{0}"\n',
-    "a signature": "[gpg]\nprogram = {}\n[log]\nshowSignature = true\n",
-    "an included file": "[include]\npath = more\n",
+    "a monitor": "[core]\nfsmonitor = {0}\n",
+    "a monitor in an included file": "[include]\npath = more\n",
+    "a hook": "",
+    "hooks in another folder": "[core]\nhooksPath = {1}\n",
+    "a filter": '[filter "f"]\nclean = {0}\nsmudge = {0}\nrequired = true\n',
+    "a filter that is a process": '[filter "f"]\nprocess = {0}\nrequired = true\n',
+    "a filter with a strange name": '[FILTER "f"]\nCLEAN = {0}\n[filter "a=b\\nc"]\nclean = {0}\n',
+    "a program for ssh": '[core]\nsshCommand = {0}\n[remote "origin"]\nurl = ssh://h/r\npromisor = true\n',
+    "a remote helper": '[remote "origin"]\nurl = ext::{0}\npromisor = true\n[protocol "ext"]\nallow = always\n',
 }
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("place", ["code", "code/nested", "code/sub/below"])
-def test_programs_of_a_repository_do_not_run(tmp_path: Path, kind: str, place: str) -> None:
+@pytest.fixture
+def hostile(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A repository in a folder of code, with one of PROGRAMS that makes the file `ran`."""
+    place, kind = request.param
     code, repository = tmp_path / "code", tmp_path / place
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\ncat\n")
+    program = tmp_path / "hooks" / "post-index-change"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     program.chmod(0o755)
     for folder in {code, repository}:
-        git(write(folder, "train.py", ".gitattributes", content=b"* filter=f diff=f\n"), "init", "--quiet")
+        git(write(folder, "train.py", ".gitattributes", content=b"* filter=f\n"), "init", "--quiet")
         git(folder, "add", "train.py")
         git(folder, "commit", "--quiet", "--message", "first")
-    config = repository / ".git" / "config"
-    text = PROGRAMS[kind].format(program)
-    (repository / ".git" / "more").write_text(PROGRAMS["a monitor"].format(program))
-    config.write_text(config.read_text() + text)
-    hook = repository / ".git" / "hooks" / "post-index-change"
-    hook.parent.mkdir(exist_ok=True)
-    shutil.copy(program, hook)
+    inside = repository / ".git"
+    (inside / "more").write_text(PROGRAMS["a monitor"].format(program))
+    text = PROGRAMS[kind].format(program, program.parent)
+    (inside / "config").write_text((inside / "config").read_text() + text)
+    if kind == "a hook":
+        shutil.copytree(program.parent, inside / "hooks", dirs_exist_ok=True)
+    if "promisor" in text:  # git fetches what is missing
+        tree = git(repository, "rev-parse", "HEAD^{tree}").strip()
+        (inside / "objects" / tree[:2] / tree[2:]).unlink()
     os.utime(repository / "train.py", (1, 1))
-    (repository / "train.py").write_text("changed")
-    assert "train.py" in names_of(code)
-    revision(code)
-    revision(repository)
+    return repository
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [(place, kind) for kind in PROGRAMS for place in ("code", "code/nested", "code/sub/below")],
+    indirect=True,
+    ids=" in ".join,
+)
+def test_programs_of_a_repository_do_not_run(tmp_path: Path, hostile: Path) -> None:
+    assert "train.py" in names_of(tmp_path / "code")
+    revision(tmp_path / "code")
+    revision(hostile)
     assert not (tmp_path / "ran").exists()
+    subprocess.run(["git", "status"], cwd=hostile, capture_output=True)  # plain git does run them
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("hostile", [("code", "a filter")], indirect=True)
+@pytest.mark.parametrize("refused", ["--show-scope", "config --show-scope", "--name-only --list"])
+def test_old_git_does_not_run_a_filter(
+    tmp_path: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *"{refused}"*) exit 129;; esac\nexec {shutil.which("git")} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    assert revision(hostile).keys() == {"GIT_COMMIT"}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_filters_of_the_user_are_trusted(tmp_path: Path) -> None:
+    git(write(tmp_path, "train.py"), "init", "--quiet")
+    git(tmp_path, "config", "--global", "filter.f.clean", "cat")
+    assert not has_filters(tmp_path)
+    git(tmp_path, "config", "core.autocrlf", "false")
+    assert not has_filters(tmp_path)
+    git(tmp_path, "config", "filter.f.smudge", "cat")
+    assert has_filters(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""Plain values of a training's state: those that a checkpoint loads without running code.
+
+Numbers, text, lists, dicts and tensors are plain, and so is what `torch.load` accepts besides.
+https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_on_ecs.checkpoint import plain_pickle
+from ray_on_ecs.errors import one_line
+
+LEAVES = frozenset((int, float, bool, str, bytes, type(None)))
+WAY_OUT = (
+    "store numbers, text, lists, dicts and tensors, or set Checkpointer(trust_pickle=True) if you trust all who can "
+    "write to the folder"
+)
+
+
+def plain(value: Any, key: str = "") -> Any:
+    """Return a value that can be loaded: containers are copied, and NumPy's numbers become Python's.
+
+    Args:
+        value: A value of a state.
+        key: Its name for the error.
+
+    Raises:
+        ValueError: It has a value that could not be loaded, or not be saved.
+    """
+    try:
+        return _plain(value, key, {})
+    except RecursionError as cause:
+        raise ValueError(f"{key or 'the state'}: it is nested too deeply to be saved") from cause
+
+
+def _plain(value: Any, key: str, copies: dict[int, Any]) -> Any:
+    """Copy a value; `copies` are those of containers by ID, as a container may be in another one twice."""
+    kind = type(value)
+    if kind in LEAVES or (kind is Tensor and not vars(value)):
+        return value
+    if id(value) in copies:
+        return copies[id(value)]
+    if kind in (dict, OrderedDict):
+        copy = copies[id(value)] = kind()
+        if kind is OrderedDict:  # that of a module has the versions of its parts
+            vars(copy).update(_plain(vars(value), key, copies))
+        if _has_leaves(value) and _has_leaves(value.values()):
+            copy.update(value)
+        else:
+            for name, each in value.items():
+                copy[_plain(name, key, copies)] = _plain(each, f"{key}.{name}".lstrip("."), copies)
+        return copy
+    if kind is list:
+        copy = copies[id(value)] = []
+        copy.extend(value if _has_leaves(value) else _all(value, key, copies))
+        return copy
+    if kind in (tuple, set):
+        return value if _has_leaves(value) else kind(_all(value, key, copies))
+    numpy = sys.modules.get("numpy")
+    number = value.item() if numpy and isinstance(value, numpy.generic) else value
+    if type(number) not in LEAVES:
+        _check(number, kind, key)
+    return number
+
+
+def _all(values: Iterable[Any], key: str, copies: dict[int, Any]) -> list[Any]:
+    return [_plain(each, f"{key}.{number}", copies) for number, each in enumerate(values)]
+
+
+def _has_leaves(values: Iterable[Any]) -> bool:
+    """Return True if all values are leaves; in C, as the states of samplers are long lists."""
+    return LEAVES.issuperset(map(type, values))
+
+
+def _check(value: Any, kind: type, key: str) -> None:
+    """Raise ValueError unless PyTorch can save and load a value without running code."""
+    name = f"{key}: a value of class {kind.__module__}.{kind.__qualname__}"
+    packed = io.BytesIO()
+    try:
+        torch.save(value, packed)
+    except Exception as cause:  # a class's own method raises anything
+        raise ValueError(f"{name} can't be saved ({one_line(cause)}); leave it out of the state") from cause
+    packed.seek(0)
+    try:
+        plain_pickle.load_saved(packed)
+    except ValueError as cause:
+        raise ValueError(f"{name} can't be loaded without running code; {WAY_OUT}") from cause
