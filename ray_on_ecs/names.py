@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import sys
@@ -32,7 +31,8 @@ def fault_of(name: str) -> str | None:
 
 
 def _length(name: str) -> int:
-    return len(name.encode("utf-16-le")) // 2 if sys.platform == "darwin" else len(name.encode(errors="surrogateescape"))
+    is_macos = sys.platform == "darwin"
+    return len(name.encode("utf-16-le")) // 2 if is_macos else len(name.encode(errors="surrogateescape"))
 
 
 def is_of_git(name: str) -> bool:

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.filesystem import copy_to_disk, list_files
-from ray_on_ecs.names import conflicts, folders_of, is_refused, make_way
+from ray_on_ecs.names import conflicts, folders_of, is_inside, is_refused, make_way
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -66,8 +66,8 @@ class Snapshot:
         files: The files by their paths in the script's folder.
         left_out: Lines that name the files that were not stored, and the reason.
         folder: The subfolder of the run's folder that has the files at the run's end.
-        refused: Names in the manifest that count as absent: a disk can't have them, git would read them, or a link is
-            on the way to their objects.
+        refused: Names in the manifest that count as absent: a disk can't have them, git would read them, or links
+            lead to files of others.
     """
 
     files: Mapping[str, KeptFile] = field(default_factory=dict)
@@ -95,8 +95,8 @@ def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
         folder = document["folder"]
         _check_key(folder, (layout.FILES_FOLDER,))
         files = {path: _kept_file(path, values) for path, values in document["files"].items()}
-        linked = below_links(storage, {file.key for file in files.values() if file.key})
-        refused = {path for path, file in files.items() if is_refused(path) or file.key in linked}
+        foreign = keys_outside(storage, {file.key for file in files.values() if file.key})
+        refused = {path for path, file in files.items() if is_refused(path) or file.key in foreign}
         files = {path: file for path, file in files.items() if path not in refused}
         return Snapshot(files, tuple(map(str, document["left_out"])), folder, tuple(sorted(refused)))
     except (AttributeError, LookupError, TypeError, ValueError) as cause:
@@ -131,13 +131,14 @@ def _check_key(key: str, folders: Collection[str]) -> None:
         raise ValueError(f"{key!r} is not in {' or '.join(f'{folder}/' for folder in folders)}")
 
 
-def below_links(storage: RunStorage, keys: Collection[str]) -> set[str]:
-    """Return the keys that are links on a disk, or below links: they may lead to files of others."""
+def keys_outside(storage: RunStorage, keys: Collection[str]) -> set[str]:
+    """Return the keys that links on a disk lead out of the run's folder, to files of others."""
     if not storage.is_local:
         return set()
-    base, paths = storage.path(), {path for key in keys for path in (key, *folders_of(key))}
-    links = {path for path in paths if os.path.islink(f"{base}/{path}")}
-    return {key for key in keys if links and not links.isdisjoint((key, *folders_of(key)))}
+    base = Path(storage.path())
+    links = {path for path in {path for key in keys for path in (key, *folders_of(key))} if (base / path).is_symlink()}
+    below = {key for key in keys if links and not links.isdisjoint((key, *folders_of(key)))}
+    return {key for key in below if not is_inside(base / key, base)}
 
 
 def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.FILES) -> None:

@@ -42,7 +42,9 @@ def test_a_manifest_is_read_as_written(storage: RunStorage) -> None:
     assert snapshot.keys == {"files/a", "versions/1-2-x/b"}
 
 
-@pytest.mark.parametrize("text", ["{", "", "\xff", "[" * 100_000, '{"files": ' * 50_000, '{"files": 1' + "0" * 9999 + "}"])
+@pytest.mark.parametrize(
+    "text", ["{", "", "\xff", "[" * 100_000, '{"files": ' * 50_000, '{"files": 1' + "0" * 9999 + "}"]
+)
 def test_a_broken_manifest_is_named(storage: RunStorage, text: str) -> None:
     storage.write(layout.FILES, text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"files\.json in .* is broken"):
@@ -227,11 +229,17 @@ def test_what_a_script_writes_is_read(storage: RunStorage, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../a", "a/../../b", "/etc/passwd", "a//b", "", "a/", ".", "a\0", "\ud800", "x" * 256, "/".join("d" * 2100)]
-    + [".git", ".GIT", "a/.git", "x/.Git/config", "git~1/hooks/x", ".git. ", ".g\u200cit/config"],
+    [
+        *("../a", "a/../../b", "/etc/passwd", "a//b", "", "a/", ".", "a\0", "\ud800", "x" * 256, "/".join("d" * 2100)),
+        *(".git", ".GIT", "a/.git", "x/.Git/config", "git~1/hooks/x", ".git. ", ".g\u200cit/config"),
+    ],
 )
 def test_name_of_others_counts_as_absent(storage: RunStorage, tmp_path: Path, name: str) -> None:
-    files = {"a.pt": kept(storage, "files/a.pt", "1"), name: kept(storage, "files/other", "2"), "link": KeptFile(link="x")}
+    files = {
+        "a.pt": kept(storage, "files/a.pt", "1"),
+        name: kept(storage, "files/other", "2"),
+        "link": KeptFile(link="x"),
+    }
     write_snapshot(storage, Snapshot(files))
     snapshot = read_snapshot(storage)
     assert (snapshot.files.keys(), snapshot.refused) == ({"a.pt", "link"}, (name,))
