@@ -226,6 +226,13 @@ def test_link_of_an_earlier_fetch_is_checked_again(own: Folders, capsys: pytest.
         assert links_out() == []
 
 
+def test_link_that_has_become_a_file_is_copied(own: Folders) -> None:
+    for file in (KeptFile(link="b"), KeptFile("files/a", 1, written_at=1)):
+        snapshot(own, {"a": file, "b": KeptFile("files/b", 1, written_at=1)}, a="1", b="2")
+        assert main(["fetch", "--local", "first"]) == 0
+    assert [Path("runs/first/files", name).read_text() for name in "ab"] == ["1", "2"]
+
+
 def test_links_of_the_user_stay(own: Folders, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     Path("runs/first/files").mkdir(parents=True)
