@@ -17,8 +17,8 @@ from ray_on_ecs.cli.local_copy import (
     ATTEMPTS,
     check_room,
     copy_all,
+    delete_false_curves,
     delete_links_out,
-    delete_no_picture,
     is_here,
     link,
     unreadable,
@@ -144,7 +144,7 @@ def copy_run(
         for path, text in listing.links.items():
             if _is_requested(path, skipped, only):
                 link(target, path, text)
-        refused = [*listing.refused, *delete_links_out(target), *delete_no_picture(target)]
+        refused = [*listing.refused, *delete_links_out(target), *delete_false_curves(target)]
         if layout.REPORT in requested and write_report(storage, target):
             copied.add(layout.REPORT)
     except OSError as cause:
@@ -192,7 +192,7 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
                 infos = [top] if top.is_file else list_files(storage.filesystem, top.path)
                 files |= {info.path[start:]: info for info in infos}
         stored = stored_files(storage, snapshot.keys)
-    except (OSError, UnicodeError) as cause:  # pyarrow lists no name that is not UTF-8
+    except (OSError, UnicodeError) as cause:  # pyarrow can't list a name that is not UTF-8
         raise unreadable(storage, cause) from cause
     refused = keys_outside(storage, files)
     links, written_at = {}, {}

@@ -169,7 +169,7 @@ def _links_in(top: Path) -> Iterator[Path]:
         yield from (path for name in (*folders, *names) if (path := Path(parent, name)).is_symlink())
 
 
-def delete_no_picture(target: Path) -> list[str]:
+def delete_false_curves(target: Path) -> list[str]:
     """Delete the curves, and return their name, unless they are a picture in which a browser runs nothing."""
     path = target / layout.CURVES
     if not path.is_file():

@@ -285,14 +285,11 @@ def delete_others(storage: RunStorage, snapshot: Snapshot) -> None:
 def _stored_keys(storage: RunStorage, folder: str) -> set[str]:
     if not storage.is_local:
         return {f"{folder}/{name}" for name in storage.files(folder)}
-    # os.walk follows only a link at its start: where a script has worked in the folder, links lead to the user's files.
+    # Links were not stored: they lead to the user's files. os.walk follows only one at its start.
     base = Path(storage.path())
-    keys: set[str] = set()
-    if (base / folder).is_symlink():
-        return keys
-    for parent, _, names in os.walk(base / folder):
-        keys |= {str(Path(parent, name).relative_to(base)) for name in names}
-    return keys
+    found = os.walk(base / folder) if not (base / folder).is_symlink() else ()
+    paths = [path for parent, _, names in found for name in names if not (path := Path(parent, name)).is_symlink()]
+    return {str(path.relative_to(base)) for path in paths}
 
 
 def delete_keys(storage: RunStorage, keys: Iterable[str]) -> None:

@@ -2,8 +2,9 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from pathlib import Path, PosixPath
+from typing import Any, Self
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_special_modes_are_dropped(tmp_path: Path) -> None:
     assert read_snapshot(storage).files["a"].mode == 0o755
 
 
-WRITTEN = {  # by a script on Linux
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {  # by a script on Linux
     "a name of 255 bytes": ("x" * 255, {}),
     "bytes that are not UTF-8": (os.fsdecode(b"\xe9" * 255), {}),
     "control characters": ("\n" * 255, {}),
@@ -222,7 +223,7 @@ WRITTEN = {  # by a script on Linux
 def test_what_a_script_writes_is_read(storage: RunStorage, kind: str) -> None:
     name, values = WRITTEN[kind]
     for key in (key_of("files", name), key_of("versions/0-1-x", name)):
-        snapshot = Snapshot({name: KeptFile(key, **{"size": 3, "written_at": 1, **values})})
+        snapshot = Snapshot({name: replace(KeptFile(key, 3, 1), **values)})
         write_snapshot(storage, snapshot)
         assert read_snapshot(storage) == snapshot
 
@@ -263,11 +264,11 @@ def test_object_behind_a_link_is_neither_read_nor_deleted(storage: RunStorage, t
     assert (tmp_path / "victim" / below).read_text() == "secret"
 
 
-class FoldingPath(type(Path())):  # type: ignore[misc]
+class FoldingPath(PosixPath):
     """A path on a disk that ignores case."""
 
-    def __truediv__(self, name: Any) -> Path:
-        return super().__truediv__(str(name).lower())
+    def __truediv__(self, key: str | os.PathLike[str]) -> Self:
+        return super().__truediv__(str(key).lower())
 
 
 @pytest.mark.parametrize(
