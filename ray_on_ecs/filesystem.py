@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError, counted
-from ray_on_ecs.names import fault_of
+from ray_on_ecs.names import fault_of, folders_of
 
 # With a backoff up to 20 s, enough for a minute without S3.
 MAX_ATTEMPTS = 12
@@ -113,10 +113,7 @@ def files_by_name(filesystem: fs.FileSystem, path: str) -> dict[str, fs.FileInfo
 
 def check_names(address: str, names: Collection[str], flag: str, hint: str) -> None:
     """Raise UsageError unless a disk can have files of these names; an S3 key may be any text."""
-    folders: set[str] = set()
-    for name in names:
-        parts = name.split("/")
-        folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+    folders = {folder for name in names for folder in folders_of(name)}
     faults: list[str] = []
     for name in names:
         fault = "is a folder, too" if name in folders else fault_of(name)

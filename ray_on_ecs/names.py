@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
+import sys
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
-# Linux's limit for a file name, in bytes; a key in S3 may have 1,024.
-LONGEST_NAME = 255
+# Limits for a file name (macOS counts characters, Linux bytes) and for a path; a key in S3 may have 1,024 bytes.
+LONGEST_NAME, LONGEST_PATH = 255, 4096
 # Characters that macOS ignores in a name.
 IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
@@ -19,16 +21,61 @@ def fault_of(name: str) -> str | None:
     if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
         return "has an empty part, '.' or '..'"
     try:
-        longest = max(len(part.encode("utf-8", "surrogateescape")) for part in parts)
-    except UnicodeEncodeError:  # half of a UTF-16 character
+        longest, length = max(map(_length, parts)), _length(name)
+    except UnicodeEncodeError:  # half of a UTF-16 character, or on macOS a byte that is not UTF-8
         return "is not text"
-    return f"has a part of more than {LONGEST_NAME} bytes" if longest > LONGEST_NAME else None
+    unit = "characters" if sys.platform == "darwin" else "bytes"
+    if longest > LONGEST_NAME:
+        return f"has a part of more than {LONGEST_NAME} {unit}"
+    return f"has {length:,} {unit}, and a path at most {LONGEST_PATH:,}" if length > LONGEST_PATH else None
+
+
+def _length(name: str) -> int:
+    is_macos = sys.platform == "darwin"
+    return len(name.encode("utf-16-le")) // 2 if is_macos else len(name.encode(errors="surrogateescape"))
 
 
 def is_of_git(name: str) -> bool:
-    """Return whether a path lies in a folder that git takes for a repository, whose configuration names programs."""
+    """Return whether a path is what git takes for a repository, whose configuration names programs, or lies in one."""
     plain = (IGNORED.sub("", part).rstrip(" .").lower() for part in name.split("/"))
     return any(part in (".git", "git~1") for part in plain)
+
+
+def is_refused(name: str) -> bool:
+    """Return whether a file of this path is not written for a run: a disk can't have it, or git would read it."""
+    return fault_of(name) is not None or is_of_git(name)
+
+
+def folders_of(name: str) -> set[str]:
+    """Return the folders in which a path lies."""
+    return {name[:index] for index, letter in enumerate(name) if letter == "/"}
+
+
+def conflicts(names: Iterable[str], folder: Path) -> list[str]:
+    """Return the names that a folder can't have beside the others: one is a folder of another, or a second file."""
+    names = list(names)
+    folded = {name: _fold(name) for name in names} if ignores_case(folder) else dict(zip(names, names, strict=True))
+    folders = {above for name in folded.values() for above in folders_of(name)}
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        if folded[name] in folders or folded[name] in taken:
+            found.append(name)
+        taken.add(folded[name])
+    return found
+
+
+def ignores_case(folder: Path) -> bool:
+    """Return whether a folder's disk takes names that differ only in case for one, as that of macOS does."""
+    for path in (folder.absolute(), *folder.absolute().parents):
+        other = path.with_name(path.name.swapcase()) if path.name else path
+        if other != path and path.exists():
+            return other.exists() and other.samefile(path)
+    return False
+
+
+def _fold(name: str) -> str:
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def leads_out(name: str, target: str) -> bool:
@@ -45,10 +92,19 @@ def is_inside(path: Path, folder: Path) -> bool:
         return True
 
 
-def make_way(folder: Path, path: Path) -> None:
-    """Make the parent folders of a path in a folder; links and files that are in their place are deleted."""
+def make_way(folder: Path, path: Path, *, over_files: bool = False) -> None:
+    """Make the parent folders of a path in a folder; links that are in their place are deleted.
+
+    Args:
+        folder: The folder.
+        path: The path in it.
+        over_files: True to delete files that are in their place, too.
+
+    Raises:
+        OSError: A file is in the place of a folder.
+    """
     for parent in reversed(path.relative_to(folder).parents[:-1]):
         ancestor = folder / parent
-        if ancestor.is_symlink() or os.path.isfile(ancestor):
+        if ancestor.is_symlink() or (over_files and ancestor.is_file()):
             ancestor.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)

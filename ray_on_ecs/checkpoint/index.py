@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from ray_on_ecs.checkpoint.manifest import FileRecord
 from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking.layout import MANIFEST
+from ray_on_ecs.tracking.layout import MANIFEST, step_order
 from ray_on_ecs.tracking.storage import RunStorage
 
 PREFIX = "step-"
@@ -80,7 +80,7 @@ class CheckpointIndex:
         self._complete: dict[str, Manifest] = {}
         self._incomplete: set[str] = set()
         self.unreadable: tuple[str, int] | None = None
-        for name in storage.folders(PREFIX):
+        for name in filter(step_order, storage.folders(PREFIX)):
             manifest = self._read(name)
             if manifest is None:
                 self._incomplete.add(name)
@@ -94,7 +94,7 @@ class CheckpointIndex:
         """The newest complete checkpoint."""
         if not self._complete:
             return None
-        name = max(self._complete)
+        name = max(self._complete, key=step_order)
         return name, self._complete[name]
 
     @property
@@ -102,7 +102,8 @@ class CheckpointIndex:
         """The complete checkpoint with the best metric; the earliest of equal ones."""
         best = None
         best_score = -math.inf
-        for name, manifest in sorted(self._complete.items()):
+        for name in sorted(self._complete, key=step_order):
+            manifest = self._complete[name]
             score = self._score(manifest["metrics"])
             if score is not None and (best is None or score > best_score):
                 best = (name, manifest)
@@ -163,7 +164,7 @@ class CheckpointIndex:
 
         The last one of several after the same step is retained. The next call repeats a failed deletion.
         """
-        last_of_step = {self._complete[name]["step"]: name for name in sorted(self._complete)}
+        last_of_step = {self._complete[name]["step"]: name for name in sorted(self._complete, key=step_order)}
         retained = set(list(last_of_step.values())[-self._keep_last :])
         best = self.best
         if best is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
@@ -45,7 +46,9 @@ def _in_run(path: str) -> str:
 
 
 def _open(path: str, argument: str) -> RunStorage:
-    absolute = path.rstrip("/") if "://" in path else str(Path(path).absolute())
+    scheme, is_uri, key = path.partition("://")
+    # In S3, a/./b would be another key than a/b.
+    absolute = f"{scheme}://{posixpath.normpath(key)}" if is_uri else str(Path(path).absolute())
     parent, _, name = absolute.rpartition("/")
     if not name or parent.endswith(":/"):
         raise ValueError(f"{argument}: {path!r} is not a folder; give the path of a folder, or s3://bucket/prefix")

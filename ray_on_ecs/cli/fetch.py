@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,11 +13,22 @@ from rich import filesize
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.screen import note, notes, out, print_json
+from ray_on_ecs.cli.local_copy import (
+    ATTEMPTS,
+    check_room,
+    copy_all,
+    delete_false_curves,
+    delete_links_out,
+    is_here,
+    link,
+    unreadable,
+    write_report,
+)
+from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
-from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
+from ray_on_ecs.errors import UsageError, counted
+from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -32,17 +37,11 @@ if TYPE_CHECKING:
     from ray_on_ecs.tracking.storage import RunStorage
 
 FOLDER = "runs"
-COPIES_AT_ONCE = 8
-CHUNK_BYTES = 8 * 2**20
-# A run that is under way replaces its files, perhaps while they are read.
-ATTEMPTS = 3
 # The manifest of a script's files, and the folders that hold them.
 OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
 # What runs leave in their folders for themselves: the lock, and files that are being written.
 INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check*", ".snapshot/*", "*.part")
 NAMES_SHOWN = 8
-# Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
-IGNORE = "*\n"
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ def copy_run(
     """Copy a run into a folder of its name.
 
     Files that already have the size and the time of the storage are skipped; others appear when they are complete, with
-    that time. The time of a script's file is when the script wrote it, wherever it is stored now.
+    that time. The time of a script's file is when the script wrote it, wherever it is stored now. The report is made
+    here: the one in the storage may be a page of others.
 
     Args:
         cluster: The cluster of the run.
@@ -118,39 +118,44 @@ def copy_run(
     """
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
-    copied: list[str] = []
+    copied: set[str] = set()
     for _ in range(ATTEMPTS):  # a run that is under way replaces its files
-        listing = _list(storage)
-        requested = {path: info for path, info in listing.files.items() if _is_requested(path, checkpoints, only)}
+        listing = _list(storage, target)
+        skipped = set() if checkpoints else _checkpoints(listing.files)
+        requested = {path: info for path, info in listing.files.items() if _is_requested(path, skipped, only)}
         new = {
             path: info
             for path, info in requested.items()
-            if not _is_here(target / path, info, listing.written_at.get(path))
+            if path != layout.REPORT and not is_here(target / path, info, listing.written_at.get(path))
         }
         if not new:
             break
         try:
-            _check_room(target, sum(info.size for info in new.values()))
-            _copy_all(storage, target, new, listing.written_at)
+            check_room(target, sum(info.size for info in new.values()))
+            copy_all(storage, target, new, listing.written_at)
         except OSError as cause:
-            raise _unreadable(storage, cause) from cause
-        copied += new
+            raise unreadable(storage, cause) from cause
+        copied |= new.keys()
     if only and not requested:
         raise UsageError(
             f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
-    links = {path: text for path, text in listing.links.items() if _is_requested(path, checkpoints, only)}
-    for path, text in links.items():
-        _link(target, path, text)
-    refused = [*listing.refused, *(path for path in links if not is_inside(target / path, target))]
-    for path in refused[len(listing.refused) :]:
-        (target / path).unlink(missing_ok=True)
+    try:
+        for path, text in listing.links.items():
+            if _is_requested(path, skipped, only):
+                link(target, path, text)
+        refused = [*listing.refused, *delete_links_out(target), *delete_false_curves(target)]
+        if layout.REPORT in requested and write_report(storage, target):
+            copied.add(layout.REPORT)
+    except OSError as cause:
+        raise unreadable(storage, cause) from cause
     if refused:
         more = f" and {len(refused) - NAMES_SHOWN} more" if len(refused) > NAMES_SHOWN else ""
         names = ", ".join(map(repr, refused[:NAMES_SHOWN]))
-        note(f"left out, as they could change files elsewhere, or can't be files here: {names}{more}")
+        note(f"left out, as they are not safe on this machine, or can't be files here: {names}{more}")
     here = [path for path in requested if (target / path).exists()]
-    return Fetched(target, here, list(dict.fromkeys(copied)), sum(requested[path].size for path in here))
+    size = sum((target / path).stat().st_size for path in here)
+    return Fetched(target, here, [path for path in here if path in copied], size)
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ class _Listing:
         files: The files by their paths in the folder.
         links: The targets of the symbolic links.
         written_at: The times at which a script wrote its files, in nanoseconds.
-        refused: Names that a disk can't have, files of git, and links out of the folder.
+        refused: Names that the disk can't have, files of git, and links out of the folder.
     """
 
     files: dict[str, FileInfo]
@@ -170,12 +175,12 @@ class _Listing:
     refused: list[str]
 
 
-def _list(storage: RunStorage) -> _Listing:
-    """List a run's folder; the files of the script are from the last snapshot."""
+def _list(storage: RunStorage, target: Path) -> _Listing:
+    """List a run's folder, as the target can have it; the files of the script are from the last snapshot."""
     from pyarrow import fs
 
     from ray_on_ecs.filesystem import list_files
-    from ray_on_ecs.tracking.snapshot import read_snapshot, stored_files
+    from ray_on_ecs.tracking.snapshot import keys_outside, read_snapshot, stored_files
 
     start = len(storage.path()) + 1
     try:
@@ -187,8 +192,9 @@ def _list(storage: RunStorage) -> _Listing:
                 infos = [top] if top.is_file else list_files(storage.filesystem, top.path)
                 files |= {info.path[start:]: info for info in infos}
         stored = stored_files(storage, snapshot.keys)
-    except OSError as cause:
-        raise _unreadable(storage, cause) from cause
+    except (OSError, UnicodeError) as cause:  # pyarrow can't list a name that is not UTF-8
+        raise unreadable(storage, cause) from cause
+    refused = keys_outside(storage, files)
     links, written_at = {}, {}
     for name, entry in snapshot.files.items():
         path = f"{layout.FILES_FOLDER}/{name}"
@@ -198,128 +204,29 @@ def _list(storage: RunStorage) -> _Listing:
             links[path] = entry.link
         if entry.written_at and not entry.is_log:
             written_at[path] = entry.written_at
-    refused = sorted(name for name in (*files, *links) if fault_of(name) or is_of_git(name))
-    refused += sorted(name for name, text in links.items() if leads_out(name, text) and name not in refused)
+    refused |= {name for name in (*files, *links) if is_refused(name)}
+    refused |= {name for name, text in links.items() if leads_out(name, text)}
+    refused |= set(conflicts([name for name in (*files, *links) if name not in refused], target))
     for name in refused:
         files.pop(name, None)
         links.pop(name, None)
-    return _Listing(files, links, written_at, refused)
+    of_manifest = (f"{layout.FILES_FOLDER}/{name}" for name in snapshot.refused)
+    return _Listing(files, links, written_at, sorted({*refused, *of_manifest}))
 
 
-def _link(target: Path, name: str, text: str) -> None:
-    """Make a link of the run, which leads to another place in the folder."""
-    path = target / name
-    make_way(target, path)
-    if path.is_symlink():
-        path.unlink()
-    if not path.exists():
-        path.symlink_to(text)
+def _checkpoints(files: Iterable[str]) -> set[str]:
+    """Return the folders of Checkpointers, by their names and files; an export may be in a folder of such a name."""
+    found = {layout.CHECKPOINTS_FOLDER}
+    for path in files:
+        folder, _, name = path.rpartition("/")
+        is_part = name in (layout.MANIFEST, layout.METADATA) or name.endswith(layout.CHECKPOINT_SUFFIX)
+        if is_part and layout.step_order(folder.rpartition("/")[2]) and path.split("/")[0] not in layout.NO_CHECKPOINTS:
+            found.add(folder)
+    return found
 
 
-def _is_requested(path: str, checkpoints: bool, only: Sequence[str]) -> bool:
-    top, *rest = path.split("/")
-    if top != layout.FILES_FOLDER and any(fnmatch(path, pattern) for pattern in INTERNAL):
-        return False
-    is_checkpoint = top == layout.CHECKPOINTS_FOLDER or any(map(layout.STEP_FOLDER.fullmatch, rest))
-    if rest and is_checkpoint and top not in layout.NO_CHECKPOINTS and not checkpoints:
+def _is_requested(path: str, skipped: set[str], only: Sequence[str]) -> bool:
+    is_internal = any(fnmatch(path, pattern) for pattern in INTERNAL)
+    if (is_internal and not path.startswith(f"{layout.FILES_FOLDER}/")) or not skipped.isdisjoint(folders_of(path)):
         return False
     return not only or any(fnmatch(path, pattern) for pattern in only)
-
-
-def _is_here(file: Path, info: FileInfo, written_at: int | None) -> bool:
-    try:
-        status = file.stat()
-    except OSError:
-        return False
-    return status.st_size == info.size and status.st_mtime_ns >= (written_at or info.mtime_ns or 0)
-
-
-def _check_room(target: Path, needed: int) -> None:
-    nearest = next(parent for parent in (target.absolute(), *target.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(nearest).free
-    if needed > free:
-        raise UsageError(
-            f"{target} has room for {filesize.decimal(free)}, and the files take {filesize.decimal(needed)}; "
-            "free some space, or fetch fewer files with --only"
-        )
-
-
-def make_folder(target: Path) -> None:
-    """Make the folder of a run, in one that git and uploads ignore if there is none yet."""
-    if not target.parent.exists():
-        target.parent.mkdir(parents=True)
-        (target.parent / ".gitignore").write_text(IGNORE)
-    target.mkdir(exist_ok=True)
-
-
-def _copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], written_at: dict[str, int]) -> None:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    make_folder(target)
-    for path in files:
-        make_way(target, target / path)  # nothing is written through the links of an earlier fetch
-    stop = threading.Event()
-    with (
-        Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal) as bar,
-        ThreadPoolExecutor(COPIES_AT_ONCE) as pool,
-    ):
-        task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
-        copies = [
-            pool.submit(
-                _copy, storage, target / path, info, written_at.get(path), lambda size: bar.advance(task, size), stop
-            )
-            for path, info in files.items()
-        ]
-        try:
-            for copy in copies:
-                copy.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _copy(
-    storage: RunStorage,
-    file: Path,
-    info: FileInfo,
-    written_at: int | None,
-    on_bytes: Callable[[int], object],
-    stop: threading.Event,
-) -> None:
-    """Copy a file, again if it was replaced meanwhile; one that was deleted is left out."""
-    short = hashlib.sha256(os.fsencode(file.name)).hexdigest()[:16]  # a name may be as long as the disk allows
-    part = file.with_name(f".{short}.{os.getpid()}.part")
-    path = info.path[len(storage.path()) + 1 :]
-    try:
-        for _ in range(ATTEMPTS):
-            _copy_once(storage, path, part, on_bytes, stop)
-            current = storage.filesystem.get_file_info(storage.path(path))
-            if stop.is_set() or not current.is_file:
-                return
-            if current.size == info.size and current.mtime_ns <= info.mtime_ns:  # S3 lists whole seconds
-                break
-            info = current
-        time = written_at or info.mtime_ns
-        os.utime(part, ns=(time, time))
-        part.replace(file)
-    except FileNotFoundError:
-        if storage.exists(path):
-            raise
-    finally:
-        with suppress(FileNotFoundError):
-            part.unlink()
-
-
-def _copy_once(
-    storage: RunStorage, path: str, part: Path, on_bytes: Callable[[int], object], stop: threading.Event
-) -> None:
-    with storage.open_reader(path) as source, part.open("wb") as copy:
-        while not stop.is_set() and (chunk := source.read(CHUNK_BYTES)):
-            copy.write(chunk)
-            on_bytes(len(chunk))
-
-
-def _unreadable(storage: RunStorage, cause: OSError) -> Exception:
-    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command continues")

@@ -13,11 +13,12 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.fetch import FOLDER, make_folder
+from ray_on_ecs.cli.fetch import FOLDER
+from ray_on_ecs.cli.local_copy import make_folder, replace_file
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # AWS's console by the beginning of the region's name; elsewhere it is CONSOLE.
 CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}
 CONSOLE = "console.aws.amazon.com"
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @click.command("open")
@@ -60,30 +60,20 @@ def dashboard(stack: Stack) -> str:
 
 def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
     """Write the report and, if there are any, the curves into a folder; return their paths."""
+    from ray_on_ecs.tracking.report import render_here
+
     report, curves = folder / layout.REPORT, folder / layout.CURVES
     try:
-        page = _report(storage)
+        page = render_here(storage)
         picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else b""
         make_folder(folder)
-        report.write_bytes(page)
+        replace_file(report, page)
         curves.unlink(missing_ok=True)  # may be of a run of this name on another cluster
-        if picture.startswith(PNG):
+        if picture.startswith(layout.PNG):
             curves.write_bytes(picture)
     except OSError as cause:
         raise ResourceError(f"the report of run {storage.run_name} can't be copied ({one_line(cause)})") from cause
     return report, curves if curves.exists() else None
-
-
-def _report(storage: RunStorage) -> bytes:
-    """Render the report here: the one in the run's folder is a page that anybody who writes there can replace."""
-    from ray_on_ecs.tracking.report import read_documents, render
-
-    try:
-        return render(read_documents(storage)).encode()
-    except (OSError, TrainingError):
-        raise
-    except Exception as cause:  # such as a document without what the report shows
-        raise UsageError(f"the report of run {storage.run_name} can't be made ({one_line(repr(cause))})") from cause
 
 
 def _show(addresses: list[str]) -> None:

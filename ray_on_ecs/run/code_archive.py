@@ -22,7 +22,7 @@ from uuid import uuid4
 from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError, one_line
-from ray_on_ecs.names import fault_of, is_inside
+from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code_files import CodeFile, CodeFiles
 from ray_on_ecs.run.ignore_files import ask_git, has_filters
 
@@ -204,18 +204,23 @@ def _unpack(archive: BinaryIO, target: Path) -> None:
         for entry in entries:
             if fault := fault_of(entry.name):
                 raise tarfile.TarError(f"{entry.name!r} {fault}")
+            if entry.issym() and leads_out(entry.name, entry.linkname):
+                raise tarfile.TarError(f"{entry.name!r} leads out of the folder, to {entry.linkname!r}")
+        for name in conflicts((entry.name for entry in entries), target):
+            raise tarfile.TarError(f"{name!r} is there twice, or is a folder, too")
+        for entry in entries:
             if entry.isreg() and (content := tar.extractfile(entry)):
                 path = target / entry.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with content, path.open("xb") as file:
                     shutil.copyfileobj(content, file, PIECE_BYTES)
                 path.chmod(entry.mode & 0o755)
-    links = [(target / entry.name, entry.linkname) for entry in entries if entry.issym()]
-    for path, text in links:
-        if not is_inside(path.parent, target):  # a link before it is on the way
-            raise tarfile.TarError(f"{path.name!r} leads outside the destination")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(text)
-    for path, _ in links:  # once all links that one passes are there
-        if not is_inside(path, target):
-            raise tarfile.TarError(f"{path.name!r} leads outside the destination")
+    links = [entry for entry in entries if entry.issym()]
+    for entry in links:
+        (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
+        (target / entry.name).symlink_to(entry.linkname)
+    outside = [entry.name for entry in links if not is_inside(target / entry.name, target)]  # over other links
+    if outside:
+        for entry in links:
+            (target / entry.name).unlink()
+        raise tarfile.TarError(f"{outside[0]!r} leads out of the folder, over other links")

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import psutil
 
 from ray_on_ecs.errors import counted
+from ray_on_ecs.names import is_of_git
 
 # Folders that hold nothing of a run, and core dumps.
-NEVER = re.compile(r"\.git|\.venv|venv|__pycache__|node_modules|\..*_cache")
+NEVER = re.compile(r"\.venv|venv|__pycache__|node_modules|\..*_cache")
 CORE_DUMP = re.compile(r"core(\.\d+)?")
 # Names of logs, which a script that can't work writes, too; and of other files that are written until the run ends.
 LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
@@ -89,7 +90,7 @@ class FolderScanner:
             prefix = folders.pop()
             for entry in self._entries(prefix):
                 name, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
-                if self._is_excluded(name, is_folder):
+                if self._is_excluded(name, is_folder) or is_of_git(entry.name):
                     continue
                 if is_folder:
                     if not NEVER.fullmatch(entry.name) and f"{name}/" not in self.too_many:

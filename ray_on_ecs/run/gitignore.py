@@ -16,6 +16,9 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 MEMBER = re.compile(rb"\[:(?P<kind>[^]]*):\]|(?P<first>\\.|.)(?:-(?P<last>\\.|.))?", re.DOTALL)
+# Any number of folders, as few as possible.
+FOLDERS = rb"(?:[^/]*+/)*?"
+LONGEST = 4096  # bytes of a pattern, as of a path on Linux
 KINDS = {
     b"alnum": rb"0-9A-Za-z",
     b"alpha": rb"A-Za-z",
@@ -80,53 +83,56 @@ def from_content(content: bytes, folder: str, source: str) -> Patterns:
 
 
 def _pattern(line: bytes) -> Pattern | None:
-    text = re.fullmatch(rb"((?:\\.|[^\\])*?) *", line, re.DOTALL)  # an escaped space at the end belongs to the name
-    if line.startswith(b"#") or not text or not text[1]:  # a backslash at the end escapes nothing and matches nothing
+    text = line.rstrip(b" ")
+    if (len(text) - len(text.rstrip(b"\\"))) % 2:
+        if text == line:  # a backslash at the end escapes nothing and matches nothing
+            return None
+        text += b" "  # an escaped space belongs to the name
+    if line.startswith(b"#") or not text or len(text) > LONGEST:
         return None
-    body = text[1].removeprefix(b"!")
+    body = text.removeprefix(b"!")
     only_folders, body = body.endswith(b"/"), body.removesuffix(b"/")
     plain = re.split(rb"[*?[\\]", body, maxsplit=1)[0] if b"/" in body else b""
     # git compares the literal prefix separately, so two asterisks right after it count as leading ones.
     path = _expression(body[len(plain) :])
     if path is None:
         return None
-    start = re.escape(plain.removeprefix(b"/")) if b"/" in body else rb"(?:.*/)?"
-    return Pattern(re.compile(start + path, re.DOTALL), not text[1].startswith(b"!"), only_folders)
+    start = re.escape(plain.removeprefix(b"/")) if b"/" in body else FOLDERS
+    return Pattern(re.compile(start + path, re.DOTALL), not text.startswith(b"!"), only_folders)
 
 
 def _expression(pattern: bytes) -> bytes | None:
     """Return a pattern as a regular expression, or None where it matches nothing, as with an open bracket.
 
-    An asterisk whose next one follows in the same or the next folder takes the first match of what is between them,
-    and never another one, so that a pattern with many of them is not tried in all combinations.
+    An asterisk that another one follows before the next `**/` takes the first match of what is between them, and never
+    another one. So does what is between two `**/`, whose number of folders is fixed. Otherwise, a pattern with many of
+    them would be tried in all combinations.
     """
-    expression, between, has_star, at = b"", b"", False, 0
+    expression, part_of_path, between, has_star, at = b"", b"", b"", False, 0
     while at < len(pattern):
         token = TOKEN.match(pattern, at)
         part = _part(token) if token else None
         if token is None or part is None:
             return None
         if token.lastgroup == "many":
-            expression += rb"(?>[^/]*?%s)" % between if has_star else between
+            part_of_path += rb"(?>[^/]*?%s)" % between if has_star else between
             between, has_star = b"", True
-        elif token.lastgroup in ("folders", "rest"):
-            expression += (rb"[^/]*" if has_star else b"") + between
-            expression += b"" if expression.endswith(part) else part
-            between, has_star = b"", False
+        elif token.lastgroup == "folders":
+            part_of_path += (rb"[^/]*" if has_star else b"") + between
+            expression += rb"(?>%s)" % part_of_path if part_of_path != FOLDERS else b""
+            part_of_path, between, has_star = FOLDERS, b"", False
         else:
             between += part
         at = token.end()
-    return expression + (rb"[^/]*" if has_star else b"") + between
+    return expression + part_of_path + (rb"[^/]*" if has_star else b"") + between
 
 
 def _part(token: re.Match[bytes]) -> bytes | None:
     match token.lastgroup:
-        case "folders":
-            return rb"(?:.*/)?"
+        case "folders" | "many":
+            return b""  # their expressions depend on what follows
         case "rest":
             return rb".*"
-        case "many":
-            return b""  # its expression depends on what follows
         case "one":
             return rb"[^/]"
         case "members":

@@ -55,14 +55,17 @@ def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
 
 def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
     """Return the name and time of the newest complete checkpoint of a Checkpointer, in any folder of the run."""
-    newest: dict[str, tuple[str, datetime]] = {}  # of each folder, which a Checkpointer resumes from
+    found: dict[str, dict[tuple[int, ...], tuple[str, datetime]]] = {}  # by the folder of a Checkpointer
     for top in storage.folders(""):
         files = {} if top in layout.NO_CHECKPOINTS else storage.files(top)
-        for name, info in sorted(files.items()):
-            if name.endswith(f"/{layout.MANIFEST}") and info.mtime:
-                step = f"{top}/{name.removesuffix(f'/{layout.MANIFEST}')}"
-                newest[step.rpartition("/")[0]] = (step, info.mtime.astimezone(UTC))
-    return max(newest.values(), key=lambda checkpoint: checkpoint[1], default=None)
+        for name, info in files.items():
+            path, _, file = f"{top}/{name}".rpartition("/")
+            folder, _, step = path.rpartition("/")
+            order = layout.step_order(step)
+            if file == layout.MANIFEST and order and info.mtime:
+                found.setdefault(folder, {})[order] = (path, info.mtime.astimezone(UTC))
+    newest = [checkpoints[max(checkpoints)] for checkpoints in found.values()]  # a Checkpointer resumes from it
+    return max(newest, key=lambda checkpoint: checkpoint[1], default=None)
 
 
 def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:

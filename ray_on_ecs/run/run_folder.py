@@ -155,7 +155,9 @@ class RunFolder:
         for name, file in snapshot.files.items():
             if self._is_as_stored(old_folder / name, name, file):
                 on_disk[name] = old_folder / name
-        restore(self._storage, snapshot.files, self.folder, on_disk)
+        left_out = [*snapshot.refused, *restore(self._storage, snapshot.files, self.folder, on_disk)]
+        if left_out:
+            print(f"not restored, as they can't be files here: {', '.join(map(repr, left_out))}", flush=True)
         shutil.rmtree(old_folder, ignore_errors=True)
         self._snapshot, self._restored = snapshot, self._scanner.scan()
         self.begin(1)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from ray_on_ecs.names import folders_of
 from ray_on_ecs.run.group import FilesStatus
 from ray_on_ecs.run.run_folder import RunFolder, SnapshotPart
 from ray_on_ecs.tracking import layout
@@ -249,12 +250,8 @@ def merge_parts(parts: Sequence[Mapping[str, KeptFile]]) -> dict[str, KeptFile]:
         taken = files.keys() | folders
         new: dict[str, KeptFile] = {}
         for name, file in part.items():
-            if name not in taken and not files.keys() & _folders(name):
+            if name not in taken and not files.keys() & folders_of(name):
                 new[name] = file
         files |= new
-        folders = folders.union(*map(_folders, new))
+        folders = folders.union(*map(folders_of, new))
     return files
-
-
-def _folders(name: str) -> set[str]:
-    return {name[:index] for index, letter in enumerate(name) if letter == "/"}

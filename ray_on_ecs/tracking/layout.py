@@ -25,6 +25,8 @@ LOCK = "run.lock"
 # The versions that pip resolved for a script's requirements file.
 PACKAGES = "packages.json"
 CURVES = "curves.png"
+# The first bytes of such a picture: a browser that opens it runs nothing.
+PNG = b"\x89PNG\r\n\x1a\n"
 STACKS_FOLDER = "stalls"
 # A log file per command on the run, named by its start time.
 LOGS = "logs"
@@ -38,9 +40,9 @@ PARTS_FOLDER = "parts"
 # The checkpoints of a script's Checkpointer: a torch.distributed.checkpoint folder `step-<number>` each, with a file
 # per rank, METADATA and, written last, a MANIFEST.
 CHECKPOINTS_FOLDER = "checkpoints"
-METADATA = ".metadata"
+METADATA, CHECKPOINT_SUFFIX = ".metadata", ".distcp"
 MANIFEST = "checkpoint.json"
-STEP_FOLDER = re.compile(r"step-\d{9,}(-\d+)?")
+STEP_FOLDER = re.compile(r"step-(\d{9,18})(?:-(\d{1,9}))?", re.ASCII)
 # A Checkpointer with a folder has its checkpoints in that folder of the run, which is none of these.
 NO_CHECKPOINTS = (
     FILES_FOLDER,
@@ -52,6 +54,12 @@ NO_CHECKPOINTS = (
     STACKS_FOLDER,
     "tensorboard",
 )
+
+
+def step_order(name: str) -> tuple[int, ...]:
+    """Return the step of a checkpoint's folder and its number among those of that step; () for another name."""
+    found = STEP_FOLDER.fullmatch(name)
+    return (int(found[1]), int(found[2] or 0)) if found else ()
 
 
 def page_url(value: object) -> str | None:

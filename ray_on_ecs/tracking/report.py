@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.storage import RunStorage
@@ -79,6 +79,21 @@ def write_report(storage: RunStorage) -> None:
         UsageError: A document in it is broken.
     """
     storage.write(layout.REPORT, render(read_documents(storage)))
+
+
+def render_here(storage: RunStorage) -> bytes:
+    """Return the report of a run as this program renders it: the one in its folder may be a page of others.
+
+    Raises:
+        OSError: The folder can't be read.
+        UsageError: A document in it is broken.
+    """
+    try:
+        return render(read_documents(storage)).encode()
+    except (OSError, TrainingError):
+        raise
+    except Exception as cause:  # such as a document without what the report shows
+        raise UsageError(f"the report of run {storage.run_name} can't be made ({one_line(repr(cause))})") from cause
 
 
 def read_documents(storage: RunStorage) -> Documents:

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.filesystem import copy_to_disk, list_files
-from ray_on_ecs.names import fault_of, is_of_git, make_way
+from ray_on_ecs.names import conflicts, folders_of, is_inside, is_refused, make_way
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -32,6 +32,7 @@ CHUNK_BYTES = 16 * 2**20
 # The folders that have the objects of a snapshot.
 STORED = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER)
 ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
+NOT_TEXT = re.compile(r"[\udc80-\udcff]")  # bytes that are not UTF-8, which pyarrow does not take
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,14 @@ class Snapshot:
         files: The files by their paths in the script's folder.
         left_out: Lines that name the files that were not stored, and the reason.
         folder: The subfolder of the run's folder that has the files at the run's end.
+        refused: Names in the manifest that count as absent: a disk can't have them, git would read them, or links
+            lead to files of others.
     """
 
     files: Mapping[str, KeptFile] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     folder: str = layout.FILES_FOLDER
+    refused: tuple[str, ...] = ()
 
     @property
     def keys(self) -> set[str]:
@@ -89,40 +93,52 @@ def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
         return Snapshot()
     try:
         folder = document["folder"]
-        if not _is_below(folder, layout.FILES_FOLDER):
-            raise ValueError(f"{folder!r} is not in {layout.FILES_FOLDER}/")
+        _check_key(folder, (layout.FILES_FOLDER,))
         files = {path: _kept_file(path, values) for path, values in document["files"].items()}
-        return Snapshot(files, tuple(map(str, document["left_out"])), folder)
+        foreign = keys_outside(storage, {file.key for file in files.values() if file.key})
+        refused = {path for path, file in files.items() if is_refused(path) or file.key in foreign}
+        files = {path: file for path, file in files.items() if path not in refused}
+        return Snapshot(files, tuple(map(str, document["left_out"])), folder, tuple(sorted(refused)))
     except (AttributeError, LookupError, TypeError, ValueError) as cause:
         raise UsageError(f"{storage.uri}/{name} is broken ({one_line(cause)}); use another run name") from cause
 
 
 def _kept_file(name: str, values: dict[str, Any]) -> KeptFile:
-    """Return a file of a manifest, which anybody who can write to the storage may have written.
+    """Return a file of a manifest, which others than the product may have written.
 
     Raises:
         TypeError, ValueError: It does not describe a file in the run's folder.
     """
     file = KeptFile(**values)
-    fault = fault_of(name) or ("is of git" if is_of_git(name) else None)
-    if fault:
-        raise ValueError(f"{name!r} {fault}")
-    if file.link is None and not any(_is_below(file.key, folder) for folder in STORED):
-        raise ValueError(f"{file.key!r} is not in {' or '.join(f'{folder}/' for folder in STORED)}")
-    if not isinstance(file.link, str | None) or (file.link is not None and (file.key or "\0" in file.link)):
+    if file.link is None:
+        _check_key(file.key, STORED)
+    elif not isinstance(file.link, str) or file.key or "\0" in file.link:
         raise ValueError(f"{name!r} is not a link")
-    if file.link is not None:
+    else:
         os.fsencode(file.link)  # raises UnicodeEncodeError, a ValueError
-    numbers = (file.size, file.written_at, file.mode, file.node)
-    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or not isinstance(file.is_log, bool):
+    numbers = (file.size, file.mode, file.node, file.written_at)
+    is_number = all(type(number) is int and abs(number) < 2**63 for number in numbers)
+    if not is_number or min(numbers[:-1]) < 0 or not isinstance(file.is_log, bool):  # a time may be before 1970
         raise ValueError(f"{name!r} has a size, time, mode or node that is not one")
     return replace(file, mode=file.mode & 0o777)
 
 
-def _is_below(path: object, folder: str) -> bool:
-    if not isinstance(path, str):
-        return False
-    return path == folder or (path.startswith(f"{folder}/") and fault_of(path.removesuffix("/")) is None)
+def _check_key(key: str, folders: Collection[str]) -> None:
+    """Raise ValueError or AttributeError unless a key is text that stays in one of these folders."""
+    top, *parts = key.split("/")
+    os.fsencode(key)  # raises UnicodeEncodeError, a ValueError
+    if top not in folders or not {"", ".", ".."}.isdisjoint(parts) or "\0" in key:
+        raise ValueError(f"{key!r} is not in {' or '.join(f'{folder}/' for folder in folders)}")
+
+
+def keys_outside(storage: RunStorage, keys: Collection[str]) -> set[str]:
+    """Return the keys that links on a disk lead out of the run's folder, to files of others."""
+    if not storage.is_local:
+        return set()
+    base = Path(storage.path())
+    links = {path for path in {path for key in keys for path in (key, *folders_of(key))} if (base / path).is_symlink()}
+    below = {key for key in keys if links and not links.isdisjoint((key, *folders_of(key)))}
+    return {key for key in below if not is_inside(base / key, base)}
 
 
 def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.FILES) -> None:
@@ -150,7 +166,7 @@ def key_of(folder: str, name: str) -> str:
 
 def restore(
     storage: RunStorage, files: Mapping[str, KeptFile], folder: Path, here: Mapping[str, Path] | None = None
-) -> None:
+) -> list[str]:
     """Write the files of a snapshot into a folder, links last.
 
     Args:
@@ -159,38 +175,48 @@ def restore(
         folder: The folder.
         here: Files of the snapshot that are already on this disk, and are moved.
 
+    Returns:
+        The names of files that this disk can't have beside the others; they are left out.
+
     Raises:
         OSError: A file can't be read from the storage or written to the folder.
     """
     here = here or {}
+    left_out = conflicts(files, folder)
+    files = {name: file for name, file in files.items() if name not in left_out}
     stored = stored_files(storage, {file.key for name, file in files.items() if file.key and name not in here})
     fetched: dict[Path, fs.FileInfo] = {}
     for name, file in files.items():
-        path = folder / name
-        _make_room(folder, path)
-        if name in here:
-            os.replace(here[name], path)
-        elif file.link is None:
-            fetched[path] = _file_info(storage, file, stored)
+        if file.link is None:
+            path = folder / name
+            _make_room(folder, path)
+            if name in here:
+                os.replace(here[name], path)
+            else:
+                fetched[path] = _file_info(storage, file, stored)
     copy_to_disk(storage.filesystem, fetched)
     for name, file in files.items():
-        path = folder / name
-        if file.link is not None:
-            path.symlink_to(file.link)
-        elif path in fetched:
+        if (path := folder / name) in fetched:
             path.chmod(file.mode)
             os.utime(path, ns=(file.written_at, file.written_at))
+    for name, file in files.items():
+        if file.link is not None:
+            path = folder / name
+            _make_room(folder, path)
+            path.symlink_to(file.link)
+    return left_out
 
 
 def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, fs.FileInfo]:
-    """Return those of these keys that the storage has: in a bucket from lists, on a disk without following links.
+    """Return those of these keys that the storage has, in a bucket from lists.
 
     Raises:
         OSError: The storage can't be read.
     """
     start = len(storage.path()) + 1
     if storage.is_local:
-        infos = storage.filesystem.get_file_info([storage.path(key) for key in sorted(keys)])
+        paths = [storage.path(key) for key in sorted(keys)]
+        infos = storage.filesystem.get_file_info([path for path in paths if not NOT_TEXT.search(path)])
     else:
         folders = [storage.path(folder) for folder in STORED] if keys else []
         infos = [info for folder in folders for info in list_files(storage.filesystem, folder)]
@@ -209,7 +235,7 @@ def _file_info(storage: RunStorage, file: KeptFile, stored: Mapping[str, fs.File
 
 def _make_room(folder: Path, path: Path) -> None:
     """Create the parent folders of a path, and delete whatever is in the way."""
-    make_way(folder, path)
+    make_way(folder, path, over_files=True)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -259,12 +285,11 @@ def delete_others(storage: RunStorage, snapshot: Snapshot) -> None:
 def _stored_keys(storage: RunStorage, folder: str) -> set[str]:
     if not storage.is_local:
         return {f"{folder}/{name}" for name in storage.files(folder)}
-    # os.walk does not follow links: where a script has worked in the folder itself, they lead to the user's files.
+    # Links were not stored: they lead to the user's files. os.walk follows only one at its start.
     base = Path(storage.path())
-    keys = set()
-    for parent, _, names in os.walk(base / folder):
-        keys |= {str(Path(parent, name).relative_to(base)) for name in names}
-    return keys
+    found = os.walk(base / folder) if not (base / folder).is_symlink() else ()
+    paths = [path for parent, _, names in found for name in names if not (path := Path(parent, name)).is_symlink()]
+    return {str(path.relative_to(base)) for path in paths}
 
 
 def delete_keys(storage: RunStorage, keys: Iterable[str]) -> None:

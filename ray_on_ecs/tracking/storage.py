@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Sequence
@@ -143,8 +144,8 @@ class RunStorage:
     @contextmanager
     def replace(self, name: str) -> Generator[NativeFile]:
         """Open a file to write it; readers see the old one until it is complete."""
-        # A random name: a user's files may be a.pt and a.pt.part.
-        temporary = f"{name}.{uuid.uuid4().hex[:8]}.part" if self.is_local else name
+        # A random name: a user's files may be a.pt and a.pt.part, and a name may be as long as the disk allows.
+        temporary = posixpath.join(posixpath.dirname(name), f".{uuid.uuid4().hex}.part") if self.is_local else name
         with self.open_writer(temporary) as stream:
             yield stream
         if self.is_local:
@@ -173,7 +174,7 @@ class RunStorage:
             return self.read_parsed(name, json.loads)
         except FileNotFoundError:
             return None
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             raise UsageError(
                 f"--run-name: {name} in {self.uri} is broken ({cause}); delete it or give another --run-name"
             ) from cause

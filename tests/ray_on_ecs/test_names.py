@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
+from ray_on_ecs.names import conflicts, fault_of, ignores_case, is_inside, is_of_git, leads_out, make_way
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ from ray_on_ecs.names import fault_of, is_inside, is_of_git, leads_out, make_way
         "a\0b",
         "ü" * 128,
         "\ud800",
+        "/".join("d" * 2049),
     ],
 )
 def test_name_that_leaves_its_folder_or_is_no_file(name: str) -> None:
@@ -81,6 +82,40 @@ def test_link_within_the_folder(name: str, target: str) -> None:
     assert not leads_out(name, target)
 
 
+def test_macos_counts_characters_and_takes_only_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert fault_of("モ" * 255) is None
+    assert fault_of("モ" * 256) == "has a part of more than 255 characters"
+    assert fault_of("😀" * 128)
+    assert fault_of("\udce9") == "is not text"
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], []),
+        (["a", "A", "b", "b/c/d", "B/c"], ["b"]),
+        (["a", "a"], ["a"]),
+        (["a/b/c", "a/b"], ["a/b"]),
+        (["a/b", "a/bc", "ab"], []),
+    ],
+)
+def test_names_that_exclude_each_other(tmp_path: Path, names: list[str], found: list[str]) -> None:
+    assert conflicts(names, tmp_path) == found
+
+
+def test_disk_that_ignores_case_is_known(tmp_path: Path) -> None:
+    assert not ignores_case(Path("/"))
+    assert not ignores_case(tmp_path / "run" / "12")
+    (tmp_path / "run" / "12").mkdir(parents=True)
+    assert not ignores_case(tmp_path / "run" / "12")
+    (tmp_path / "RUN").mkdir()
+    assert not ignores_case(tmp_path / "run" / "12")
+    (tmp_path / "RUN").rmdir()
+    (tmp_path / "RUN").symlink_to("run")  # on such a disk both names lead to one folder
+    assert ignores_case(tmp_path / "run" / "12")
+
+
 def test_link_over_links_leads_out(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "d").mkdir(parents=True)
@@ -100,7 +135,9 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     (folder / "a").symlink_to(elsewhere)
     (folder / "file").touch()
     make_way(folder, folder / "a" / "b" / "c")
-    make_way(folder, folder / "file" / "c")
+    with pytest.raises(FileExistsError):
+        make_way(folder, folder / "file" / "c")
+    make_way(folder, folder / "file" / "c", over_files=True)
     (folder / "a" / "b" / "c").write_text("new")
     assert not (folder / "a").is_symlink()
     assert [each.name for each in elsewhere.iterdir()] == ["kept"]

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.checkpoint.export import export_weights
-from ray_on_ecs.checkpoint.location import open_file
+from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
 from tests.aws import BUCKET
 from tests.training.ranks import Ranks
 
@@ -99,3 +99,17 @@ def test_another_dtype_for_floating_point_numbers(tmp_path: Path) -> None:
     found, expected = weights(tmp_path), model.state_dict()
     assert found["norm.num_batches_tracked"].dtype == torch.int64
     assert torch.equal(found["embedding.weight"], expected["embedding.weight"].bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [(".", ""), ("./", ""), ("./ck", "/ck"), ("a/./b/", "/a/b"), ("a/../b", "/b"), ("a//b", "/a/b")]
+)
+def test_folder_in_a_bucket_has_one_key(s3: Any, monkeypatch: pytest.MonkeyPatch, path: str, key: str) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, f"s3://{BUCKET}/runs/first")
+    assert open_folder(path).uri == f"s3://{BUCKET}/runs/first{key}"
+
+
+@pytest.mark.parametrize("path", ["s3://", "s3:///", f"s3://{BUCKET}", f"s3://{BUCKET}/", f"s3://{BUCKET}/."])
+def test_bucket_without_a_folder_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="is not a folder; give the path of a folder, or s3://bucket/prefix"):
+        open_folder(path)

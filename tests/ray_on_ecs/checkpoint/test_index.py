@@ -37,3 +37,25 @@ def test_partly_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest
     found = index(storage)
     found.discard("step-000000002")
     assert found.newest is None
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 10])
+def test_last_of_a_step_is_the_newest(tmp_path: Path, number: int) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    for name in [f"step-000000001-{each}" for each in range(1, number + 1)]:
+        storage.write_json(f"{name}/checkpoint.json", manifest(1))
+    newest = index(storage).newest
+    assert newest
+    assert newest[0] == f"step-000000001-{number}"
+
+
+@pytest.mark.parametrize("name", ["step-best", "step-1", "step-000000001-a", "step-000000001.old"])
+def test_folder_of_another_name_stays(tmp_path: Path, name: str) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    storage.write(f"{name}/weights", "numbers")
+    checkpoints = index(storage)
+    first = checkpoints.new_name(2)
+    for file in ("weights", "zero"):
+        storage.write(f"{first}/{file}", "numbers")
+    checkpoints.commit(first, manifest(2))
+    assert storage.exists(f"{name}/weights")

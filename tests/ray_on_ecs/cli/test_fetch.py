@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, publish, write_snap
 from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders
 
+PNG = "\x89PNG\r\n\x1a\n"
 OF_RUNNER = {"curves.png", "model.safetensors", "logs/first.txt"}
 RESULTS = {"config.json", "metrics.jsonl", "result.json", "files/a.part", *OF_RUNNER}
 CHECKPOINT = {"checkpoints/step-000000010/__0_0.distcp", "checkpoints/step-000000010/.metadata"}
@@ -40,6 +42,7 @@ def folders(
     found.files("first", "a.part")
     for file in ("run.lock", *OF_RUNNER, *CHECKPOINT):
         found.of("first").write(file, f"content of {file}")
+    found.of("first").write("curves.png", f"{PNG} a plot".encode("latin-1"))
     return found
 
 
@@ -180,7 +183,7 @@ def test_link_out_of_the_folder_is_left_out(own: Folders, capsys: pytest.Capture
     assert not os.path.lexists("runs/first/files/out")
     assert Path("runs/first/files/in").is_symlink()
     assert (
-        "left out, as they could change files elsewhere, or can't be files here: 'files/out'" in capsys.readouterr().err
+        "left out, as they are not safe on this machine, or can't be files here: 'files/out'" in capsys.readouterr().err
     )
 
 
@@ -189,8 +192,56 @@ def test_links_that_lead_out_together_are_left_out(own: Folders, tmp_path: Path)
     snapshot(own, {name: KeptFile(link=text) for name, text in links.items()})
     for _ in range(2):
         assert main(["fetch", "--local", "first"]) == 0
-        for path in Path("runs/first").rglob("*"):
-            assert path.resolve().is_relative_to(Path("runs/first").resolve()), path
+        assert links_out() == []
+        assert Path("runs/first/files/x").is_symlink()
+
+
+def links_out() -> list[str]:
+    """Links in the fetched folder that lead to another place."""
+    top = os.path.realpath("runs/first")
+    links = [path for path in Path("runs/first").rglob("*") if path.is_symlink()]
+    return [str(path) for path in links if os.path.commonpath([os.path.realpath(path), top]) != top]
+
+
+LATER = {  # the links of a run at the first fetch, and at the second one
+    "a folder becomes a link": ({"x": "d/e/../.."}, {"d/e": ".."}),
+    "a link leads up": ({"x": "d/../..", "d": "a/b"}, {"d": "."}),
+    "links of links": ({"z": "y/..", "y": "x/../b", "x": "a/b/c"}, {"x": "."}),
+    "a link vanishes": ({"w": "s/r/../../..", "s": ".", "r": "a/b"}, {"s": "."}),
+    "a folder between": ({"x": "p/q/../../../..", "p/q": "../a/b/c"}, {"p": "."}),
+}
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_link_of_an_earlier_fetch_is_checked_again(own: Folders, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    folders = {f"{name}/f": KeptFile(f"files/{name}/f", 1) for name in ("d/e", "a/b/c")}
+    for name in folders:
+        own.of("first").write(f"files/{name}", "1")
+    for links in LATER[kind]:
+        kept = {name: file for name, file in folders.items() if not any(name.startswith(f"{link}/") for link in links)}
+        snapshot(own, {**kept, **{name: KeptFile(link=text) for name, text in links.items()}})
+        for name in links:
+            shutil.rmtree(Path("runs/first/files", name), ignore_errors=True)
+        assert main(["fetch", "--local", "first"]) == 0
+        assert links_out() == []
+
+
+def test_link_that_has_become_a_file_is_copied(own: Folders) -> None:
+    for file in (KeptFile(link="b"), KeptFile("files/a", 1, written_at=1)):
+        snapshot(own, {"a": file, "b": KeptFile("files/b", 1, written_at=1)}, a="1", b="2")
+        assert main(["fetch", "--local", "first"]) == 0
+    assert [Path("runs/first/files", name).read_text() for name in "ab"] == ["1", "2"]
+
+
+def test_links_of_the_user_stay(own: Folders, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    Path("runs/first/files").mkdir(parents=True)
+    own_links = {"data": str(tmp_path / "data"), "up": "../../../../data"}
+    for name, text in own_links.items():
+        Path("runs/first/files", name).symlink_to(text)
+    snapshot(own, {"a": KeptFile(link="b")})
+    assert main(["fetch", "--local", "first"]) == 0
+    assert {name: os.readlink(f"runs/first/files/{name}") for name in own_links} == own_links
 
 
 def test_files_of_git_are_left_out(own: Folders, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +250,93 @@ def test_files_of_git_are_left_out(own: Folders, capsys: pytest.CaptureFixture[s
     assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
     assert not [path for path in Path("runs").rglob("*") if path.name.lower() == ".git"]
     assert "'ck/.git/config'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../a", "/a", "", "a//b", "x/.git/config", ".git", "\ud800", "n" * 256, "a\0"])
+def test_odd_name_in_the_manifest_is_left_out(own: Folders, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    snapshot(own, {name: KeptFile("files/good", 1), "good": KeptFile("files/good", 1)}, good="1")
+    assert main(["fetch", "--local", "first"]) == 0
+    assert repr(f"files/{name}") in capsys.readouterr().err
+    assert "good" in {path.name for path in Path("runs/first/files").iterdir()}
+    assert len(list(Path("runs/first/files").rglob("*"))) == 1
+
+
+@pytest.mark.parametrize("link", ["result.json", "logs", "files/out"])
+def test_file_behind_a_link_of_the_storage_is_left_out(own: Folders, tmp_path: Path, link: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "key").write_text("secret")
+    own.of("first").write("files/a", "1")
+    Path(own.of("first").path(link)).symlink_to(victim if link != "result.json" else victim / "key")
+    snapshot(own, {"a": KeptFile("files/a", 1), "key": KeptFile("files/out/key", 6)})
+    assert main(["fetch", "--local", "first"]) == 0
+    assert files(Path("runs/first")) == {"config.json", "metrics.jsonl", "files/a"}
+
+
+def test_names_that_are_one_on_the_disk(
+    own: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ray_on_ecs.names.ignores_case", lambda folder: True)
+    own.files("first", "Model.pt", "model.pt")
+    for _ in range(2):
+        assert main(["fetch", "--local", "first"]) == 0
+        assert "can't be files here: 'files/model.pt'" in capsys.readouterr().err
+        assert files(Path("runs/first/files")) == {"Model.pt"}
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "ck", "a/b", ".", "step-000000001"])
+@pytest.mark.parametrize("file", ["checkpoint.json", ".metadata", "__0_0.distcp"])
+def test_checkpoints_of_any_folder_are_left_out(own: Folders, folder: str, file: str) -> None:
+    own.of("first").write(f"{folder}/step-000000010/{file}", "1")
+    own.of("first").write(f"{folder}/step-000000010/more/weights", "1")
+    assert main(["fetch", "--local", "first"]) == 0
+    assert files(Path("runs/first")) == {"config.json", "metrics.jsonl"}
+    assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
+    assert len(files(Path("runs/first"))) == 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exports/step-000000010/model.safetensors",
+        "step-000000010/model.safetensors",
+        "step-best/checkpoint.json",
+        "ck/step-10/__0_0.distcp",
+        "model/checkpoint.json",
+        "files/step-000000010/checkpoint.json",
+        "ray/step-000000010/.metadata",
+        "step-000000010",
+    ],
+)
+def test_export_in_a_folder_like_a_checkpoint_is_copied(own: Folders, name: str) -> None:
+    own.of("first").write(name, "1")
+    snapshot(own, {"step-000000010/checkpoint.json": KeptFile(name, 1)} if name.startswith("files/") else {})
+    assert main(["fetch", "--local", "first"]) == 0
+    assert name in files(Path("runs/first"))
+
+
+def test_report_is_rendered_here(own: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    own.status("first", "failed")
+    own.of("first").write("report.html", "<script>of another user</script>")
+    assert fetched(capsys, "first", "--only", "report.html")["copied"] == ["report.html"]
+    page = Path("runs/first/report.html").read_text()
+    assert "script>" not in page
+    assert "default-src 'none'" in page
+    assert fetched(capsys, "first")["copied"].count("report.html") == 0
+    own.of("first").write("status.json", '{"state": "failed"}')
+    assert main(["fetch", "--local", "first"]) == 0
+    assert "the report of run first can't be made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["<svg onload='alert(1)'/>", "", "\x89PNG", "GIF89a", "<html>"])
+def test_curves_that_are_not_a_picture_are_left_out(
+    own: Folders, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    for text, is_kept in ((f"{PNG}...", True), (content, False)):
+        own.of("first").write("curves.png", text.encode("latin-1"))
+        assert main(["fetch", "--local", "first"]) == 0
+        assert Path("runs/first/curves.png").exists() is is_kept
+    assert "'curves.png'" in capsys.readouterr().err
 
 
 def test_longest_name_is_copied(own: Folders) -> None:

@@ -40,6 +40,14 @@ def test_tool_folders_are_skipped(tmp_path: Path, folder: str) -> None:
     assert FolderScanner(tmp_path).scan().keys() == {f"deep/my{folder}/a"}
 
 
+@pytest.mark.parametrize("name", [".git", ".GIT", ".git.", "git~1", ".g\u200cit"])
+def test_files_and_links_of_git_are_skipped(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {name: "gitdir: ../x", ".gitignore": "1", f"a{name}": "1", f"{name}x": "1"})
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / name).symlink_to("../a")
+    assert FolderScanner(tmp_path).scan().keys() == {".gitignore", f"a{name}", f"{name}x"}
+
+
 def test_special_files_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as server:

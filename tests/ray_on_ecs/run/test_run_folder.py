@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from ray_on_ecs.run import folder_scan, run_folder
 from ray_on_ecs.run.folder_activity import LOG_SECONDS, OPEN_SECONDS, RESTLESS_SECONDS
 from ray_on_ecs.run.run_folder import OVERDUE_SECONDS, QUIET_SECONDS
-from ray_on_ecs.tracking.snapshot import publish, read_snapshot
+from ray_on_ecs.tracking.snapshot import publish, read_snapshot, write_snapshot
 from ray_on_ecs.tracking.storage import RunStorage
 from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, make_folder, write
 
@@ -80,6 +81,28 @@ def test_new_files_and_changed_code_are_restored(storage: RunStorage, start: Sta
     assert contents(second.folder) == {**CODE, **in_manifest(storage)}
     restored = os.stat(second.folder / "run.sh")
     assert (restored.st_mode & 0o777, restored.st_mtime_ns) == (0o755, 10**18 + 1)
+
+
+def test_odd_names_and_times_do_not_keep_a_run_from_resuming(
+    storage: RunStorage, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = start()
+    kept = {"a": "1", "x" * 255: "2", ".gitignore": "3"}
+    write(first.folder, {**kept, "sub/.git": "gitdir: ..", "repo/.GIT/config": "[core]", "git~1": "4"})
+    os.utime(first.folder / "a", ns=(-(10**18), -(10**18)))
+    first.settle()
+    assert in_manifest(storage) == kept
+    snapshot = read_snapshot(storage)
+    write_snapshot(storage, replace(snapshot, files={**snapshot.files, "../b": snapshot.files["a"]}))
+    second = start()
+    assert contents(second.folder) == kept
+    assert os.stat(second.folder / "a").st_mtime_ns == -(10**18)
+    assert "not restored, as they can't be files here: '../b'" in capsys.readouterr().out
+    write(second.folder, {"c": "5"})
+    second.settle()
+    second.end()
+    publish(storage)
+    assert contents(start().folder) == {**kept, "c": "5"}
 
 
 @ON_DISK

@@ -1,8 +1,10 @@
 """The manifest of a snapshot, the keys of its files, and their places."""
 
+import json
 import os
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from pathlib import Path, PosixPath
+from typing import Any, Self
 
 import pytest
 
@@ -41,8 +43,11 @@ def test_a_manifest_is_read_as_written(storage: RunStorage) -> None:
     assert snapshot.keys == {"files/a", "versions/1-2-x/b"}
 
 
-def test_a_broken_manifest_is_named(storage: RunStorage) -> None:
-    storage.write(layout.FILES, "{")
+@pytest.mark.parametrize(
+    "text", ["{", "", "\xff", "[" * 100_000, '{"files": ' * 50_000, '{"files": 1' + "0" * 9999 + "}"]
+)
+def test_a_broken_manifest_is_named(storage: RunStorage, text: str) -> None:
+    storage.write(layout.FILES, text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"files\.json in .* is broken"):
         read_snapshot(storage)
 
@@ -136,11 +141,6 @@ def test_a_name_does_not_compress(storage: RunStorage, name: str) -> None:
 
 GOOD: dict[str, Any] = {"key": "files/a", "size": 3, "written_at": 1}
 BROKEN: dict[str, Any] = {
-    "a name that leads out": {"files": {"../a": GOOD}},
-    "an absolute name": {"files": {"/etc/passwd": GOOD}},
-    "an empty part": {"files": {"a//b": GOOD}},
-    "an empty name": {"files": {"": GOOD}},
-    "a name of git": {"files": {"x/.GIT/config": GOOD}},
     "a key that leads out": {"files": {"a": {**GOOD, "key": "files/../../secret"}}},
     "a key of another folder": {"files": {"a": {**GOOD, "key": "checkpoints/a"}}},
     "an absolute key": {"files": {"a": {**GOOD, "key": "/etc/passwd"}}},
@@ -151,12 +151,18 @@ BROKEN: dict[str, Any] = {
     "a size that is text": {"files": {"a": {**GOOD, "size": "3"}}},
     "a fraction": {"files": {"a": {**GOOD, "size": 0.5}}},
     "a huge time": {"files": {"a": {**GOOD, "written_at": 2**70}}},
+    "a huge time before 1970": {"files": {"a": {**GOOD, "written_at": -(2**70)}}},
     "infinity": {"files": {"a": {**GOOD, "written_at": float("inf")}}},
+    "a time that is true": {"files": {"a": {**GOOD, "written_at": True}}},
+    "a negative mode": {"files": {"a": {**GOOD, "mode": -1}}},
+    "an empty part in a key": {"files": {"a": {**GOOD, "key": "files//a"}}},
+    "a key that ends with a slash": {"files": {"a": {**GOOD, "key": "files/a/"}}},
+    "a key with NUL": {"files": {"a": {**GOOD, "key": "files/a\0"}}},
+    "a key with half of a character": {"files": {"a": {**GOOD, "key": "files/\ud800"}}},
     "a mode that is text": {"files": {"a": {**GOOD, "mode": "777"}}},
     "a mode that is true": {"files": {"a": {**GOOD, "mode": True}}},
     "a link with NUL": {"files": {"a": {"link": "b\0c"}}},
     "a link with half of a character": {"files": {"a": {"link": "\ud800"}}},
-    "a name with half of a character": {"files": {"\ud800": GOOD}},
     "a link that is a number": {"files": {"a": {"link": 3}}},
     "a link with a key": {"files": {"a": {**GOOD, "link": "b"}}},
     "a log that is a number": {"files": {"a": {**GOOD, "is_log": 7}}},
@@ -165,6 +171,7 @@ BROKEN: dict[str, Any] = {
     "files that are a list": {"files": ["a"]},
     "files that are missing": {"files": None},
     "a folder that leads out": {"files": {}, "folder": "../other"},
+    "a folder that leads out at last": {"files": {}, "folder": "files/../.."},
     "another folder": {"files": {}, "folder": "checkpoints"},
     "a folder that is a number": {"files": {}, "folder": 7},
     "left-out files that are a number": {"files": {}, "left_out": 7},
@@ -174,7 +181,8 @@ BROKEN: dict[str, Any] = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_manifest_is_one_line(tmp_path: Path, kind: str) -> None:
     storage = RunStorage.open(str(tmp_path), "run")
-    storage.write_json("files.json", {"format": 1, "folder": "files", "left_out": [], **BROKEN[kind]})
+    text = json.dumps({"format": 1, "folder": "files", "left_out": []} | BROKEN[kind])
+    storage.write("files.json", text)
     with pytest.raises(UsageError, match=r"/run/files\.json is broken \(.*\); use another run name"):
         read_snapshot(storage)
 
@@ -193,3 +201,115 @@ def test_special_modes_are_dropped(tmp_path: Path) -> None:
     storage.write("files/a", "abc")
     write_snapshot(storage, Snapshot({"a": KeptFile("files/a", 3, mode=0o4755)}))
     assert read_snapshot(storage).files["a"].mode == 0o755
+
+
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {  # by a script on Linux
+    "a name of 255 bytes": ("x" * 255, {}),
+    "bytes that are not UTF-8": (os.fsdecode(b"\xe9" * 255), {}),
+    "control characters": ("\n" * 255, {}),
+    "a name like git's": (".gitignore", {}),
+    "backslashes": ("a\\..\\b", {}),
+    "dots": ("...", {}),
+    "a deep path": ("/".join("d" * 500), {}),
+    "a time before 1970": ("a", {"written_at": -1}),
+    "the first time": ("a", {"written_at": -(2**62)}),
+    "no permissions": ("a", {"mode": 0}),
+    "an empty file": ("a", {"size": 0}),
+    "the files of a later node": ("a", {"node": 999}),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_what_a_script_writes_is_read(storage: RunStorage, kind: str) -> None:
+    name, values = WRITTEN[kind]
+    for key in (key_of("files", name), key_of("versions/0-1-x", name)):
+        snapshot = Snapshot({name: replace(KeptFile(key, 3, 1), **values)})
+        write_snapshot(storage, snapshot)
+        assert read_snapshot(storage) == snapshot
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../a", "a/../../b", "/etc/passwd", "a//b", "", "a/", ".", "a\0", "\ud800", "x" * 256, "/".join("d" * 2100)),
+        *(".git", ".GIT", "a/.git", "x/.Git/config", "git~1/hooks/x", ".git. ", ".g\u200cit/config"),
+    ],
+)
+def test_name_of_others_counts_as_absent(storage: RunStorage, tmp_path: Path, name: str) -> None:
+    files = {
+        "a.pt": kept(storage, "files/a.pt", "1"),
+        name: kept(storage, "files/other", "2"),
+        "link": KeptFile(link="x"),
+    }
+    write_snapshot(storage, Snapshot(files))
+    snapshot = read_snapshot(storage)
+    assert (snapshot.files.keys(), snapshot.refused) == ({"a.pt", "link"}, (name,))
+    assert restore(storage, snapshot.files, tmp_path / "folder") == []
+    assert contents(tmp_path / "folder") == {"a.pt": "1", "link": "-> x"}
+    assert publish(storage).files.keys() == {"a.pt", "link"}
+
+
+@pytest.mark.parametrize("link", ["files", "files/d", "files/d/e", "files/d/e/f"])
+def test_object_behind_a_link_is_neither_read_nor_deleted(storage: RunStorage, tmp_path: Path, link: str) -> None:
+    below = "files/d/e/f".removeprefix(link).removeprefix("/")
+    write(tmp_path, {f"victim/{below}" if below else "victim": "secret"})
+    files = {"a": kept(storage, "versions/0-1-x/a", "1"), "b": KeptFile("files/d/e/f", 6)}
+    Path(storage.path(link)).parent.mkdir(parents=True, exist_ok=True)
+    Path(storage.path(link)).symlink_to(tmp_path / "victim")
+    write_snapshot(storage, Snapshot(files))
+    assert read_snapshot(storage).refused == ("b",)
+    delete_others(storage, read_snapshot(storage))
+    publish(storage)
+    delete_others(storage, Snapshot())
+    assert (tmp_path / "victim" / below).read_text() == "secret"
+
+
+class FoldingPath(PosixPath):
+    """A path on a disk that ignores case."""
+
+    def __truediv__(self, key: str | os.PathLike[str]) -> Self:
+        return super().__truediv__(str(key).lower())
+
+
+@pytest.mark.parametrize(
+    ("names", "left_out"),
+    [
+        (["Model.pt", "model.pt"], ["model.pt"]),
+        (["a", "A/b"], ["a"]),
+        (["a/x", "A/y"], []),
+        (["a/x", "A/X"], ["A/X"]),
+        (["stra\u00dfe", "STRASSE"], ["STRASSE"]),
+        (["\u00e9", "e\u0301"], ["e\u0301"]),
+    ],
+)
+def test_names_that_are_one_on_the_disk(
+    storage: RunStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], left_out: list[str]
+) -> None:
+    monkeypatch.setattr("ray_on_ecs.names.ignores_case", lambda folder: True)
+    files = {name: kept(storage, f"files/{number}", str(number)) for number, name in enumerate(names)}
+    assert restore(storage, files, FoldingPath(tmp_path / "folder")) == left_out
+    texts = {name.lower(): str(number) for number, name in enumerate(names) if name not in left_out}
+    assert contents(tmp_path / "folder") == texts
+
+
+@pytest.mark.parametrize("names", [["a", "a/key"], ["a/key", "a"]])
+@pytest.mark.parametrize("below", [None, "y"])
+def test_link_above_another_name_is_not_made(
+    storage: RunStorage, tmp_path: Path, names: list[str], below: str | None
+) -> None:
+    write(tmp_path, {"victim/key": "secret"})
+    (tmp_path / "victim" / "key").chmod(0o400)
+    of_script = KeptFile(link=below) if below else kept(storage, "files/1", "new", mode=0o777)
+    files = {"a": KeptFile(link=str(tmp_path / "victim")), "a/key": of_script}
+    assert restore(storage, {name: files[name] for name in names}, tmp_path / "folder") == ["a"]
+    assert contents(tmp_path / "victim") == {"key": "secret"}
+    assert (tmp_path / "victim" / "key").stat().st_mode & 0o777 == 0o400
+    assert contents(tmp_path / "folder") == {"a/key": f"-> {below}" if below else "new"}
+
+
+def test_link_is_not_made_through_a_link_of_the_code(storage: RunStorage, tmp_path: Path) -> None:
+    write(tmp_path, {"victim/a": "1", "folder/b": "1"})
+    (tmp_path / "folder" / "d").symlink_to(tmp_path / "victim")
+    restore(storage, {"d/link": KeptFile(link="x")}, tmp_path / "folder")
+    assert contents(tmp_path / "victim") == {"a": "1"}
+    assert contents(tmp_path / "folder") == {"b": "1", "d/link": "-> x"}
