@@ -232,23 +232,34 @@ class Files:
             self.folder.parent.rmdir()
 
 
-def masker(values: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces each line of the values by `***` in a text, also URL- and JSON-encoded."""
-    secret_texts: set[str] = set()
-    for value in values:
-        for line in map(str.strip, value.splitlines()):
-            secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
-    # The longest first, so that one that contains another is masked as a whole.
-    masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
-    if not masked:
-        return lambda text: text
-    pattern = re.compile("|".join(map(re.escape, masked)))
-    return lambda text: pattern.sub(MASK, text)
+class Masker:
+    """Replaces each line of the values by `***` in a text, also URL- and JSON-encoded.
+
+    Args:
+        values: The values to hide.
+
+    Attributes:
+        longest: The most characters of what it replaces; never less than what replaces it. 0 if it replaces nothing.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        secret_texts: set[str] = set()
+        for value in values:
+            for line in map(str.strip, value.splitlines()):
+                secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
+        # The longest first, so that one that contains another is masked as a whole.
+        masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
+        self.longest = len(masked[0]) if masked else 0
+        self._pattern = re.compile("|".join(map(re.escape, masked))) if masked else None
+
+    def __call__(self, text: str) -> str:
+        """Return the text without the values."""
+        return self._pattern.sub(MASK, text) if self._pattern else text
 
 
 def mask_own_output(values: Collection[str]) -> None:
     """Mask values in this process's sys.stdout and sys.stderr."""
-    mask = masker(values)
+    mask = Masker(values)
     if values:
         sys.stdout, sys.stderr = _Masked(sys.stdout, mask), _Masked(sys.stderr, mask)
 

@@ -76,10 +76,10 @@ def cut(line: str, omitted: int = 0) -> str:
         line: The line.
         omitted: The number of characters of the line that have already been left out.
     """
-    if len(line) + omitted <= MAX_CHARACTERS:
+    if len(line) <= MAX_CHARACTERS and not omitted:
         return line
-    length = MAX_CHARACTERS - MARK_CHARACTERS
-    return f"{line[:length]} ... [{len(line) + omitted - length:,} more characters are not shown]"
+    shown = line[: MAX_CHARACTERS - MARK_CHARACTERS]
+    return f"{shown} ... [{len(line) - len(shown) + omitted:,} more characters are not shown]"
 
 
 def printable(line: str, *, has_colours: bool = False) -> str:
