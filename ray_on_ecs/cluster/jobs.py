@@ -42,6 +42,8 @@ WRONG_TOKEN = (
 )
 # Loggers of Ray's client that report each upload and each closed connection.
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+# Of a log, by which it is known again: its first line has the time of the job's start.
+BEGIN_CHARACTERS = 1000
 # Time that a new head may need until it accepts jobs.
 AGENT_SECONDS = 60.0
 
@@ -255,20 +257,29 @@ def is_under_way(client: "JobSubmissionClient", work: Submission) -> bool:
 
 
 class UnreadLogs:
-    """Reader of jobs' logs that skips what it has read before: with each connection Ray sends a log from its start."""
+    """Reader of jobs' logs that skips what it has read before: with each connection Ray sends a log from its start.
+
+    A log that begins in another way is another one and is read from its start: a new head, or a program that has
+    emptied its output, has begun it again, and it may be shorter than what has been read.
+    """
 
     def __init__(self) -> None:
         self._read: dict[str, int] = {}
+        self._begin: dict[str, str] = {}
 
     async def read(self, client: "JobSubmissionClient", job_id: str) -> AsyncIterator[str]:
         """Yield the rest of a job's log until it ends. A part counts as read once the next one is requested."""
         end = 0
         with _answering():
             async for text in client.tail_job_logs(job_id):
-                begin, end = end, end + len(text)
-                read = self._read.get(job_id, 0)
-                yield text[max(read - begin, 0) :]
+                begin, read = self._begin.get(job_id, ""), self._read.get(job_id, 0)
+                if not text.startswith(begin[end : end + len(text)]):
+                    yield "\n"  # ends the line where the other log ended
+                    text, begin, read, end = begin[:end] + text, "", 0, 0
+                start, end = end, end + len(text)
+                yield text[max(read - start, 0) :]
                 self._read[job_id] = max(read, end)
+                self._begin[job_id] = max(begin, (begin[:start] + text)[:BEGIN_CHARACTERS], key=len)
 
 
 # Shows a job's log, until it ends.
