@@ -143,7 +143,7 @@ class Folders:
         Args:
             jobs: The result of `ray_jobs`, or None if the head can't be reached.
         """
-        return _under_way(jobs or (), self.storage.uri.rstrip("/"))
+        return under_way(jobs or (), self.storage.uri)
 
     def is_locked(self, name: str) -> bool:
         """Return True if a driver has recently refreshed the lock of a run."""
@@ -298,8 +298,8 @@ def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
     return path in (storage_path.rstrip("/"), RunConfig.storage_path)
 
 
-def _under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
-    """Return the pending and running jobs by the name of their run; a running one before a pending one.
+def under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
+    """Return the pending and running jobs of the runs below a storage path, by the run's name; a running one first.
 
     A job's metadata has the storage path if one was typed: a run of the same name elsewhere is another run.
     """
@@ -308,8 +308,8 @@ def _under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
     jobs_of_runs: dict[str, Job] = {}
     for job in jobs:
         metadata = job.get("metadata") or {}
-        name = str(metadata.get("run_name"))
-        if not is_run_name(name) or job["status"] not in (PENDING, RUNNING):
+        name = metadata.get("run_name")
+        if not (isinstance(name, str) and is_run_name(name)) or job["status"] not in (PENDING, RUNNING):
             continue
         if not is_below(metadata, storage_path):
             continue
