@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from ray_on_ecs import secrets
-from ray_on_ecs.run import process as module, supervisor
+from ray_on_ecs.run import process as module
+from ray_on_ecs.run import supervisor
 from ray_on_ecs.run.process import KEPT_CHARACTERS, ProcessOptions, ScriptProcess, wait_for_end
 from ray_on_ecs.tracking.shown_log import MARK_CHARACTERS, MAX_CHARACTERS
 from tests.local_cluster import have_ended
