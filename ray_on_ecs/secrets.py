@@ -55,7 +55,7 @@ def parse(items: Sequence[str]) -> dict[str, str]:
     arns: dict[str, str] = {}
     for item in items:
         name, equals, arn = item.partition("=")
-        if not re.fullmatch(NAME, name):
+        if not is_name(name):
             raise UsageError("--secret: give NAME or NAME=ARN, with a NAME of letters, digits and '_'")
         if equals and not re.fullmatch(ARN, arn):
             raise UsageError(
@@ -68,6 +68,23 @@ def parse(items: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--secret: {name!r} is given twice")
         arns[name] = arn
     return arns
+
+
+def is_name(text: object) -> bool:
+    """Return whether this can be the name of a secret, which is also the name of its file."""
+    return isinstance(text, str) and re.fullmatch(NAME, text) is not None
+
+
+def earlier_items(settings: Mapping[str, Any]) -> list[str]:
+    """Return the values of `--secret` of a run's earlier command.
+
+    Args:
+        settings: Its settings, which anybody who can write to the storage may have written.
+    """
+    items = settings.get("secret")
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, str) and re.fullmatch(f"{NAME}(={ARN})?", item)]
 
 
 def stored_names(items: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ class Run:
     """A run's cells of the table, by their rows, and its curves by their metrics."""
 
     name: str
-    settings: Mapping[str, Any]
-    outcome: Mapping[str, Any]
+    settings: dict[str, Any]
+    outcome: dict[str, Any]
     curves: Mapping[str, Curve]
 
 
@@ -96,12 +97,13 @@ def read(storage: RunStorage) -> Run:
 
     name = storage.run_name
     try:
-        config, status, result = (
-            storage.read_json(document) or {} for document in (layout.SETTINGS, layout.STATUS, layout.RESULT)
-        )
+        status, result = (storage.read_json(document) or {} for document in (layout.STATUS, layout.RESULT))
         curves = _curves(read_records(storage))
-        settings = _settings(config.get("settings", {}), status, result)
-        return Run(name=name, settings=settings, outcome=_outcome(status, result, curves), curves=curves)
+        settings = _settings(storage.read_settings(), status, result)
+        run = Run(name=name, settings=settings, outcome=_outcome(status, result, curves), curves=curves)
+        for row, value in (run.settings | run.outcome).items():
+            _text(row, value)  # raises for a value that can't be shown
+        return run
     except OSError as cause:
         raise ResourceError(f"run {name} can't be read ({one_line(cause)})") from cause
     except Exception as cause:  # anybody who can write to the storage may have written the documents
@@ -115,7 +117,7 @@ def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     for record in records:
         for name, value in record.items():
             if name not in ("step", "time") and isinstance(value, int | float):
-                curves.setdefault(name, []).append((record["step"], value))
+                curves.setdefault(name, []).append((operator.index(record["step"]), value))
     return curves
 
 
@@ -123,16 +125,23 @@ def _settings(settings: Mapping[str, Any], status: Mapping[str, Any], result: Ma
     hardware = result.get("hardware") or status  # the result of a Ray program does not name hardware
     instances = (result.get("cost") or status).get("instances") or []
     kinds = [f"{instance['instance_type']} {instance['market']}" for instance in instances]
-    compared = {name: value for name, value in settings.items() if name not in LEFT_OUT}
+    compared = {name: _flat(value) for name, value in settings.items() if name not in LEFT_OUT}
     if compared.get("code"):
         compared["code"] = PurePath(compared["code"]).name[:CODE_DIGITS]
     return {**compared, "workers": hardware.get("workers"), "instances": ", ".join(kinds) or None}
 
 
+def _flat(value: Any) -> Any:
+    """Return a setting without objects in it, and without lists in a list."""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
 def _outcome(status: Mapping[str, Any], result: Mapping[str, Any], curves: Mapping[str, Curve]) -> dict[str, Any]:
     last_steps = [curve[-1][0] for curve in curves.values()]
     return {
-        "state": "finished" if result else status.get("state", "unfinished"),
+        "state": "finished" if result else str(status.get("state", "unfinished")),
         # A command that resumes a run and logs nothing leaves null in the status.
         "steps": status.get("step") or max(last_steps, default=None),
         "duration": total_seconds(status, result),
@@ -233,7 +242,8 @@ def _plot(axes: Axes, metric: str, runs: Sequence[Run]) -> None:
         curve = run.curves.get(metric, [])
         steps, values = [step for step, _ in curve], [value for _, value in curve]
         axes.plot(steps, values, label=run.name, marker=".", markersize=5)  # without a marker one point is invisible
-    axes.set(title=metric, xlabel="step")
+    axes.set_title(metric, parse_math=False)
+    axes.set(xlabel="step")
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,6 @@ run has not written a status yet, and a driver that is gone.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -168,7 +167,7 @@ class Folders:
 
     def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
         if layout.STATUS in files:
-            status = self.read(name, layout.STATUS)
+            status = self.of(name).read_json(layout.STATUS) or {}
         else:  # a driver may be killed before it writes its status
             state = "training" if layout.LOCK in files else "interrupted"
             status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
@@ -189,18 +188,9 @@ class Folders:
             url=layout.page_url(status.get("url")),
         )
 
-    def read(self, name: str, document_name: str) -> dict[str, Any]:
-        """Return a document of a run's folder.
-
-        Raises:
-            OSError: It can't be read.
-            ValueError: It is not a JSON object.
-        """
-        with self.storage.filesystem.open_input_file(f"{self.storage.base}/{name}/{document_name}") as stream:
-            document = json.loads(stream.read())
-        if not isinstance(document, dict):
-            raise ValueError(f"{document_name} is not a JSON object")
-        return document
+    def of(self, name: str) -> RunStorage:
+        """Return the folder of a run."""
+        return replace(self.storage, run_name=name, uri=f"{self.storage.uri.rstrip('/')}/{name}")
 
 
 def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
@@ -322,7 +312,7 @@ def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | 
     """Return the state in a run's status, unless the status is older than its job or its driver is gone."""
     if layout.RESULT in files:
         return "finished"
-    state = str(status["state"])
+    state = one_line(status["state"])
     is_over = state not in layout.UNDER_WAY
     if job is not None:
         is_of_job = status.get("job") == job["submission_id"]
@@ -337,7 +327,7 @@ def _owner(job: Job) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return one_line(value) if isinstance(value, str) else None
 
 
 def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> float:
