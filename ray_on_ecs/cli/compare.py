@@ -15,7 +15,7 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
@@ -81,7 +81,7 @@ def command(cluster: Cluster, runs: tuple[str, ...], picture: str, as_json: bool
         return
     _print_tables(names, settings, outcomes)
     if file:
-        out.print(f"curves: {file}", markup=False)
+        out.print(f"curves: {file}")
     else:
         note("no picture: the runs have no metrics yet")
 
@@ -172,9 +172,7 @@ def differing_rows(columns: Mapping[str, Mapping[str, Any]]) -> Rows:
 
 def _print_tables(names: Sequence[str], settings: Rows, outcomes: Rows) -> None:
     """Print the table, in parts if it is wider than the terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = Screen()
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     beside = max(console.width // COLUMN_WIDTH - 1, 1)
@@ -184,15 +182,13 @@ def _print_tables(names: Sequence[str], settings: Rows, outcomes: Rows) -> None:
 
 
 def _table(names: Sequence[str], settings: Rows, outcomes: Rows) -> Table:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("run", *names):
         table.add_column(heading, overflow="fold")
     for row, values in (settings | outcomes).items():
-        cells = [escape(_text(row, values[name])) for name in names]
-        table.add_row(escape(row), *cells)
+        table.add_row(row, *(_text(row, values[name]) for name in names))
     return table
 
 

@@ -21,6 +21,7 @@ from ray_on_ecs.node import api
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
+from ray_on_ecs.tracking.shown_log import printable
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -345,10 +346,11 @@ def driver_exit_status(job_id: str, job: Any, again: str) -> int:
     if status is None:
         raise TrainingError(f"job {job_id} failed ({one_line(job.message or job.error_type)}); {again} resumes the run")
     if status < 0:
-        print(f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run", file=sys.stderr)
+        line = f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run"
+        print(printable(line), file=sys.stderr)
         return 128 - status  # as a shell reports a signal
     return status
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
