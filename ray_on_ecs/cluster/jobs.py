@@ -148,7 +148,7 @@ def connect() -> "JobSubmissionClient":
         ) from cause
 
 
-def limited(client: type["JobSubmissionClient"]) -> type["JobSubmissionClient"]:
+def limited(client: Any) -> Any:
     """Return a class of Ray's client whose requests end after a while; Ray's own would wait for ever."""
 
     class Limited(client):

@@ -132,7 +132,7 @@ def _queue(cluster: Cluster, jobs: Sequence[Job]) -> list[QueuedRun]:
     queue = []
     for name, job in under_way(jobs, cluster.storage_path).items():
         with suppress(Exception):  # anybody may have written the document
-            status = cluster.storage(name).read_json(layout.STATUS)
+            status = cluster.storage(name).read_json(layout.STATUS) or {}
             if status["state"] == "queued" and status["job"] == job["submission_id"]:
                 queue.append(QueuedRun(name, one_line(status.get("owner") or ""), one_line(status["behind"])))
     return queue

@@ -166,8 +166,8 @@ class RunStorage:
         """Write a JSON document per line."""
         self.write(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        """Read a JSON object; None if it is missing. See `parse_json` for its numbers.
+    def read_json(self, name: str) -> Any:
+        """Read a JSON object, which is a dict; None if it is missing. See `parse_json` for its numbers.
 
         Raises:
             UsageError: The file is not a JSON object.

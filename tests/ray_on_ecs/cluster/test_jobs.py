@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -160,7 +160,7 @@ def test_silent_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def silent_about_jobs() -> Iterator[str]:
+def silent_about_jobs() -> Generator[str]:
     """The URL of a head that answers requests for its version, and accepts others without an answer."""
 
     class Handler(BaseHTTPRequestHandler):
