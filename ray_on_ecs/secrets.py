@@ -56,7 +56,7 @@ def parse(items: Sequence[str]) -> dict[str, str]:
     arns: dict[str, str] = {}
     for item in items:
         name, equals, arn = item.partition("=")
-        if not re.fullmatch(NAME, name):
+        if not is_name(name):
             raise UsageError("--secret: give NAME or NAME=ARN, with a NAME of letters, digits and '_'")
         if equals and not re.fullmatch(ARN, arn):
             raise UsageError(
@@ -69,6 +69,23 @@ def parse(items: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--secret: {name!r} is given twice")
         arns[name] = arn
     return arns
+
+
+def is_name(text: object) -> bool:
+    """Return whether this can be the name of a secret, which is also the name of its file."""
+    return isinstance(text, str) and re.fullmatch(NAME, text) is not None
+
+
+def earlier_items(settings: Mapping[str, Any]) -> list[str]:
+    """Return the values of `--secret` of a run's earlier command.
+
+    Args:
+        settings: Its settings, which anybody who can write to the storage may have written.
+    """
+    items = settings.get("secret")
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, str) and re.fullmatch(f"{NAME}(={ARN})?", item)]
 
 
 def stored_names(items: Sequence[str]) -> list[str]:
@@ -233,27 +250,37 @@ class Files:
             self.folder.parent.rmdir()
 
 
-def masker(values: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces each line of the values by `***` in a text, also URL- and JSON-encoded.
+class Masker:
+    """Replaces each line of the values by `***` in a text, also URL- and JSON-encoded, and the base64 of a whole value.
 
-    The base64 of a whole value is masked, too, and not that of a text that contains it.
+    The base64 of a text that contains a value is not replaced.
+
+    Args:
+        values: The values to hide.
+
+    Attributes:
+        longest: The most characters of what it replaces; never less than what replaces it. 0 if it replaces nothing.
     """
-    secret_texts: set[str] = set()
-    for value in values:
-        for line in map(str.strip, value.splitlines()):
-            secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
-        secret_texts.add(base64.b64encode(value.encode()).decode().rstrip("="))
-    # The longest first, so that one that contains another is masked as a whole.
-    masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
-    if not masked:
-        return lambda text: text
-    pattern = re.compile("|".join(map(re.escape, masked)))
-    return lambda text: pattern.sub(MASK, text)
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        secret_texts: set[str] = set()
+        for value in values:
+            for line in map(str.strip, value.splitlines()):
+                secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
+            secret_texts.add(base64.b64encode(value.encode()).decode().rstrip("="))
+        # The longest first, so that one that contains another is masked as a whole.
+        masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
+        self.longest = len(masked[0]) if masked else 0
+        self._pattern = re.compile("|".join(map(re.escape, masked))) if masked else None
+
+    def __call__(self, text: str) -> str:
+        """Return the text without the values."""
+        return self._pattern.sub(MASK, text) if self._pattern else text
 
 
 def mask_own_output(values: Collection[str]) -> None:
     """Mask values in this process's sys.stdout and sys.stderr."""
-    mask = masker(values)
+    mask = Masker(values)
     if values:
         sys.stdout, sys.stderr = _Masked(sys.stdout, mask), _Masked(sys.stderr, mask)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
@@ -53,8 +54,8 @@ class Run:
     """A run's cells of the table, by their rows, and its curves by their metrics."""
 
     name: str
-    settings: Mapping[str, Any]
-    outcome: Mapping[str, Any]
+    settings: dict[str, Any]
+    outcome: dict[str, Any]
     curves: Mapping[str, Curve]
 
 
@@ -80,7 +81,7 @@ def command(cluster: Cluster, runs: tuple[str, ...], picture: str, as_json: bool
         return
     _print_tables(names, settings, outcomes)
     if file:
-        out.print(f"curves: {file}", markup=False)
+        out.print(f"curves: {file}")
     else:
         note("no picture: the runs have no metrics yet")
 
@@ -96,12 +97,13 @@ def read(storage: RunStorage) -> Run:
 
     name = storage.run_name
     try:
-        config, status, result = (
-            storage.read_json(document) or {} for document in (layout.SETTINGS, layout.STATUS, layout.RESULT)
-        )
+        status, result = (storage.read_json(document) or {} for document in (layout.STATUS, layout.RESULT))
         curves = _curves(read_records(storage))
-        settings = _settings(config.get("settings", {}), status, result)
-        return Run(name=name, settings=settings, outcome=_outcome(status, result, curves), curves=curves)
+        settings = _settings(storage.read_settings(), status, result)
+        run = Run(name=name, settings=settings, outcome=_outcome(status, result, curves), curves=curves)
+        for row, value in (run.settings | run.outcome).items():
+            _text(row, value)  # raises for a value that can't be shown
+        return run
     except OSError as cause:
         raise ResourceError(f"run {name} can't be read ({one_line(cause)})") from cause
     except Exception as cause:  # anybody who can write to the storage may have written the documents
@@ -115,7 +117,7 @@ def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     for record in records:
         for name, value in record.items():
             if name not in ("step", "time") and isinstance(value, int | float):
-                curves.setdefault(name, []).append((record["step"], value))
+                curves.setdefault(name, []).append((operator.index(record["step"]), value))
     return curves
 
 
@@ -123,16 +125,23 @@ def _settings(settings: Mapping[str, Any], status: Mapping[str, Any], result: Ma
     hardware = result.get("hardware") or status  # the result of a Ray program does not name hardware
     instances = (result.get("cost") or status).get("instances") or []
     kinds = [f"{instance['instance_type']} {instance['market']}" for instance in instances]
-    compared = {name: value for name, value in settings.items() if name not in LEFT_OUT}
+    compared = {name: _flat(value) for name, value in settings.items() if name not in LEFT_OUT}
     if compared.get("code"):
         compared["code"] = PurePath(compared["code"]).name[:CODE_DIGITS]
     return {**compared, "workers": hardware.get("workers"), "instances": ", ".join(kinds) or None}
 
 
+def _flat(value: Any) -> Any:
+    """Return a setting without objects in it, and without lists in a list."""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
 def _outcome(status: Mapping[str, Any], result: Mapping[str, Any], curves: Mapping[str, Curve]) -> dict[str, Any]:
     last_steps = [curve[-1][0] for curve in curves.values()]
     return {
-        "state": "finished" if result else status.get("state", "unfinished"),
+        "state": "finished" if result else str(status.get("state", "unfinished")),
         # A command that resumes a run and logs nothing leaves null in the status.
         "steps": status.get("step") or max(last_steps, default=None),
         "duration": total_seconds(status, result),
@@ -163,9 +172,7 @@ def differing_rows(columns: Mapping[str, Mapping[str, Any]]) -> Rows:
 
 def _print_tables(names: Sequence[str], settings: Rows, outcomes: Rows) -> None:
     """Print the table, in parts if it is wider than the terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = Screen()
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     beside = max(console.width // COLUMN_WIDTH - 1, 1)
@@ -175,15 +182,13 @@ def _print_tables(names: Sequence[str], settings: Rows, outcomes: Rows) -> None:
 
 
 def _table(names: Sequence[str], settings: Rows, outcomes: Rows) -> Table:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("run", *names):
         table.add_column(heading, overflow="fold")
     for row, values in (settings | outcomes).items():
-        cells = [escape(_text(row, values[name])) for name in names]
-        table.add_row(escape(row), *cells)
+        table.add_row(row, *(_text(row, values[name]) for name in names))
     return table
 
 
@@ -233,7 +238,8 @@ def _plot(axes: Axes, metric: str, runs: Sequence[Run]) -> None:
         curve = run.curves.get(metric, [])
         steps, values = [step for step, _ in curve], [value for _, value in curve]
         axes.plot(steps, values, label=run.name, marker=".", markersize=5)  # without a marker one point is invisible
-    axes.set(title=metric, xlabel="step")
+    axes.set_title(metric, parse_math=False)
+    axes.set(xlabel="step")
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

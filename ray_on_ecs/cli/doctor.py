@@ -138,6 +138,6 @@ def _run(check: Check, findings: Findings) -> Result:
 
 
 def _print(result: Result) -> None:
-    out.print(f"{MARKS[result.state]}  {result.check}: {result.line}", markup=False)
+    out.print(f"{MARKS[result.state]}  {result.check}: {result.line}")
     if result.type:
-        out.print(f"      {result.type}", markup=False)
+        out.print(f"      {result.type}")

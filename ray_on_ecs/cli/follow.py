@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from rich.status import Status
 from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
@@ -19,7 +18,7 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.shown_log import Filter, printable
+from ray_on_ecs.tracking.shown_log import Filter
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -156,7 +155,7 @@ class _ProgressLine:
     def __init__(self, cluster: Cluster, name: str, job: Callable[[], str]) -> None:
         self._cluster, self._name, self._job = cluster, name, job
         self._over = threading.Event()
-        self._status = Status(f"{name}: starting", console=out)
+        self._status = out.status(f"{name}: starting")
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> None:
@@ -173,7 +172,7 @@ class _ProgressLine:
             with suppress(Exception):  # a document that is broken, or a storage that does not answer
                 status = self._cluster.storage(self._name).read_json(layout.STATUS)
                 if status and status["job"] == self._job():  # else it is an earlier command's
-                    self._status.update(Text(printable(f"{self._name}: {progress_words(status)}")))
+                    self._status.update(Text(f"{self._name}: {progress_words(status)}"))
 
 
 def progress_words(status: dict[str, Any]) -> str:

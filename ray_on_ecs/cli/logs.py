@@ -88,9 +88,8 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
     if jobs:
         job_id, job = list(jobs.items())[-1]
         return driver_exit_status(job_id, job, f"the same command with --run-name {run}")
-    status = cluster.storage(run).read_json(layout.STATUS)
-    state = status.get("state") if isinstance(status, dict) else None
-    if state not in STATUSES:
+    state = (cluster.storage(run).read_json(layout.STATUS) or {}).get("state")
+    if not isinstance(state, str) or state not in STATUSES:
         raise ResourceError(
             f"run {run} was {state or 'not started'} at its last update; {cluster.command('runs')} shows its state"
         )

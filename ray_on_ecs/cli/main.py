@@ -14,7 +14,6 @@ import click
 import ray_on_ecs
 from ray_on_ecs.errors import Interrupted, TrainingError
 from ray_on_ecs.run.stop import SIGNALLED, leave_terminals, open_terminals
-from ray_on_ecs.tracking.shown_log import printable
 
 ABOUT = """\
 Train on your own cluster from your laptop.
@@ -115,7 +114,9 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _failed(line: str, status: int) -> int:
-    print(f"ray-on-ecs: {printable(line)}", file=sys.stderr)
+    from ray_on_ecs.cli.screen import note  # it imports rich
+
+    note(f"ray-on-ecs: {line}")
     return status
 
 

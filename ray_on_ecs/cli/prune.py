@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Folders, Job, RunInfo, list_folders
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.tracking import layout
+
+if TYPE_CHECKING:
+    from ray_on_ecs.tracking.storage import RunStorage
 
 DAY_SECONDS = 86400.0
 
@@ -91,8 +95,7 @@ def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job]
     try:
         listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
         with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
-        documents = [folders.read(name, layout.SETTINGS) for name in with_settings]
-        needed = [str(document.get("settings", {}).get("code")) for document in documents]
+        needed = [_settings_text(folders.of(name)) for name in with_settings]
         needed += [str(job.get("entrypoint")) for job in jobs]
         unused = [
             archive
@@ -102,6 +105,14 @@ def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job]
         ]
         for archive in unused:
             storage.filesystem.delete_file(archive.path)
-    except (OSError, ValueError) as cause:
+    except OSError as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)
+
+
+def _settings_text(storage: RunStorage) -> str:
+    """Return the text of a run's settings, which has the name of its code; also of broken ones."""
+    try:
+        return str(storage.read_json(layout.SETTINGS))
+    except UsageError:
+        return storage.read(layout.SETTINGS).decode(errors="replace")

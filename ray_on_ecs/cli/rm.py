@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -67,7 +67,7 @@ def delete(cluster: Cluster, storage: RunStorage) -> None:
         ResourceError: A part of it can't be deleted; the same command deletes the rest.
     """
     try:
-        if names := secrets.stored_names(_settings(storage).get("secret") or ()):
+        if names := _stored_secrets(storage):
             cluster.secrets_of(storage.uri).delete(names)
         for name in FIRST:
             storage.delete(name)
@@ -76,8 +76,8 @@ def delete(cluster: Cluster, storage: RunStorage) -> None:
         raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause
 
 
-def _settings(storage: RunStorage) -> dict[str, Any]:
+def _stored_secrets(storage: RunStorage) -> list[str]:
     try:
-        return (storage.read_json(layout.SETTINGS) or {}).get("settings") or {}
-    except UsageError:  # a document that is broken names no secret
-        return {}
+        return [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]
+    except UsageError:  # a document that is broken does not name a secret
+        return []

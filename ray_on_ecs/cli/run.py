@@ -245,7 +245,7 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
     Yields:
         True if Ray only serves runs.
     """
-    name = ended = work.run["run_name"]
+    name, unlisted = work.run["run_name"], ""
     is_local = cluster.up(work.workers, note)
     ends = is_local
     try:
@@ -265,14 +265,13 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
                 ) from again
             cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
             raise Interrupted(f"run {name} was killed; {_again(cluster, work)}") from again
+        if not was_under_way:
+            unlisted = name  # the interrupt may have lost the answer to its submission
         if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
             raise
         raise Interrupted(f"run {name} is stopped; {_again(cluster, work)}") from end
-    except BaseException:
-        ended = ""  # the run may be healthy, although it could not be followed
-        raise
-    finally:
-        if ends and not cluster.down(ended):
+    finally:  # a run that could not be followed may be healthy, and is not killed
+        if ends and not cluster.down(unlisted):
             note(f"Ray keeps running; {cluster.command('runs')} lists the runs")
 
 

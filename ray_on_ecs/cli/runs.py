@@ -10,11 +10,10 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import remember_runs
-from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
 from ray_on_ecs.errors import HeadGone, TrainingError
-from ray_on_ecs.tracking.shown_log import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,9 +70,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
 
 def _print(runs: list[RunInfo]) -> None:
     """Print the table; on a narrow terminal only the names are cut."""
-    from rich.console import Console
-
-    wide = Console(highlight=False, width=WIDTH)
+    wide = Screen(width=WIDTH)
     shown = table(runs)
     if wide.is_terminal:
         excess = wide.measure(shown).maximum - out.width
@@ -100,9 +97,9 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     for run in runs:
         shown.add_row(
             Text(_cut(run.name, longest_name), Style(link=run.url)),
-            Text(printable(run.state), COLOURS.get(run.state, "default")),
-            *([Text(printable(run.owner or ""))] if has_owners else []),
-            Text(printable(_progress(run, longest_name))),
+            Text(run.state, COLOURS.get(run.state, "default")),
+            *([run.owner or ""] if has_owners else []),
+            _progress(run, longest_name),
             _loss(run.loss),
             ago(run),
             _cost(run.cost_usd),

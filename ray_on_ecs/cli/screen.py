@@ -8,24 +8,53 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.segment import Segment
+from rich.status import Status
+from rich.style import Style
+from rich.text import Text
 
 from ray_on_ecs.tracking.shown_log import printable, shows_colours
 
-out = Console(highlight=False, soft_wrap=True)
-notes = Console(stderr=True, highlight=False, soft_wrap=True)
+# Of the lines of a log, whose own colours are shown.
+LOG = Style(meta={"log": True})
+
+
+class Screen(Console):
+    """Console on which no text changes the terminal, whatever a command prints: names and logs may be other users'."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def status(self, status: RenderableType, **options: Any) -> Status:
+        """See Console; a text is not markup."""
+        return super().status(Text(status) if isinstance(status, str) else status, **options)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(map(_harmless, buffer))
+
+
+def _harmless(segment: Segment) -> Segment:
+    if segment.control:  # rich's own movements of the cursor
+        return segment
+    has_colours = segment.style is not None and "log" in segment.style.meta
+    return Segment(printable(segment.text, has_colours=has_colours), segment.style)
+
+
+out = Screen(soft_wrap=True)
+notes = Screen(stderr=True, soft_wrap=True)
 
 
 def note(line: str) -> None:
     """Print a line about what the command does."""
-    notes.print("\n".join(map(printable, line.split("\n"))), markup=False)
+    notes.print(line)
 
 
 def show(lines: Iterable[str]) -> None:
     """Print lines of a log, with their colours only on a terminal."""
-    has_colours = shows_colours(sys.stdout)
+    style = LOG if shows_colours(sys.stdout) else ""
     for line in lines:
-        out.out(printable(line, has_colours=has_colours), highlight=False)
+        out.print(Text(line, style))
 
 
 def print_json(document: Any) -> None:

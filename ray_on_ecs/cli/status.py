@@ -35,7 +35,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
     # AWS has nothing of a stack that is down; the error is enough.
     elif not unreached or (aws and aws.services):
         for line in _lines(cluster.name, ray, aws):
-            out.print(line, markup=False)
+            out.print(line)
     if unreached:
         raise unreached
     return 0

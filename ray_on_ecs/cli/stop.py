@@ -43,7 +43,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
             raise
         note("nothing to stop: Ray is not running on this machine")
         return 0
-    has_ended = cluster.down(run or "")
+    has_ended = cluster.down()
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs import secrets
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.cluster.s3_access import S3Access
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
@@ -146,8 +147,12 @@ class Cluster(ABC):
         """
         return False
 
-    def down(self, run_name: str) -> bool:
-        """End a head that ends with its runs, unless another run is active; return True if it has ended."""
+    def down(self, run_name: str = "") -> bool:
+        """End a head that ends with its runs, unless it has others than this one; return True if it has ended.
+
+        Args:
+            run_name: A run below the storage path, which is killed if it is under way; empty for none.
+        """
         return False
 
     @property
@@ -319,11 +324,15 @@ class LocalCluster(Cluster):
             cpus = os.cpu_count() or 1
             needed = workers or DEFAULT_WORKERS
             started = local_head.find()
-            if started and needed > started.cpus:
-                raise UsageError(
-                    f"--num-workers: Ray on this machine has been started for {counted(started.cpus, 'worker')}, and "
-                    f"not for {needed}; run them once its runs have ended: {self.command('runs')} lists them"
-                )
+            if started and workers > started.cpus:
+                if self._is_used(started):
+                    raise UsageError(
+                        f"--num-workers: Ray on this machine is in use, and was started for "
+                        f"{counted(started.cpus, 'worker')}, not for {workers}; give --num-workers {started.cpus}, or "
+                        f"end its runs first: {self.command('stop --all')}"
+                    )
+                local_head.stop(started)
+                started = None
             if not started:
                 shared = f"; {needed} workers share {counted(cpus, 'CPU')}" if needed > cpus else ""
                 say(f"starting Ray on this machine{shared}")
@@ -337,7 +346,7 @@ class LocalCluster(Cluster):
         """See Cluster: not a head at RAY_API_SERVER_ADDRESS, which is the user's."""
         return not self._address
 
-    def down(self, run_name: str) -> bool:
+    def down(self, run_name: str = "") -> bool:
         """See Cluster."""
         if not self.ends_with_run:
             return False
@@ -347,12 +356,17 @@ class LocalCluster(Cluster):
                 self._reservation = None
             started = local_head.find()
             if started is not None:
-                active = Head(started.url, started.token).runs_under_way()
-                is_used = active is None or bool(active - {run_name})  # a busy head may be silent for a while
-                if is_used or local_head.is_reserved():
+                if self._is_used(started, run_name):
                     return False
                 local_head.stop(started)
         return True
+
+    def _is_used(self, head: LocalHead, run_name: str = "") -> bool:
+        """Return whether a head has other runs than this one, or another command is about to submit one."""
+        active = Head(head.url, head.token).runs_under_way()
+        own = (run_name, self.storage_path.rstrip("/"))
+        # A busy head may be silent for a while.
+        return active is None or bool(active - {own}) or local_head.is_reserved()
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster."""

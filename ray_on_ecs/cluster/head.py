@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.node import api
+from ray_on_ecs.node.jobs import ENDED
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -89,11 +90,20 @@ class Head:
             what = one_line(cause) if isinstance(cause, OSError) else f"not an answer of Ray's: {cause!r}"
             raise ResourceError(f"the Ray head doesn't answer at {self.url} ({what})") from cause
 
-    def runs_under_way(self) -> set[str] | None:
-        """Return the names of the runs that have not ended, or None if the head doesn't answer."""
+    def runs_under_way(self) -> set[tuple[str, str]] | None:
+        """Return the runs that have not ended, or None if the head doesn't answer.
+
+        A run is its name and its storage path. A job without them, such as a driver that was started by hand, has its
+        ID as the name.
+        """
         try:
             jobs = self.list_jobs()
         except (ResourceError, UsageError):
             return None
-        active = [job.get("metadata") or {} for job in jobs if job["status"] in ("PENDING", "RUNNING")]
-        return {metadata["run_name"] for metadata in active if "run_name" in metadata}
+        runs = set()
+        for job in jobs:
+            if job["status"] not in ENDED:
+                metadata = job.get("metadata") or {}
+                name = metadata.get("run_name") or job.get("submission_id") or job.get("job_id")
+                runs.add((str(name), str(metadata.get("storage_path") or "").rstrip("/")))
+        return runs

@@ -6,7 +6,6 @@ run has not written a status yet, and a driver that is gone.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -143,7 +142,7 @@ class Folders:
         Args:
             jobs: The result of `ray_jobs`, or None if the head can't be reached.
         """
-        return _under_way(jobs or (), self.storage.uri.rstrip("/"))
+        return under_way(jobs or (), self.storage.uri)
 
     def is_locked(self, name: str) -> bool:
         """Return True if a driver has recently refreshed the lock of a run."""
@@ -168,7 +167,7 @@ class Folders:
 
     def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
         if layout.STATUS in files:
-            status = self.read(name, layout.STATUS)
+            status = self.of(name).read_json(layout.STATUS) or {}
         else:  # a driver may be killed before it writes its status
             state = "training" if layout.LOCK in files else "interrupted"
             status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
@@ -189,18 +188,9 @@ class Folders:
             url=layout.page_url(status.get("url")),
         )
 
-    def read(self, name: str, document_name: str) -> dict[str, Any]:
-        """Return a document of a run's folder.
-
-        Raises:
-            OSError: It can't be read.
-            ValueError: It is not a JSON object.
-        """
-        with self.storage.filesystem.open_input_file(f"{self.storage.base}/{name}/{document_name}") as stream:
-            document = json.loads(stream.read())
-        if not isinstance(document, dict):
-            raise ValueError(f"{document_name} is not a JSON object")
-        return document
+    def of(self, name: str) -> RunStorage:
+        """Return the folder of a run."""
+        return replace(self.storage, run_name=name, uri=f"{self.storage.uri.rstrip('/')}/{name}")
 
 
 def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
@@ -298,8 +288,8 @@ def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
     return path in (storage_path.rstrip("/"), RunConfig.storage_path)
 
 
-def _under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
-    """Return the pending and running jobs by the name of their run; a running one before a pending one.
+def under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
+    """Return the pending and running jobs of the runs below a storage path, by the run's name; a running one first.
 
     A job's metadata has the storage path if one was typed: a run of the same name elsewhere is another run.
     """
@@ -308,8 +298,8 @@ def _under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
     jobs_of_runs: dict[str, Job] = {}
     for job in jobs:
         metadata = job.get("metadata") or {}
-        name = str(metadata.get("run_name"))
-        if not is_run_name(name) or job["status"] not in (PENDING, RUNNING):
+        name = metadata.get("run_name")
+        if not (isinstance(name, str) and is_run_name(name)) or job["status"] not in (PENDING, RUNNING):
             continue
         if not is_below(metadata, storage_path):
             continue
@@ -322,7 +312,7 @@ def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | 
     """Return the state in a run's status, unless the status is older than its job or its driver is gone."""
     if layout.RESULT in files:
         return "finished"
-    state = str(status["state"])
+    state = one_line(status["state"])
     is_over = state not in layout.UNDER_WAY
     if job is not None:
         is_of_job = status.get("job") == job["submission_id"]
@@ -337,7 +327,7 @@ def _owner(job: Job) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return one_line(value) if isinstance(value, str) else None
 
 
 def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> float:

@@ -21,6 +21,7 @@ from ray_on_ecs.node import api
 from ray_on_ecs.node.jobs import MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program_source import with_driver
+from ray_on_ecs.tracking.shown_log import printable
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -42,6 +43,8 @@ WRONG_TOKEN = (
 )
 # Loggers of Ray's client that report each upload and each closed connection.
 NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+# Of a log, by which it is known again: its first line has the time of the job's start.
+BEGIN_CHARACTERS = 1000
 # Time that a new head may need until it accepts jobs.
 AGENT_SECONDS = 60.0
 
@@ -145,7 +148,7 @@ def connect() -> "JobSubmissionClient":
         ) from cause
 
 
-def limited(client: type["JobSubmissionClient"]) -> type["JobSubmissionClient"]:
+def limited(client: Any) -> Any:
     """Return a class of Ray's client whose requests end after a while; Ray's own would wait for ever."""
 
     class Limited(client):
@@ -255,20 +258,29 @@ def is_under_way(client: "JobSubmissionClient", work: Submission) -> bool:
 
 
 class UnreadLogs:
-    """Reader of jobs' logs that skips what it has read before: with each connection Ray sends a log from its start."""
+    """Reader of jobs' logs that skips what it has read before: with each connection Ray sends a log from its start.
+
+    A log that begins in another way is another one and is read from its start: a new head, or a program that has
+    emptied its output, has begun it again, and it may be shorter than what has been read.
+    """
 
     def __init__(self) -> None:
         self._read: dict[str, int] = {}
+        self._begin: dict[str, str] = {}
 
     async def read(self, client: "JobSubmissionClient", job_id: str) -> AsyncIterator[str]:
         """Yield the rest of a job's log until it ends. A part counts as read once the next one is requested."""
         end = 0
         with _answering():
             async for text in client.tail_job_logs(job_id):
-                begin, end = end, end + len(text)
-                read = self._read.get(job_id, 0)
-                yield text[max(read - begin, 0) :]
+                begin, read = self._begin.get(job_id, ""), self._read.get(job_id, 0)
+                if not text.startswith(begin[end : end + len(text)]):
+                    yield "\n"  # ends the line where the other log ended
+                    text, begin, read, end = begin[:end] + text, "", 0, 0
+                start, end = end, end + len(text)
+                yield text[max(read - start, 0) :]
                 self._read[job_id] = max(read, end)
+                self._begin[job_id] = max(begin, (begin[:start] + text)[:BEGIN_CHARACTERS], key=len)
 
 
 # Shows a job's log, until it ends.
@@ -334,10 +346,11 @@ def driver_exit_status(job_id: str, job: Any, again: str) -> int:
     if status is None:
         raise TrainingError(f"job {job_id} failed ({one_line(job.message or job.error_type)}); {again} resumes the run")
     if status < 0:
-        print(f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run", file=sys.stderr)
+        line = f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run"
+        print(printable(line), file=sys.stderr)
         return 128 - status  # as a shell reports a signal
     return status
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.history import Job
+from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
-from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.tracking import layout
 
 HEAD, WORKERS = "head", "workers"
@@ -130,12 +130,9 @@ def _pending_gpus(load: dict[str, Any]) -> float:
 def _queue(cluster: Cluster, jobs: Sequence[Job]) -> list[QueuedRun]:
     """Return the runs whose jobs run and whose folders say that they are queued; unreadable folders are left out."""
     queue = []
-    for job in jobs:
-        name = (job.get("metadata") or {}).get("run_name")
-        if job["status"] != "RUNNING" or not name:
-            continue
-        with suppress(OSError, ValueError, TrainingError):
+    for name, job in under_way(jobs, cluster.storage_path).items():
+        with suppress(Exception):  # anybody may have written the document
             status = cluster.storage(name).read_json(layout.STATUS) or {}
-            if status.get("state") == "queued" and status.get("job") == job.get("submission_id"):
-                queue.append(QueuedRun(name, status["owner"], status["behind"]))
+            if status["state"] == "queued" and status["job"] == job["submission_id"]:
+                queue.append(QueuedRun(name, one_line(status.get("owner") or ""), one_line(status["behind"])))
     return queue

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ray_on_ecs import secrets
+from ray_on_ecs.config import is_run_name
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.node import api, ports
@@ -237,10 +238,11 @@ def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
         stored = json.loads((metadata or {}).get(SECRETS, "[]"))
     except (TypeError, ValueError, RecursionError):  # not a job of `ray-on-ecs run`
         return []
-    # The names become file names of the store.
-    is_list = isinstance(stored, list) and all(isinstance(each, str) for each in stored)
-    is_list = is_list and all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", each) for each in stored[1:])
-    return stored if is_list and len(stored) > 1 else []
+    # They become a folder and the files in it.
+    match stored:
+        case [str(uri), *names] if names and is_run_name(uri.rpartition("/")[2]) and all(map(secrets.is_name, names)):
+            return stored
+    return []
 
 
 def any_under_way() -> bool:

@@ -133,7 +133,7 @@ def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation 
     # A run of the same name gets another ID once this one is deleted.
     earlier = storage.read_json(layout.SETTINGS) or {}
     run_id = earlier.get("id") or uuid.uuid4().hex[:8]
-    _print_missing_flags(config, earlier.get("settings") or {})
+    _print_missing_flags(config, storage.read_settings())
     storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "id": run_id, "settings": config.to_dict()})
     storage.delete(layout.ERROR)
     return config, run_id

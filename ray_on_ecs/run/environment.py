@@ -56,9 +56,7 @@ class WorkerEnvironment(WorkerRank):
     max_restarts: int
     threads: int
 
-    def variables(
-        self, addresses: Sequence[tuple[str, int]], store: tuple[str, int] | None = None
-    ) -> dict[str, str]:
+    def variables(self, addresses: Sequence[tuple[str, int]], store: tuple[str, int] | None = None) -> dict[str, str]:
         """Return the worker's environment variables.
 
         Args:

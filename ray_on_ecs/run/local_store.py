@@ -65,7 +65,7 @@ class LocalStore:
             )
         while not self._has_ended.wait(POLL_SECONDS):
             if server.poll() is not None:  # the script, which waits for it, fails
-                print(f"{self._python} can't serve the process group's store: it needs PyTorch 2.1 or later", flush=True)
+                print(f"{self._python} can't serve the process group's store; that needs PyTorch 2.1", flush=True)
                 return
         server.kill()
         server.wait()

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.secrets import masker
+from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -87,7 +87,7 @@ class Requirements:
     ) -> None:
         self._folder, self._name, self._secrets = folder, name, secrets or {}
         self._variables = {**variables, **self._secrets}
-        self._mask = masker(self._secrets.values())
+        self._mask = Masker(self._secrets.values())
 
     def resolve(self, storage: RunStorage) -> Resolution:
         """Resolve the file; return the run's earlier resolution if no file or package on the disk has changed since.

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +24,7 @@ import psutil
 from ray_on_ecs.run import last_words, supervisor
 from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
 
 LAST_LINES = 200
@@ -33,7 +34,7 @@ STACK_SECONDS = 5.0
 # How long reading the stacks of a process from outside may take.
 DUMP_SECONDS = 20.0
 CHUNK_BYTES = 2**16
-# Of a line: more than is shown of it, so that a secret where it is cut off is still found.
+# Of a line, before its secrets are masked.
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS
 LOCK_PAUSE_SECONDS = 0.1
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
@@ -55,7 +56,7 @@ class ProcessOptions:
     folder: Path
     on_line: Callable[[str], None]
     lock: Path | None = None
-    mask: Callable[[str], str] = str
+    mask: Masker = field(default_factory=Masker)
 
 
 class ScriptProcess:
@@ -228,7 +229,7 @@ class ScriptProcess:
             self._take(line, omitted, "")
 
     def _take(self, line: str, omitted: int, end: str) -> None:
-        line = cut(self._options.mask(line), omitted) + end
+        line = _shown(line, omitted, self._options.mask) + end
         self.last_lines.append(line)
         self._options.on_line(line)
 
@@ -237,6 +238,15 @@ def _appended(line: str, text: str, omitted: int) -> tuple[str, int]:
     """Append a text to a line as far as it is kept; return the line, and how many characters of it are omitted."""
     kept = text[: max(KEPT_CHARACTERS - len(line), 0)]
     return line + kept, omitted + len(text) - len(kept)
+
+
+def _shown(line: str, omitted: int, mask: Masker) -> str:
+    """Return what is shown of a line, of which so many characters are not kept, without secrets."""
+    line = mask(line)
+    if omitted:  # the end of what is kept may be a part of a secret, which is not masked
+        length = max(len(line) - mask.longest, 0)
+        line, omitted = line[:length], omitted + len(line) - length
+    return cut(line, omitted)
 
 
 def hold(lock: Path, kind: int) -> int:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from ray_on_ecs import secrets
 from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
-from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.lock import HeldError
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -25,9 +24,9 @@ def take(config: RunConfig) -> dict[str, str]:
 
 def check_repeated(config: RunConfig, storage: RunStorage) -> None:
     """Raise UsageError if the run had a secret that this command lacks: its value would no longer be masked."""
-    earlier = (storage.read_json(layout.SETTINGS) or {}).get("settings") or {}
+    earlier = secrets.earlier_items(storage.read_settings())
     names = secrets.parse(config.secret).keys()
-    lacking = [secret for secret in earlier.get("secret") or () if secret.partition("=")[0] not in names]
+    lacking = [secret for secret in earlier if secret.partition("=")[0] not in names]
     if lacking:
         flags = " ".join(f"--secret {secret}" for secret in lacking)
         raise UsageError(

@@ -298,7 +298,7 @@ class ScriptWorker:
     def _start(self, environment: ScriptEnvironment, exchange: Path) -> Process:
         """Start the script, or with --mpi what this worker has to do with its start."""
         variables = self._variables(environment, exchange)
-        mask = secrets.masker(environment.secrets.values())
+        mask = secrets.Masker(environment.secrets.values())
         options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask)
         if not self._config.mpi:
             return ScriptProcess(self._argv(environment.python), options)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.storage import RunStorage, parse_json
 
 # Records per part. The last part is rewritten until it is full.
 PART_RECORDS = 5000
@@ -164,7 +164,7 @@ def _read(storage: RunStorage, name: str) -> list[Record]:
     """Read the records of a file, without a last line that is only partly written."""
 
     def parse(content: bytes) -> list[Record]:
-        return [json.loads(line) for line in content.split(b"\n")[:-1]]
+        return [parse_json(line) for line in content.split(b"\n")[:-1]]
 
     return storage.read_parsed(name, parse)
 

@@ -103,7 +103,6 @@ def read_documents(storage: RunStorage) -> Documents:
         OSError: The folder can't be read.
         UsageError: A document in it is broken.
     """
-    config = storage.read_json(layout.SETTINGS) or {"settings": {}}
     try:
         curves = storage.read(layout.CURVES)
     except FileNotFoundError:
@@ -111,7 +110,7 @@ def read_documents(storage: RunStorage) -> Documents:
     return Documents(
         run_name=storage.run_name,
         uri=storage.uri,
-        settings=config["settings"],
+        settings=storage.read_settings(),
         status=storage.read_json(layout.STATUS) or {},
         result=storage.read_json(layout.RESULT) or {},
         error=storage.read_json(layout.ERROR) or {},

@@ -27,7 +27,7 @@ from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
 from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.tracking.storage import RunStorage, parse_json
 from ray_on_ecs.tracking.totals import Earlier, earlier_of
 
 WRITE_SECONDS = 10.0
@@ -147,8 +147,8 @@ class RunRecord:
             return
         with suppress(OSError):
             self._before = self._storage.read(layout.STATUS)
-        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a broken document has no totals
-            self.earlier = earlier_of(json.loads(self._before or b"null"))
+        with suppress(Exception):  # a broken document does not have totals
+            self.earlier = earlier_of(parse_json(self._before or b"null"))
 
     @contextmanager
     def training(

@@ -20,11 +20,13 @@ MAX_CHARACTERS, MARK_CHARACTERS = 64 * 2**10, 80
 COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
 ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
-    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # strings: OSC, DCS, SOS, PM, APC
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\n\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # strings: OSC, DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-~]"
 )
-# All but tab, and the marks that turn the direction of text.
-CONTROLS = re.compile(r"[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# After these the next line has no style.
+RESETS = ("\x1b[m", "\x1b[0m")
+# All but tab and newline, and the marks that turn the direction of text.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # The function in ray._private.worker that prints the forwarded lines.
 PRINT = "print_to_stdstream"
 # The actors of Ray Train's workers, whose standard output is the script's.
@@ -76,10 +78,10 @@ def cut(line: str, omitted: int = 0) -> str:
         line: The line.
         omitted: The number of characters of the line that have already been left out.
     """
-    if len(line) + omitted <= MAX_CHARACTERS:
+    if len(line) <= MAX_CHARACTERS and not omitted:
         return line
-    length = MAX_CHARACTERS - MARK_CHARACTERS
-    return f"{line[:length]} ... [{len(line) + omitted - length:,} more characters are not shown]"
+    shown = line[: MAX_CHARACTERS - MARK_CHARACTERS]
+    return f"{shown} ... [{len(line) - len(shown) + omitted:,} more characters are not shown]"
 
 
 def printable(line: str, *, has_colours: bool = False) -> str:
@@ -87,11 +89,13 @@ def printable(line: str, *, has_colours: bool = False) -> str:
 
     Args:
         line: The line.
-        has_colours: Its colours stay.
+        has_colours: Its colours stay, and end with it: they could conceal what is printed after it.
     """
     parts = COLOURS.split(line)
     parts[::2] = [CONTROLS.sub("", ESCAPES.sub("", part)) for part in parts[::2]]
     text = "".join(parts if has_colours else parts[::2])
+    if has_colours and len(parts) > 1 and parts[-2] not in RESETS:
+        text += RESETS[-1]
     return text.encode(errors="replace").decode()  # a JSON document may have halves of characters
 
 

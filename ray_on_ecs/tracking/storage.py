@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 import tempfile
 import uuid
@@ -14,11 +15,13 @@ from typing import Any, TypeVar
 
 from pyarrow import NativeFile, fs
 
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.filesystem import open_filesystem, short_reason
 from ray_on_ecs.tracking import layout
 
 T = TypeVar("T")
+# Of an integer that 64 bits can hold; Python converts longer ones slowly, and most of them not to floats.
+MAX_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -165,19 +168,31 @@ class RunStorage:
         self.write(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON document; None if it is missing.
+        """Read a JSON object, which is a dict; None if it is missing. See `parse_json` for its numbers.
 
         Raises:
-            UsageError: The file is not JSON.
+            UsageError: The file is not a JSON object.
         """
         try:
-            return self.read_parsed(name, json.loads)
+            document = self.read_parsed(name, parse_json)
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as cause:
-            raise UsageError(
-                f"--run-name: {name} in {self.uri} is broken ({cause}); delete it or give another --run-name"
-            ) from cause
+        except ValueError as cause:
+            raise self._broken(name, one_line(cause)) from cause
+        if not isinstance(document, dict):
+            raise self._broken(name, "it is not a JSON object")
+        return document
+
+    def read_settings(self) -> dict[str, Any]:
+        """Read the settings of the run's last command; empty before the first.
+
+        Raises:
+            UsageError: The file is broken.
+        """
+        settings = (self.read_json(layout.SETTINGS) or {}).get("settings") or {}
+        if not isinstance(settings, dict):
+            raise self._broken(layout.SETTINGS, "its settings are not a JSON object")
+        return settings
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
@@ -194,12 +209,40 @@ class RunStorage:
         """True for a folder on a disk, False in S3."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
+    def _broken(self, name: str, reason: str) -> UsageError:
+        return UsageError(
+            f"--run-name: {name} in {self.uri} is broken ({reason}); delete it or give another --run-name"
+        )
+
     def _check_bucket(self) -> None:
         probe = f"{self.base}/.write-check.{uuid.uuid4().hex}"  # another run may check at the same time
         with self.filesystem.open_output_stream(probe) as stream:
             stream.write(b"")
         with suppress(FileNotFoundError):  # the first request has deleted it, and its answer was lost
             self.filesystem.delete_file(probe)
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse a document of the storage; a number that is not finite, or above 64 bits, becomes None.
+
+    Raises:
+        ValueError: It is not JSON, or is nested too deeply.
+    """
+    try:
+        return DECODER.decode(content.decode())
+    except RecursionError as cause:
+        raise ValueError("it is nested too deeply") from cause
+
+
+def _finite(text: str) -> float | None:
+    return number if math.isfinite(number := float(text)) else None
+
+
+DECODER = json.JSONDecoder(
+    parse_float=_finite,
+    parse_int=lambda text: int(text) if len(text) <= MAX_DIGITS else None,
+    parse_constant=lambda _: None,
+)
 
 
 def _check_folder(folder: Path) -> None:

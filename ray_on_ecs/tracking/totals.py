@@ -5,6 +5,7 @@ Each command writes its time and cost, and the totals of the commands before it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict
@@ -31,7 +32,11 @@ def earlier_of(status: Document | None) -> Earlier:
 
 
 def total_seconds(status: Document, result: Document) -> float | None:
-    """Return the total time of a run's commands, or None if it has not begun."""
+    """Return the total time of a run's commands, or None if it has not begun.
+
+    Raises:
+        Exception: A document is not one of the runner's, such as TypeError for a text in place of a number.
+    """
     if not (status or result):
         return None
     if result:
@@ -40,18 +45,18 @@ def total_seconds(status: Document, result: Document) -> float | None:
         started = datetime.fromisoformat(status["started"])
         updated = datetime.fromisoformat(status["updated"])
         seconds = (updated - started).total_seconds()
-    return seconds + _earlier(status, result)["seconds"]
+    return math.fsum((seconds, _earlier(status, result)["seconds"]))
 
 
 def total_usd(status: Document, result: Document) -> float | None:
-    """Return the total cost of a run's workers in dollars, or None if a part of it is not known."""
+    """Return the total cost of a run's workers in dollars, or None if a part of it is not known; raise likewise."""
     usd = status.get("cost_usd")
     if result:
         usd = (result.get("cost") or {}).get("usd")
     earlier_usd = _earlier(status, result)["usd"]
     if usd is None or earlier_usd is None:
         return None
-    return usd + earlier_usd
+    return math.fsum((usd, earlier_usd))
 
 
 def _earlier(status: Document, result: Document) -> Earlier:

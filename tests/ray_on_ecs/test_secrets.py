@@ -186,9 +186,9 @@ def test_a_value_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_values_are_hidden_line_by_line(line: str, shown: str) -> None:
-    mask = secrets.masker(["hf_abc", "hf_abcdef", "-----BEGIN KEY-----\nab/c+d==\nxy\n", 'q"uote'])
+    mask = secrets.Masker(["hf_abc", "hf_abcdef", "-----BEGIN KEY-----\nab/c+d==\nxy\n", 'q"uote'])
     assert mask(line) == shown
 
 
 def test_without_secrets_nothing_is_hidden() -> None:
-    assert secrets.masker([])("any line") == "any line"
+    assert secrets.Masker([])("any line") == "any line"

@@ -65,6 +65,10 @@ class Folders:
         }
         self.of(name).write_json(layout.STATUS, {**document, **changed})
 
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the status of a run."""
+        return self.of(name).read_json(layout.STATUS) or {}
+
     def script(self, name: str, records: int = 20, *, is_finished: bool = True, **settings: Any) -> None:
         """Write a run of a script, without a status."""
         storage = self.of(name)

@@ -4,10 +4,12 @@ import io
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from ray_on_ecs import secrets
+from ray_on_ecs.cli import prune
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import HeadCluster
 from tests.ray_on_ecs.cli.folders import Folders, head, job
@@ -150,11 +152,64 @@ def test_active_runs_are_never_pruned(folders: Folders, monkeypatch: pytest.Monk
     assert busy.exists()
 
 
-def test_code_stays_with_an_unreadable_run(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+# Settings that anybody who can write to the storage may leave; `healthy` is another run.
+BROKEN = {
+    "cut off": "{",
+    "empty": "",
+    "a list": "[1]",
+    "a text": '"settings"',
+    "a number": "7",
+    "null": "null",
+    "not UTF-8": b"\xff",
+    "settings are a list": '{"settings": ["secret"]}',
+    "settings are text": '{"settings": "secret"}',
+    "a secret is a number": '{"settings": {"secret": 7}}',
+    "a secret is text": '{"settings": {"secret": "TOKEN"}}',
+    "secrets are numbers": '{"settings": {"secret": [7, null, ["TOKEN"], {"TOKEN": 1}]}}',
+    "a secret is a path": '{"settings": {"secret": ["../../healthy/status.json", "/etc/passwd", "A/../../B"]}}',
+    "a secret has NUL": '{"settings": {"secret": ["A\\u0000B", "\\ud800", ""]}}',
+    "code is a list": '{"settings": {"code": ["x"], "secret": {}}}',
+    "nested": "[" * 100_000,
+    "nested settings": '{"settings": {"secret": ' + "[" * 900 + "]" * 900 + "}}",
+    "numbers": '{"settings": {"secret": [1e999, NaN, -Infinity, 1' + "0" * 5000 + "]}}",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("words", [("rm", "broken"), ("prune", "--older-than", "7", "--yes")], ids=["rm", "prune"])
+def test_broken_settings_of_a_run_stop_no_command(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kind: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    broken, old, healthy = make(folders, "broken", age=OLD), make(folders, "old", age=OLD), make(folders, "healthy")
+    content = BROKEN[kind]
+    for folder in (broken, healthy):
+        (folder / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main([words[0], "--local", *words[1:]]) == 0
+    assert [each.exists() for each in (broken, old, healthy)] == [False, words[0] == "rm", True]
+    assert (healthy / "status.json").exists()
+
+
+@pytest.mark.parametrize("settings", ['{"settings": {"code": "/x/.code/%s"', '["%s"]', '{"settings": {"code": "%s"}}'])
+def test_code_that_broken_settings_name_stays(
+    folders: Folders, capsys: pytest.CaptureFixture[str], settings: str
+) -> None:
     make(folders, "old", age=OLD)
     broken = make(folders, "broken")
-    (broken / "config.json").write_text("{")
+    used, unused = code_of(folders, "aa"), code_of(folders, "bb")
+    (broken / "config.json").write_text(settings % used.name)
+    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    assert "1 run deleted, and 1 archive of code" in capsys.readouterr().err
+    assert [each.exists() for each in (used, unused)] == [True, False]
+
+
+def test_code_stays_with_an_unreadable_run(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(folders, "old", age=OLD)
+    make(folders, "silent")
     code = code_of(folders, "aa")
+    monkeypatch.setattr(prune, "_settings_text", Mock(side_effect=OSError("the storage does not answer")))
     assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 3
     assert "code that no run needs can't be deleted" in capsys.readouterr().err
     assert code.exists()

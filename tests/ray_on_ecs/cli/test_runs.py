@@ -374,7 +374,7 @@ def test_document_of_a_run_breaks_at_most_its_row(
 ) -> None:
     folders.status("healthy", "finished")
     folders.status("broken", "training")
-    folders.status("broken", **{"state": "training", **HOSTILE[kind]})
+    folders.of("broken").write(layout.STATUS, json.dumps(folders.read("broken") | HOSTILE[kind]))
     for flags in ((), ("--json",)):
         assert main(["runs", "--local", *flags]) == 0
         out = capsys.readouterr().out

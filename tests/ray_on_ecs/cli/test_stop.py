@@ -124,6 +124,13 @@ def test_run_of_another_folder_goes_on(
         assert server.states["same"] == "RUNNING"
 
 
+def test_notebook_is_stopped_by_its_name(head: Jobs) -> None:
+    metadata = {"run_name": "notebook-1", "storage_path": "jupyterlab"}
+    head.jobs["notebook-1"] = job("notebook-1", metadata=metadata)
+    assert main(["stop", "--local", "notebook-1"]) == 0
+    assert [name for name, state in head.states.items() if state == "STOPPED"] == ["notebook-1"]
+
+
 @pytest.mark.parametrize("stored", ["not json", "5", "[]", "[5, 6]", "null", "{}", "[" * 9000, '["s3://b/r"]', "[[]]"])
 def test_broken_metadata_of_a_job_stop_nothing_else(monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
     with serving(Jobs(job("first", metadata={"run_name": "first", SECRETS: stored}), job("second"))) as server:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -116,27 +116,43 @@ class Cut:
             raise ConnectionError
 
 
-def test_log_over_several_connections_is_shown_once() -> None:
-    client: Any = Cut([], ["epo"], ["epoch", " 1\nepo"], ["e", "poch 1\nepoch 2\n", "epoch 3\n"])
-    logs, shown = UnreadLogs(), []
+def shown(*connections: list[str]) -> str:
+    """What is shown of a log over these connections."""
+    client: Any = Cut(*connections)
+    logs, texts = UnreadLogs(), []
 
     async def read() -> None:
         async for text in logs.read(client, "mine"):
-            shown.append(text)
+            texts.append(text)
 
     while client.connections:
         with suppress(ConnectionError):
             asyncio.run(read())
-    assert "".join(shown) == "epoch 1\nepoch 2\nepoch 3\n"
+    return "".join(texts)
+
+
+def test_log_over_several_connections_is_shown_once() -> None:
+    log = "epoch 1\nepoch 2\nepoch 3\n"
+    assert shown([], ["epo"], ["epoch", " 1\nepo"], ["e", "poch 1\nepoch 2\n", "epoch 3\n"]) == log
+    long = log * jobs.BEGIN_CHARACTERS
+    assert shown([long[:10]], [long[:900], long[900:3000]], [long[:2000], long[2000:]]) == long
+
+
+@pytest.mark.parametrize("first", [1, 5, 7, 20])
+def test_log_that_has_begun_again_is_shown_from_its_start(first: int) -> None:
+    old, new = "10:00 start\n" + "a\n" * 5000, "10:07 start\nb\n"
+    assert shown([old], [new[:first], new[first:]]) == f"{old}\n{new}"
+    assert shown([old], [new[:first], new[first:]], [new, "c\n"]) == f"{old}\n{new}c\n"
+    assert shown([old[:3]], [new[:first], new[first:] + "c\n"], [old]).endswith(f"c\n\n{old}")
 
 
 def test_silent_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's own client would wait for ever."""
-    monkeypatch.setattr(jobs, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.0)
-    with silent_after(1) as url:
+    with silent_about_jobs() as url:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
         client = jobs.connect()
+        monkeypatch.setattr(jobs, "ANSWER_SECONDS", 0.2)  # not before: the machine may be busy
         with pytest.raises(OSError, match="timed out"):
             client.list_jobs()
         with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
@@ -144,18 +160,17 @@ def test_silent_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def silent_after(number: int) -> Iterator[str]:
-    """The URL of a head that answers this number of requests, and then accepts connections without an answer."""
-    answers = iter([{"ray_version": version("ray")}] * number)
+def silent_about_jobs() -> Generator[str]:
+    """The URL of a head that answers requests for its version, and accepts others without an answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if (answer := next(answers, None)) is None:
+            if self.path != "/api/version":
                 over.wait()
                 return
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
+            self.wfile.write(json.dumps({"ray_version": version("ray")}).encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             """Print nothing."""

@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ from tests.waiting import until
 distributed = Lazy("torch.distributed")
 
 
-def client(port: int) -> object:
+def client(port: int) -> Any:
     return distributed.TCPStore(HOST, port, None, False, timedelta(minutes=2), wait_for_workers=False)
 
 
@@ -59,7 +60,7 @@ def test_interpreter_without_pytorch_is_one_line(tmp_path: Path, capfd: pytest.C
     with LocalStore(str(python)) as store:
         assert listens(store.port)
         said = until(lambda: capfd.readouterr().out)
-    assert re.fullmatch(rf"{python} can't serve the process group's store: it needs PyTorch 2.1 or later\n", said)
+    assert re.fullmatch(rf"{python} can't serve the process group's store; that needs PyTorch 2.1\n", said)
 
 
 def hold(pipe: Connection) -> None:

@@ -1,5 +1,6 @@
 """Real processes of a script that fail, hang, are killed, or leave children behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,13 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import pytest
 
+from ray_on_ecs import secrets
+from ray_on_ecs.run import process as module
 from ray_on_ecs.run import supervisor
-from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
-from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS
+from ray_on_ecs.run.process import KEPT_CHARACTERS, ProcessOptions, ScriptProcess, wait_for_end
+from ray_on_ecs.tracking.shown_log import MARK_CHARACTERS, MAX_CHARACTERS
 from tests.local_cluster import have_ended
 from tests.waiting import LIMIT_SECONDS, until
 
@@ -292,11 +296,33 @@ def test_long_line_is_cut_while_it_is_read(start: Start, lines: list[str]) -> No
         assert mark.strip() == f"{size - len(kept):,} more characters are not shown]"
 
 
-def test_secret_where_a_line_is_cut_is_masked(tmp_path: Path, lines: list[str]) -> None:
-    script = f"print('a' * {MAX_CHARACTERS - 84} + 'secret' + 'b' * 500_000)"
-    options = ProcessOptions(os.environ, tmp_path, lines.append, mask=lambda line: line.replace("secret", "***"))
-    with ScriptProcess([sys.executable, "-c", script], options) as process:
-        until(lambda: process.poll() is not None)
-    kept, mark, _ = lines[0].partition(" ... [")
-    assert mark
-    assert kept.strip("a*") == ""
+def shown(line: str, secret: str) -> tuple[str, int]:
+    """What is shown of a line, and the number of characters that its mark names; 0 without one."""
+    kept, _, mark = module._shown(*module._appended("", line, 0), secrets.Masker([secret])).partition(" ... [")
+    return kept, int(mark.partition(" ")[0].replace(",", "") or 0)
+
+
+@pytest.mark.parametrize("edge", [MAX_CHARACTERS - MARK_CHARACTERS, KEPT_CHARACTERS], ids=["shown", "kept"])
+@pytest.mark.parametrize("encode", [str, lambda text: quote(text, safe=""), lambda text: json.dumps(text)[1:-1]])
+@pytest.mark.parametrize("secret", ["S3CRET", "S3CRET" * 600, "\u00df/\\" * 300], ids=["short", "long", "encoded"])
+@pytest.mark.parametrize("masks", [False, True], ids=["after text", "after masks"])
+def test_secret_where_a_line_is_cut_is_masked(
+    secret: str, encode: Callable[[str], str], edge: int, masks: bool
+) -> None:
+    """A mask is shorter than its secret: with many of them, the end of what is kept is shown."""
+    text = encode(secret)
+    for part in (1, len(text) // 2, len(text) - 1):
+        begin = text * ((edge - part) // len(text)) if masks else ""
+        kept, number = shown(begin + "a" * (edge - part - len(begin)) + text + "b" * 300_000, secret)
+        assert set(kept) <= set("a*b")
+        assert number >= 300_000 - len(kept)
+
+
+@pytest.mark.parametrize("size", [0, 60_000, MAX_CHARACTERS, MAX_CHARACTERS + 6, KEPT_CHARACTERS, KEPT_CHARACTERS + 6])
+@pytest.mark.parametrize("text", ["a", "secret"])
+def test_mark_counts_all_that_is_omitted(text: str, size: int) -> None:
+    line = (text * size)[:size]
+    kept, number = shown(line, "secret")
+    masked = len(line[:KEPT_CHARACTERS].replace("secret", "***"))
+    assert number == masked - len(kept) + max(size - KEPT_CHARACTERS, 0)
+    assert bool(number) == (masked > MAX_CHARACTERS or size > KEPT_CHARACTERS)

@@ -159,6 +159,7 @@ HOSTILE = {
     "an open string": "\x1b]0;title",
     "text from right to left": "\u202e",
     "an isolate": "\u2066",
+    "an Arabic letter mark": "\u061c",
     "a line separator": "\u2028",
     "half of a character": "\ud800",
 }
@@ -178,3 +179,16 @@ def test_colours_stay_on_a_terminal() -> None:
     line = "\x1b[1;31mred\x1b[0m \x1b[38;5;12mblue\x1b[m"
     assert printable(line, has_colours=True) == line
     assert printable(line) == "red blue"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("\x1b[8mhidden", "\x1b[8mhidden\x1b[0m"),
+        ("\x1b[0m\x1b[7mreverse \x1b[1m", "\x1b[0m\x1b[7mreverse \x1b[1m\x1b[0m"),
+        ("\x1b[30;40mblack\x1b[m", "\x1b[30;40mblack\x1b[m"),
+        ("plain", "plain"),
+    ],
+)
+def test_colours_end_with_their_line(line: str, shown: str) -> None:
+    assert printable(line, has_colours=True) == shown

@@ -81,8 +81,8 @@ def test_calls_that_are_lost_are_made_again(s3: Any, aws_server: str, monkeypatc
         storage = RunStorage.open(f"s3://{BUCKET}/again", "run")
         storage.check_writable()
         for number in range(5):
-            storage.write_json(f"{number}.json", number)
-            assert storage.read_json(f"{number}.json") == number
+            storage.write_json(f"{number}.json", {"number": number})
+            assert storage.read_json(f"{number}.json") == {"number": number}
         with storage.open_writer("folder_1/model.pt") as stream:
             for start in range(0, len(weights), 2**20):
                 stream.write(weights[start : start + 2**20])
@@ -107,18 +107,18 @@ def test_document_replaced_during_a_read(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
     storage = RunStorage.open(f"s3://{BUCKET}/runs", "replaced")
-    storage.write_json("status.json", before)
+    storage.write_json("status.json", {"state": before})
     opened = []
 
     def replacing(self: RunStorage, name: str) -> Any:
         opened.append(real(self, name))  # it has asked for the object's size
         if len(opened) == 1:
-            self.write_json(name, after)
+            self.write_json(name, {"state": after})
         return opened[-1]
 
     real = RunStorage.open_reader
     monkeypatch.setattr(RunStorage, "open_reader", replacing)
-    assert storage.read_json("status.json") == after
+    assert storage.read_json("status.json") == {"state": after}
     assert len(opened) == 2
 
 

@@ -1,0 +1,113 @@
+"""Commands on runs whose documents anybody who can write to the storage may have written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cli import compare as compare_module
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.cluster.ray_status import QueuedRun, _queue
+from ray_on_ecs.tracking import layout
+from tests.ray_on_ecs.cli.folders import Folders, job
+
+NESTED = "[" * 900 + "]" * 900
+CONTENTS = {
+    "a list": "[1]",
+    "text": '"x"',
+    "cut off": "{",
+    "null": "null",
+    "nested": "[" * 100_000,
+    "nested values": f'{{"settings": {{"x": {NESTED}, "lr": {{"a": {NESTED}}}}}, "state": {NESTED}, "step": {NESTED}}}',
+    "infinite": '{"settings": {"lr": 1e999}, "state": "training", "step": 1e999, "cost_usd": NaN, "loss": -Infinity}',
+    "long numbers": f'{{"settings": {{"lr": 1{"0" * 5000}}}, "step": 1{"0" * 300}, "cost_usd": 1{"0" * 300}}}',
+    "text for numbers": '{"settings": {"lr": "1"}, "step": "7", "cost_usd": "7", "times": {"total_seconds": "7"}}',
+    "lists for numbers": '{"step": [7], "cost_usd": [7], "earlier": {"usd": [7], "seconds": [1]}, "times": []}',
+    "large floats": '{"times": {"total_seconds": 1e300}, "cost": {"usd": 1e308}, "earlier": {"usd": 1e308}}',
+    "numbers for text": '{"settings": 7, "state": 7, "owner": 7, "started": 7, "instances": 7, "url": 7, "error": 7}',
+    "objects for text": '{"state": {}, "owner": {}, "started": {}, "instances": {}, "metrics": [], "command": {}}',
+    "markup": '{"settings": {"lr": "[/foo]"}, "state": "[/foo]", "owner": "[link=file:///etc]x[/]", "error": "[/]"}',
+}
+DOCUMENTS = (layout.SETTINGS, layout.STATUS, layout.RESULT, layout.ERROR, layout.METRICS, layout.TRIALS)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """A storage path with the run `healthy`, without a head."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    found = Folders(str(tmp_path / "results"))
+    make(found, "healthy")
+    return found
+
+
+def make(folders: Folders, name: str) -> None:
+    folders.script(name, records=2)
+    folders.status(name, "finished")
+    folders.of(name).write("logs/20261125T141834Z.txt", "epoch 1\n")
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_broken_document_costs_at_most_a_line(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(compare_module, "draw", lambda runs: None)
+    names = []
+    for document in DOCUMENTS:
+        name = f"broken-{document}"
+        make(folders, name)
+        folders.of(name).delete(layout.RESULT)
+        folders.of(name).write(document, CONTENTS[kind] + "\n")
+        names.append(name)
+    for words in (["runs"], ["runs", "--json"], ["logs", "healthy"], *(["logs", name] for name in names)):
+        assert main([words[0], "--local", *words[1:]]) == 0
+    out = capsys.readouterr().out
+    assert out.count("epoch 1") == 1 + len(names)
+    assert all(name in out for name in ("healthy", *names))
+    for name in names:
+        for words in (["compare", "healthy", name], ["compare", "--json", "healthy", name], ["open", name]):
+            status = main([words[0], "--local", *words[1:], *["--no-browser"] * (words[0] == "open")])
+            *_, line = capsys.readouterr().err.splitlines() or [""]
+            assert status == 0 or (status == 2 and name in line), line
+        assert main(["logs", "--local", "--follow", name]) in (0, 2, 3)
+    assert main(["rm", "--local", *names]) == 0
+
+
+@pytest.mark.parametrize("step", ["1e999", '"1"', "[1]", "1.5", "null", "18446744073709551615"])
+def test_curve_has_whole_steps(folders: Folders, step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make(folders, "broken")
+    folders.of("broken").write(layout.METRICS, f'{{"step": {step}, "$x_{{": 1e30, "loss": -1e30}}\n' * 2)
+    status = main(["compare", "--local", "healthy", "broken"])
+    *_, line = capsys.readouterr().err.splitlines() or [""]
+    assert (status, "broken" in line) == ((0, False) if step.isdigit() else (2, True))
+
+
+QUEUED = {"state": "queued", "owner": "ana", "behind": "first"}
+
+
+@pytest.mark.parametrize(
+    ("content", "queue"),
+    [
+        (QUEUED, [QueuedRun("mine", "ana", "first")]),
+        ({**QUEUED, "owner": None}, [QueuedRun("mine", "", "first")]),
+        ({**QUEUED, "owner": 7, "behind": "a\nb"}, [QueuedRun("mine", "7", "a b")]),
+        ({"state": "queued"}, []),
+        ({**QUEUED, "job": None}, []),
+        ([1], []),
+        ("queued", []),
+        (None, []),
+    ],
+)
+def test_queue_has_the_runs_of_the_storage_path(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, content: Any, queue: list[QueuedRun]
+) -> None:
+    document = {"job": "mine", **content} if isinstance(content, dict) else content
+    folders.of("mine").write(layout.STATUS, json.dumps(document))
+    folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))
+    elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
+    jobs = [job("mine"), job("theirs", metadata=elsewhere), job("../mine"), job("x", metadata=None)]
+    assert _queue(LocalCluster(), jobs) == queue
