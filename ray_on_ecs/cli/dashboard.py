@@ -21,9 +21,9 @@ LOOK_SECONDS = 5.0
 def command(cluster: Cluster, no_browser: bool) -> int:
     """Forward Ray's dashboard to this machine until Ctrl-C, and open it in the browser."""
     with cluster.connect() as head:
-        out.print(f"dashboard  {head.url}", markup=False)
+        out.print(f"dashboard  {head.url}")
         if head.token:  # Ray's page asks for it, and can't have it in its address
-            out.print(f"token      {head.token}", markup=False)
+            out.print(f"token      {head.token}")
         if not no_browser:
             click.launch(head.url)
         note("Ctrl-C closes it")

@@ -84,7 +84,7 @@ def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tu
         document = {"run": run, "folder": str(fetched.folder), "files": fetched.files, "copied": fetched.copied}
         print_json({**document, "bytes": fetched.size})
     else:
-        out.print(str(fetched), markup=False)
+        out.print(str(fetched))
 
 
 def fetch_run(

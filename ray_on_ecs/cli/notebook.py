@@ -69,7 +69,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
                 host = _wait_until_it_listens(client, job_id)
             with cluster.forward(host, NOTEBOOK_PORT) as port:
                 url = f"http://127.0.0.1:{port}/lab?token={token}"
-                out.print(url, markup=False)
+                out.print(url)
                 with _page(url) as page:
                     if not no_browser:
                         click.launch(page)

@@ -46,7 +46,7 @@ def command(cluster: Cluster, run: str, folder: str, no_browser: bool, cloudwatc
     if as_json:
         print_json({"run": run, "report": str(report), "curves": curves and str(curves), "cloudwatch": address})
     else:
-        out.print("\n".join(map(str, filter(None, (report, curves, address)))), markup=False)
+        out.print("\n".join(map(str, filter(None, (report, curves, address)))))
     if not no_browser:
         _show([report.as_uri(), *([address] if cloudwatch and address else [])])
 

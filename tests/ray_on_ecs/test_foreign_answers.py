@@ -144,7 +144,9 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     port = server.server_address[1]
     monkeypatch.setattr(ports, "DASHBOARD", port)
     monkeypatch.setattr(ports, "AGENT", port)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path / "home"  # which is not uploaded
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     for name in ("NO_PROXY", "no_proxy"):  # `Head.export` adds to them
         monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", server.url)
