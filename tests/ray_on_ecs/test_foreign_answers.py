@@ -144,9 +144,7 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     port = server.server_address[1]
     monkeypatch.setattr(ports, "DASHBOARD", port)
     monkeypatch.setattr(ports, "AGENT", port)
-    home = tmp_path / "home"  # which is not uploaded
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("NO_PROXY", "no_proxy"):  # `Head.export` adds to them
         monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", server.url)
@@ -250,7 +248,9 @@ def test_command_names_the_address_of_another_program(
 ) -> None:
     """The first answers may be Ray's, as when its head ends meanwhile."""
     monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.0)
-    monkeypatch.chdir(tmp_path)
+    code = tmp_path / "code"
+    code.mkdir()
+    monkeypatch.chdir(code)
     Path("train.py").touch()
     foreign.answer, foreign.answers_of_ray = ANSWERS[answer], first
     command, *rest = words.split()

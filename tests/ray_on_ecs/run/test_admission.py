@@ -79,8 +79,14 @@ def test_large_files_are_linked_on_this_machine(large: Path, capsys: pytest.Capt
 def test_too_much_code_is_one_line(
     large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head: Any = SimpleNamespace(list_jobs=list)  # takes no job
-    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda *arguments, **options: head)
+    class Client:  # takes no job
+        def __init__(self, url: str) -> None:
+            pass
+
+        def list_jobs(self) -> list[Any]:
+            return []
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
     monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     assert command(["run", "--num-workers", "1", "train.py"]) == 2

@@ -25,8 +25,10 @@ def client(port: int) -> Any:
     return distributed.TCPStore(HOST, port, None, False, timedelta(minutes=2), wait_for_workers=False)
 
 
-def servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "local_store.py" in " ".join(each.cmdline())]
+def servers(parent: int) -> list[psutil.Process]:
+    children = psutil.Process(parent).children()
+    found = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in found if "local_store.py" in " ".join(child.cmdline())]
 
 
 def test_ranks_share_a_store_that_only_this_machine_reaches() -> None:
@@ -34,7 +36,7 @@ def test_ranks_share_a_store_that_only_this_machine_reaches() -> None:
         one, other = client(store.port), client(store.port)
         one.set("key", "value")
         assert other.get("key") == b"value"
-        [server] = servers()
+        [server] = servers(os.getpid())
         listeners = [each.laddr for each in server.net_connections("all") if each.status == psutil.CONN_LISTEN]
         assert listeners == [(HOST, store.port)]
     assert not server.is_running()
@@ -49,7 +51,7 @@ def test_each_start_has_an_empty_store() -> None:
 
 def test_script_without_a_process_group_starts_no_server() -> None:
     with LocalStore("not-an-interpreter") as store:
-        assert servers() == []
+        assert servers(os.getpid()) == []
     assert not listens(store.port)
 
 
@@ -75,7 +77,7 @@ def test_killed_worker_leaves_no_server() -> None:
     worker.start()
     store = client(here.recv())
     store.set("key", "value")
-    [server] = [each for each in psutil.Process(worker.pid).children() if "local_store.py" in " ".join(each.cmdline())]
+    [server] = servers(worker.pid or 0)
     os.kill(worker.pid or 0, signal.SIGKILL)
     worker.join()
     until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)

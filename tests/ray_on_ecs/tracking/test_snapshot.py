@@ -48,7 +48,7 @@ def test_a_manifest_is_read_as_written(storage: RunStorage) -> None:
 )
 def test_a_broken_manifest_is_named(storage: RunStorage, text: str) -> None:
     storage.write(layout.FILES, text.encode("latin-1"))
-    with pytest.raises(UsageError, match=r"files\.json in .* is broken"):
+    with pytest.raises(UsageError, match=r"files\.json .*is broken"):
         read_snapshot(storage)
 
 
