@@ -1,7 +1,6 @@
 """Commands of a run before anything starts: refused in one line, or with large files that are linked."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
