@@ -47,9 +47,12 @@ def _path(*parts: str) -> Path:
     return Path(*parts)
 
 
+# Type codes of NumPy's numbers.
+NUMBERS = "?bBhHiIlLqQefdFD"
+
 _BY_NAME: dict[tuple[str, str], Any] = {(each.__module__, each.__qualname__): each for each in ALLOWED}
-# A function, as a pickle can set attributes of a Python class, and a path's `parent` would count in all modules. Its
-# module depends on the version of Python.
+# A function: a pickle can set attributes of a class of Python's, which may disturb later checkpoints of this process, but
+# not all that use paths. The module of the class depends on the version of Python.
 _BY_NAME |= {(module, "PosixPath"): _path for module in ("pathlib", "pathlib._local")}
 
 
@@ -83,7 +86,7 @@ def load(file: IO[bytes]) -> Any:
 
 
 def load_saved(file: IO[bytes]) -> Any:
-    """Return the value that `torch.save` has written: tensors, and the plain data that PyTorch's own loading accepts.
+    """Return the value that `torch.save` has written: tensors, arrays, and the data that PyTorch's own loading accepts.
 
     https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only
 
@@ -92,18 +95,31 @@ def load_saved(file: IO[bytes]) -> Any:
         ValueError: It has a value of another class, or is damaged.
     """
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_classes_of_numpy()):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as cause:
         raise ValueError(f"a value can't be read: {_reason(file) or one_line(cause)}") from cause
 
 
+def _classes_of_numpy() -> list[Any]:
+    """Return the classes of an array of numbers, by the names of NumPy 1 and 2; none without NumPy."""
+    try:
+        import numpy as np
+    except ImportError:
+        return []
+    reconstruct = np.empty(0).__reduce__()[0]
+    names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
+    return [*((reconstruct, name) for name in names), np.ndarray, np.dtype, *{type(np.dtype(code)) for code in NUMBERS}]
+
+
 def _reason(file: IO[bytes]) -> str:
     """Return the classes that PyTorch does not load from a file; empty if it has none, or is damaged."""
     try:
         file.seek(0)
-        return ", ".join(get_unsafe_globals_in_checkpoint(file))
+        with torch.serialization.safe_globals(_classes_of_numpy()):
+            return ", ".join(get_unsafe_globals_in_checkpoint(file))
     except Exception:
         return ""
 

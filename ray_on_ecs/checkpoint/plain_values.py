@@ -1,6 +1,6 @@
 """Plain values of a training's state: those that a checkpoint loads without running code.
 
-Numbers, text, lists, dicts and tensors are plain, and so is what `torch.load` accepts besides.
+Numbers, text, lists, dicts, tensors and NumPy's arrays are plain, and so is what `torch.load` accepts besides.
 https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only
 """
 
@@ -9,18 +9,21 @@ from __future__ import annotations
 import io
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.errors import one_line
 
-LEAVES = frozenset((int, float, bool, str, bytes, type(None)))
+LEAVES = frozenset((float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+# PyTorch does not load an integer of more bytes.
+MAX_INTEGER = 2 ** (8 * 255 - 1)
 WAY_OUT = (
-    "store numbers, text, lists, dicts and tensors, or set Checkpointer(trust_pickle=True) if you trust all who can "
+    "store numbers, text, lists, dicts, tensors and arrays, or set Checkpointer(trust_pickle=True) if you trust all who can "
     "write to the folder"
 )
 
@@ -44,7 +47,7 @@ def plain(value: Any, key: str = "") -> Any:
 def _plain(value: Any, key: str, copies: dict[int, Any]) -> Any:
     """Copy a value; `copies` are those of containers by ID, as a container may be in another one twice."""
     kind = type(value)
-    if kind in LEAVES or (kind is Tensor and not vars(value)):
+    if kind in LEAVES or _is_integer(value) or _is_tensor(value):
         return value
     if id(value) in copies:
         return copies[id(value)]
@@ -65,23 +68,35 @@ def _plain(value: Any, key: str, copies: dict[int, Any]) -> Any:
     if kind in (tuple, set):
         return value if _has_leaves(value) else kind(_all(value, key, copies))
     numpy = sys.modules.get("numpy")
-    number = value.item() if numpy and isinstance(value, numpy.generic) else value
-    if type(number) not in LEAVES:
-        _check(number, kind, key)
-    return number
+    if numpy and isinstance(value, numpy.generic) and value.dtype.char in f"{plain_pickle.NUMBERS}U":
+        return _plain(value.item(), key, copies)
+    if not (numpy and kind is numpy.ndarray and value.dtype.char in plain_pickle.NUMBERS):
+        _check(value, key)
+    return value
 
 
 def _all(values: Iterable[Any], key: str, copies: dict[int, Any]) -> list[Any]:
     return [_plain(each, f"{key}.{number}", copies) for number, each in enumerate(values)]
 
 
-def _has_leaves(values: Iterable[Any]) -> bool:
+def _has_leaves(values: Collection[Any]) -> bool:
     """Return True if all values are leaves; in C, as the states of samplers are long lists."""
-    return LEAVES.issuperset(map(type, values))
+    kinds = set(map(type, values))
+    numbers = values if kinds == {int} else [value for value in values if type(value) is int]
+    return kinds <= {*LEAVES, int} and (not numbers or (_is_integer(min(numbers)) and _is_integer(max(numbers))))
 
 
-def _check(value: Any, kind: type, key: str) -> None:
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and -MAX_INTEGER <= value < MAX_INTEGER
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value) in (Tensor, Parameter) and not vars(value)
+
+
+def _check(value: Any, key: str) -> None:
     """Raise ValueError unless PyTorch can save and load a value without running code."""
+    kind = type(value)
     name = f"{key}: a value of class {kind.__module__}.{kind.__qualname__}"
     packed = io.BytesIO()
     try:

@@ -16,8 +16,7 @@ def capture(devices: Iterable[torch.device] = ()) -> dict[str, Any]:
     state["cuda"] = [torch.cuda.get_rng_state(device) for device in devices]
     numpy = sys.modules.get("numpy")
     if numpy:  # a script that has not imported it does not depend on its state
-        name, keys, *position = numpy.random.get_state()
-        state["numpy"] = (name, keys.tolist(), *position)  # an array would be a class of NumPy's in the checkpoint
+        state["numpy"] = numpy.random.get_state()
     return state
 
 

@@ -122,10 +122,16 @@ class TrainingState:
         Raises:
             ValueError: It has a value that could not be loaded.
         """
+        return {**self.tensors(), f"{RANKS}.{self._rank}": _pack(self.plain_values())}
+
+    def plain_values(self) -> dict[str, Any]:
+        """Return everything but tensors, as a checkpoint has it.
+
+        Raises:
+            ValueError: It has a value that could not be loaded.
+        """
         values = self.values()
-        if not self._trusts_pickle:
-            values = {kind: plain(each) for kind, each in values.items()}
-        return {**self.tensors(), f"{RANKS}.{self._rank}": _pack(values)}
+        return values if self._trusts_pickle else {kind: plain(each) for kind, each in values.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules and optimizers by key, without copies."""

@@ -215,8 +215,15 @@ NOT_PLAIN = {
     "a date of NumPy": np.datetime64("2026-11-27"),
     "a long number of NumPy": np.longdouble(1),
     "a Decimal": Decimal(1),
-    "an array of NumPy": np.zeros(2),
-    "an array without a dimension": np.array(0.5),
+    "a date in ns": np.datetime64("2026-11-27", "ns"),
+    "a duration of NumPy": np.timedelta64(1, "s"),
+    "an array of objects": np.array([Decimal(1), None], dtype=object),
+    "an array of dates": np.array(["2026-11-27"], dtype="datetime64[D]"),
+    "an array of records": np.zeros(2, dtype=[("a", "i4")]),
+    "a matrix": np.zeros((2, 2)).view(np.matrix),
+    "a generator of NumPy": np.random.default_rng(0),
+    "an integer of 300 bytes": 1 << 2400,
+    "an integer of 256 bytes": -(1 << 2040),
     "a path": Path("a"),
     "a range": range(2),
     "a function": print,
@@ -249,6 +256,12 @@ def test_value_that_could_not_be_loaded_is_refused_at_the_save(folder: Path, kin
     )
 
 
+def test_value_that_could_not_be_loaded_is_refused_before_the_training(folder: Path) -> None:
+    checkpoint = Checkpointer(folder / "ck", model=nn.Linear(2, 1), state={"own": Stateful(date(2026, 11, 27))})
+    with pytest.raises(ValueError, match=r"state\.own\.value: a value of class datetime\.date can't be loaded"):
+        checkpoint.resume()
+
+
 @pytest.mark.parametrize("kind", [kind for kind in NOT_PLAIN if "tensor" not in kind])
 def test_trusted_values_keep_their_class(folder: Path, kind: str) -> None:
     save(folder / "ck", NOT_PLAIN[kind], trust_pickle=True)
@@ -278,6 +291,12 @@ PLAIN = {
     "numbers of NumPy": ({np.int64(1): [np.float32(2), (np.int8(3),)]}, {1: [2.0, (3,)]}),
     "an OrderedDict": (OrderedDict(b=np.float64(1), a=torch.Size([2])), OrderedDict(b=1.0, a=torch.Size([2]))),
     "a Counter": (Counter("aab"), Counter("aab")),
+    "an array": (np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3)),
+    "an array without a dimension": (np.array(0.5), np.array(0.5)),
+    "an array of complex numbers": (np.ones(1, np.complex64), np.ones(1, np.complex64)),
+    "an array of flags": ([np.array([True])], [np.array([True])]),
+    "a generator's state": (np.random.RandomState(0).get_state(), np.random.RandomState(0).get_state()),
+    "the largest integers": ([2**2039 - 1, -(2**2039)], [2**2039 - 1, -(2**2039)]),
     "a set": ({1, "a", (1, np.int64(2))}, {1, "a", (1, 2)}),
     "a data type": (torch.bfloat16, torch.bfloat16),
     "a device": (torch.device("cuda", 1), torch.device("cuda", 1)),
