@@ -324,7 +324,7 @@ class LocalCluster(Cluster):
             cpus = os.cpu_count() or 1
             needed = workers or DEFAULT_WORKERS
             started = local_head.find()
-            if started and workers > started.cpus:
+            if started and 0 < started.cpus < workers:
                 if self._is_used(started):
                     raise UsageError(
                         f"--num-workers: Ray on this machine is in use, and was started for "

@@ -61,7 +61,7 @@ class LocalHead:
         pid: The process ID of `ray start`.
         created: The start time of that process, as its ID may be reused.
         folder: The folder of its log, with Ray's temporary folder in it; only this user can open it.
-        cpus: The number of CPUs, which the workers of its runs share.
+        cpus: The number of CPUs, which the workers of its runs share; 0 if an earlier version has started it.
     """
 
     url: str
@@ -69,7 +69,7 @@ class LocalHead:
     pid: int
     created: float
     folder: str
-    cpus: int
+    cpus: int = 0
 
     @property
     def processes(self) -> list[psutil.Process]:

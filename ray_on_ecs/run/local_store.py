@@ -17,6 +17,8 @@ import time
 from types import TracebackType
 
 HOST = "127.0.0.1"
+# Tells PyTorch that rank 0's script does not serve the store.
+VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 POLL_SECONDS = 0.2
 BACKLOG = 1024
 

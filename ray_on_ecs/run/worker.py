@@ -235,8 +235,13 @@ class ScriptWorker:
         self._report_stored()
 
     def _serve_store(self, python: str) -> AbstractContextManager[LocalStore | None]:
-        """Return the store of a local run's process group, which rank 0's script would serve to the whole network."""
-        return LocalStore(python) if self._rank.rank == 0 and LOCAL_VARIABLE in os.environ else nullcontext()
+        """Return the store of a local run's process group, which rank 0's script would serve to the whole network.
+
+        A single worker has none: its script may start ranks and a store itself, as PyTorch's examples do by `mp.spawn`.
+        """
+        is_wanted = self._rank.world_size > 1 and local_store.VARIABLE not in self._config.variables
+        serves = is_wanted and self._rank.rank == 0 and LOCAL_VARIABLE in os.environ
+        return LocalStore(python) if serves else nullcontext()
 
     def _run_script(self, environment: ScriptEnvironment) -> None:
         """Run the script to its end."""
