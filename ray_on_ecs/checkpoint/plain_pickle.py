@@ -51,8 +51,8 @@ def _path(*parts: str) -> Path:
 NUMBERS = "?bBhHiIlLqQefdFD"
 
 _BY_NAME: dict[tuple[str, str], Any] = {(each.__module__, each.__qualname__): each for each in ALLOWED}
-# A function: a pickle can set attributes of a class of Python's, which may disturb later checkpoints of this process, but
-# not all that use paths. The module of the class depends on the version of Python.
+# A function: a pickle can set attributes of the classes above, which may disturb later checkpoints of this process, and
+# must not change paths, which all use. The module of the class depends on the version of Python.
 _BY_NAME |= {(module, "PosixPath"): _path for module in ("pathlib", "pathlib._local")}
 
 

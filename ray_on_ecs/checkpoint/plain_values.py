@@ -23,8 +23,8 @@ LEAVES = frozenset((float, bool, str, bytes, type(None), torch.dtype, torch.devi
 # PyTorch does not load an integer of more bytes.
 MAX_INTEGER = 2 ** (8 * 255 - 1)
 WAY_OUT = (
-    "store numbers, text, lists, dicts, tensors and arrays, or set Checkpointer(trust_pickle=True) if you trust all who can "
-    "write to the folder"
+    "store numbers, text, lists, dicts, tensors and arrays, or set Checkpointer(trust_pickle=True) if you trust all "
+    "who can write to the folder"
 )
 
 
