@@ -468,7 +468,7 @@ def test_programs_of_a_repository_do_not_run(tmp_path: Path, hostile: Path) -> N
 
 
 @pytest.mark.parametrize("hostile", [("code", "a filter")], indirect=True)
-@pytest.mark.parametrize("refused", ["--show-scope", "config --show-scope", "--name-only --list"])
+@pytest.mark.parametrize("refused", ["--show-scope", "config --show-scope", "--null --list"])
 def test_old_git_does_not_run_a_filter(
     tmp_path: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -481,13 +481,41 @@ def test_old_git_does_not_run_a_filter(
     assert not (tmp_path / "ran").exists()
 
 
-def test_filters_of_the_user_are_trusted(tmp_path: Path) -> None:
+CONFIGURED = {
+    '[filter "f"]\nsmudge = cat\n': True,
+    '[lfs "extension.e"]\nclean = x\n': True,
+    '[LFS "extension.e"]\nCLEAN = x\n': True,
+    '[lfs "customtransfer.t"]\npath = x\n': True,
+    '[lfs "https://host"]\nstandaloneTransferAgent = x\n': True,
+    "[lfs]\nstorage = /elsewhere\n": True,
+    '[lfs "extension.access"]\nclean = x\n': True,
+    "[include]\npath = more\n": True,
+    '[includeIf "gitdir:/**"]\npath = more\n': True,
+    '[user]\nname = "x\\nlfs.extension.e.clean=touch access"\n': True,
+    '[user]\nname = "x\\nLFS.extension.e.clean=.access"\n': True,
+    "[core]\nautocrlf = false\n": False,
+    "[user]\nname = all filter. and lfs.\nsigningKey\n": False,
+    '[lfs]\nrepositoryFormatVersion = 0\n[lfs "https://host/info/lfs"]\naccess = basic\nlocksverify = true\n': False,
+    '[remote "origin"]\nlfsurl = https://host\n[branch "lfs.x"]\nremote = origin\n': False,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), CONFIGURED.items())
+def test_only_filters_of_the_user_are_trusted(tmp_path: Path, text: str, expected: bool) -> None:
     git(write(tmp_path, "train.py"), "init", "--quiet")
-    git(tmp_path, "config", "--global", "filter.f.clean", "cat")
+    git(tmp_path, "config", "--global", "filter.lfs.clean", "git-lfs clean -- %f")
+    git(tmp_path, "config", "--global", "lfs.concurrentTransfers", "3")
     assert not has_filters(tmp_path)
-    git(tmp_path, "config", "core.autocrlf", "false")
-    assert not has_filters(tmp_path)
-    git(tmp_path, "config", "filter.f.smudge", "cat")
+    (tmp_path / ".git" / "more").write_text('[lfs "extension.e"]\nclean = x\n')
+    with (tmp_path / ".git" / "config").open("a") as file:
+        file.write(text)
+    assert has_filters(tmp_path) is expected
+
+
+def test_filter_of_one_worktree_is_not_trusted(tmp_path: Path) -> None:
+    git(write(tmp_path, "train.py"), "init", "--quiet")
+    git(tmp_path, "config", "extensions.worktreeConfig", "true")
+    git(tmp_path, "config", "--worktree", "lfs.extension.e.clean", "x")
     assert has_filters(tmp_path)
 
 
