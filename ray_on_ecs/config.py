@@ -483,7 +483,7 @@ def _check_range(flag: str, value: int | str | None) -> None:
 
 
 def is_run_name(name: str) -> bool:
-    """Return whether a run can have this name. A folder with another one is not a run, whoever has made it."""
+    """Return whether a run can have this name. A folder with another one is not a run."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
 
 

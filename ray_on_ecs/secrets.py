@@ -255,7 +255,7 @@ class Files:
 class Masker:
     """Replaces each line of the values by `***` in a text, also URL- and JSON-encoded, and the base64 of a whole value.
 
-    Not replaced are the base64 of a text that contains a value, and a last line of it with less than SHORTEST characters.
+    Not replaced are the base64 of a text that contains a value, and its last line of fewer than SHORTEST characters.
 
     Args:
         values: The values to hide.
