@@ -69,7 +69,7 @@ def list_code(
         UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
-    _check_is_project(folder, top, is_given=os.path.lexists(os.path.join(top, ".git")))
+    _check_is_project(folder, top)
     listing = _Listing(
         top,
         include=from_options(include, top, "--include"),
@@ -90,12 +90,12 @@ def list_code(
     return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
 
 
-def _check_is_project(folder: Path, top: str, *, is_given: bool) -> None:
-    """Raise UsageError for the home directory and the folders above it, unless the user means it; always for `/`."""
+def _check_is_project(folder: Path, top: str) -> None:
+    """Raise UsageError for `/`, and for the home directory and the folders above it, unless it has a `.git`."""
     home = os.path.realpath(os.path.expanduser("~"))
     if top == os.path.sep:
         raise UsageError(f"--working-dir: {folder} holds more than code; give the folder with the script")
-    if os.path.commonpath([top, home]) == top and not is_given:
+    if os.path.commonpath([top, home]) == top and not os.path.lexists(os.path.join(top, ".git")):
         raise UsageError(
             f"--working-dir: {folder} holds your home directory, and more than code; give the folder with the script, "
             "or, if it is the project, run `git init` in it"
