@@ -37,6 +37,12 @@ NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\
 LONGEST_LABEL = 20
 # The ends of names of variables that hold secrets.
 OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+# After ://, a bucket with a sign that names do not have, an '@' after what is not a bucket, or options of pyarrow.
+KEY_IN_ADDRESS = re.compile(r"/*[^/]*(?:[@%\\]|:(?!\d+(?:/|$)))|(?!/*[a-z0-9._-]+/).*(?:@|%40)|.*\?", re.DOTALL)
+# Without ://, an address that is not complete; NAME= is that of --input.
+KEY_IN_PATH = re.compile(
+    r"(?:(?![/.~])[^=:]*=)?+(?:stream:)?+(?:s3a?:|(?![/.~]).*:.*(?:@|%40))", re.DOTALL | re.IGNORECASE
+)
 # Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
@@ -404,13 +410,15 @@ def _check_pairs(flag: str, items: tuple[str, ...]) -> None:
 
 
 def _check_addresses(flag: str, *addresses: str) -> None:
-    """Raise UsageError for an address with a key, which the run's documents and errors would show."""
+    """Raise UsageError for an address that may hold a key, which the run's documents and errors would show."""
     for address in addresses:
-        before, _, rest = address.partition("://")
-        if re.match(r"[^/]*[@:].*@|[^/]*@", rest, re.DOTALL):
+        before, scheme, rest = address.partition("://")
+        if KEY_IN_ADDRESS.match(rest) if scheme else KEY_IN_PATH.match(address):
+            shown = f"{before}://…" if re.fullmatch(r"(?:\w+=)?(?:stream:)?s3", before) and scheme else "the value"
             raise UsageError(
-                f"{flag}: {before}://… has a key in its address; leave it out, up to the '@': the role of the cluster, "
-                "or the credentials of this machine, open the bucket"
+                f"{flag}: {shown} may have a key in its address; give s3://bucket/prefix without '@' and '?', or a "
+                "folder's path that begins with '/' or './': the role of the cluster, or the credentials of this "
+                "machine, open the bucket"
             )
 
 
@@ -475,7 +483,7 @@ def _check_range(flag: str, value: int | str | None) -> None:
 
 
 def is_run_name(name: str) -> bool:
-    """Return whether a run can have this name. A folder with another one is not a run, whoever has made it."""
+    """Return whether a run can have this name. A folder with another one is not a run."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
 
 

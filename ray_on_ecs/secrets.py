@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from ray_on_ecs.contract import SECRETS_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
@@ -28,6 +28,8 @@ from ray_on_ecs.private_folder import at_home
 MASK = "***"
 # A shorter value would also mask other output. The largest value is SSM's limit for a standard parameter.
 SHORTEST, LARGEST_BYTES = 4, 4096
+# Characters of a line of base64: by openssl, and by the program of this name and MIME.
+BASE64_WIDTHS = 64, 76
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ARN = r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+"
 # The variables of the runner and of what starts the script: see docs/scripts.md.
@@ -80,7 +82,7 @@ def earlier_items(settings: Mapping[str, Any]) -> list[str]:
     """Return the values of `--secret` of a run's earlier command.
 
     Args:
-        settings: Its settings, which anybody who can write to the storage may have written.
+        settings: Its settings, which others who can write to the storage may have written.
     """
     items = settings.get("secret")
     if not isinstance(items, list):
@@ -253,7 +255,7 @@ class Files:
 class Masker:
     """Replaces each line of the values by `***` in a text, also URL- and JSON-encoded, and the base64 of a whole value.
 
-    The base64 of a text that contains a value is not replaced.
+    Not replaced are the base64 of a text that contains a value, and its last line of fewer than SHORTEST characters.
 
     Args:
         values: The values to hide.
@@ -266,8 +268,9 @@ class Masker:
         secret_texts: set[str] = set()
         for value in values:
             for line in map(str.strip, value.splitlines()):
-                secret_texts |= {line, quote(line, safe=""), json.dumps(line)[1:-1]}
-            secret_texts.add(base64.b64encode(value.encode()).decode().rstrip("="))
+                secret_texts |= {line, quote(line), quote(line, safe=""), quote_plus(line), json.dumps(line)[1:-1]}
+            for whole in (value, value.strip(), value.strip() + "\n"):  # echo adds the last character
+                secret_texts |= _base64(whole.encode())
         # The longest first, so that one that contains another is masked as a whole.
         masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
         self.longest = len(masked[0]) if masked else 0
@@ -276,6 +279,16 @@ class Masker:
     def __call__(self, text: str) -> str:
         """Return the text without the values."""
         return self._pattern.sub(MASK, text) if self._pattern else text
+
+
+def _base64(value: bytes) -> set[str]:
+    """Return the base64 in both alphabets, as one line and each piece of several."""
+    texts: set[str] = set()
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(value).decode().rstrip("=")
+        for width in (len(encoded), *BASE64_WIDTHS):
+            texts |= {encoded[at : at + width] for at in range(0, len(encoded), width)}
+    return texts
 
 
 def mask_own_output(values: Collection[str]) -> None:

@@ -106,7 +106,7 @@ def read(storage: RunStorage) -> Run:
         return run
     except OSError as cause:
         raise ResourceError(f"run {name} can't be read ({one_line(cause)})") from cause
-    except Exception as cause:  # anybody who can write to the storage may have written the documents
+    except Exception as cause:  # others who can write to the storage may have written the documents
         reason = one_line(f"{type(cause).__name__}: {cause}")
         raise UsageError(f"run {name} has a broken document ({reason})") from cause
 

@@ -160,7 +160,7 @@ class Folders:
             seconds = None
             if run.started:
                 seconds = max(self.now - datetime.fromisoformat(run.started).timestamp(), 0.0)
-        except Exception:  # anybody may have written the documents; one run's are not the others' fault
+        except Exception:  # others may have written the documents; one run's are not the other runs' fault
             last_write = _iso(_newest(files or {}))
             return RunInfo(name=name, state="unreadable", started=last_write, updated=last_write)
         return replace(run, started_seconds_ago=seconds, job=job["submission_id"] if job else run.job)

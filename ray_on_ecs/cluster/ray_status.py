@@ -131,7 +131,7 @@ def _queue(cluster: Cluster, jobs: Sequence[Job]) -> list[QueuedRun]:
     """Return the runs whose jobs run and whose folders say that they are queued; unreadable folders are left out."""
     queue = []
     for name, job in under_way(jobs, cluster.storage_path).items():
-        with suppress(Exception):  # anybody may have written the document
+        with suppress(Exception):  # others may have written the document
             status = cluster.storage(name).read_json(layout.STATUS) or {}
             if status["state"] == "queued" and status["job"] == job["submission_id"]:
                 queue.append(QueuedRun(name, one_line(status.get("owner") or ""), one_line(status["behind"])))

@@ -169,7 +169,9 @@ class JobRecovery:
             try:
                 if self._is_lost(job) and not self._stopping.is_set():
                     self._resubmit(job, ids)
-            except Exception as cause:  # anybody may have submitted the job; the others are resubmitted nevertheless
+            except (
+                Exception
+            ) as cause:  # another client may have submitted the job; the others are resubmitted nevertheless
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
     def _record_interrupted(self, jobs: list[str]) -> None:

@@ -11,28 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run import key_files
 from ray_on_ecs.run.gitignore import Patterns, from_options
 from ray_on_ecs.run.ignore_files import Rules
 from ray_on_ecs.run.left_out import KEY, KINDS, LINK, LeftOut, count_bytes, describe, printable, size_text
 
 # Neither uploaded nor kept: it belongs to this machine, or is made again.
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
-# What may hold a key of the user, in small letters: left out, and named, unless --include names it.
-KEYS = (
-    *(".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".password-store", ".pulumi", ".ray-on-ecs"),
-    *(".huggingface",),
-    *("**/.config/gcloud", "**/.config/gh", "**/.config/rclone", "**/.cargo/credentials*"),
-    *("**/.cache/huggingface/token", "**/.cache/huggingface/stored_tokens"),
-    *(".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".boto", ".s3cfg"),
-    *(".vault-token", ".databrickscfg", "credentials.json", "kaggle.json", "*.tfstate", "*.tfstate.backup"),
-    *(".env", ".env.*", "*.env", ".envrc", "!.env.example", "!.env.sample", "!.env.template"),
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".*_history", "!*.py", "!*.pub"),
-)
 # Of NEVER, entries that are named when they are left out: a script may miss them.
 NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
 SHOWN = 3
+# An entry that --include names, or a folder above it, for which ignore files don't count; and one that may hold a key.
+INCLUDED, INCLUDED_KEY = "--include", "--include of a key"
 
 
 @dataclass(frozen=True, order=True)
@@ -78,12 +69,11 @@ def list_code(
         UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
-    _check_is_project(folder, top, is_given=bool(include) or os.path.lexists(os.path.join(top, ".git")))
+    _check_is_project(folder, top)
     listing = _Listing(
         top,
         include=from_options(include, top, "--include"),
-        keys_to_include=from_options(filter(_names_key, include), top, "--include"),
-        paths_to_include=from_options(filter(_names_path, include), top, "--include"),
+        named=frozenset(pattern.strip("/") for pattern in include),
         exclude=from_options(exclude, top, "--exclude"),
         never=from_options((*NEVER, *never), top, ""),
     )
@@ -100,39 +90,23 @@ def list_code(
     return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
 
 
-def _check_is_project(folder: Path, top: str, *, is_given: bool) -> None:
-    """Raise UsageError for the home directory and the folders above it, unless the user means it; always for `/`."""
+def _check_is_project(folder: Path, top: str) -> None:
+    """Raise UsageError for `/`, and for the home directory and the folders above it, unless it has a `.git`."""
     home = os.path.realpath(os.path.expanduser("~"))
     if top == os.path.sep:
         raise UsageError(f"--working-dir: {folder} holds more than code; give the folder with the script")
-    if os.path.commonpath([top, home]) == top and not is_given:
+    if os.path.commonpath([top, home]) == top and not os.path.lexists(os.path.join(top, ".git")):
         raise UsageError(
             f"--working-dir: {folder} holds your home directory, and more than code; give the folder with the script, "
-            "or, if it is the project, run `git init` in it, or name its files by --include"
+            "or, if it is the project, run `git init` in it"
         )
-
-
-def _names_key(pattern: str) -> bool:
-    """Return whether a pattern of --include has a name at its end: data/* does not bring back a key."""
-    return _has_name(pattern.rstrip("/").rpartition("/")[2])
-
-
-def _names_path(pattern: str) -> bool:
-    """Return whether it also begins with a name, before a slash: cache/ brings back nothing from a folder of keys."""
-    first, slash, _ = pattern.strip("/").partition("/")
-    return bool(slash) and _has_name(first) and _names_key(pattern)
-
-
-def _has_name(part: str) -> bool:
-    return bool(part.strip("*?."))
 
 
 @dataclass
 class _Listing:
     top: str
     include: Patterns
-    keys_to_include: Patterns
-    paths_to_include: Patterns
+    named: frozenset[str]  # the same, as paths: a pattern such as data/* does not bring back a key
     exclude: Patterns
     never: Patterns
     files: list[CodeFile] = field(default_factory=list)
@@ -140,20 +114,15 @@ class _Listing:
     unreadable: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.named = from_options(NAMED, self.top, "")
-        self.keys = from_options(KEYS, "", KEY)
+        self.worth_naming = from_options(NAMED, self.top, "")
 
-    def walk(
-        self, folder: str, rules: Rules, ignored: str = "", is_included: bool = False, has_keys: bool = False
-    ) -> None:
-        """List a folder; of one that is ignored, only files that are tracked or included.
+    def walk(self, folder: str, rules: Rules, above: str = "") -> None:
+        """List a folder; of one that is left out, only files that are tracked or included.
 
         Args:
             folder: Its path.
             rules: The rules for the folder itself.
-            ignored: The kind of ignore file that leaves it out, KEY if it may hold keys, or nothing.
-            is_included: --include names it, or a folder above it.
-            has_keys: --include names it, or a folder above it, as one that may hold keys.
+            above: How it counts: see `_decide`.
         """
         try:
             with os.scandir(folder) as listing:
@@ -162,39 +131,47 @@ class _Listing:
         except FileNotFoundError:  # deleted since its parent was read
             return
         except PermissionError:
-            if not ignored:
+            if not _is_left_out(above):
                 self.unreadable.append(self._name(folder))
             return
         rules = rules.enter(folder, is_nested=folder != self.top)
         for entry in entries:
             with suppress(FileNotFoundError):
-                self._take(entry, rules, ignored, is_included, has_keys)
+                self._take(entry, rules, above)
 
-    def _take(self, entry: os.DirEntry[str], rules: Rules, above: str, is_included: bool, has_keys: bool) -> None:
+    def _take(self, entry: os.DirEntry[str], rules: Rules, above: str) -> None:
         path, is_folder = entry.path, entry.is_dir(follow_symlinks=False)
-        is_included = is_included or bool(self.include.decide(path, is_folder))
-        # Compared without case, as some disks do.
-        may_hold_key = above == KEY or bool(self.keys.decide("/" + self._name(path).lower(), is_folder))
-        to_include = self.paths_to_include if above == KEY else self.keys_to_include
-        has_keys = has_keys or (may_hold_key and bool(to_include.decide(path, is_folder)))
-        is_key = may_hold_key and not has_keys
         if self.never.decide(path, is_folder):
-            if self.named.decide(path, is_folder) and not above:
+            if self.worth_naming.decide(path, is_folder) and not _is_left_out(above):
                 self._leave_out(path, "")
         elif self.exclude.decide(path, is_folder):
-            if not above:
+            if not _is_left_out(above):
                 self._leave_out(path, self.exclude.source)
         else:
-            ignored = "" if is_included else rules.ignored_by(path, is_folder, above)
-            why = ignored or (KEY if is_key else "")
+            why = self._decide(path, is_folder, rules, above)
             before = len(self.files)
-            has_more = self.paths_to_include if is_key else self.include or rules.tracks_below(path)
-            if is_folder and (not why or has_more):
-                self.walk(path, rules, KEY if is_key else ignored, is_included, has_keys)
-            elif not is_folder and not why:
+            if is_folder and (not _is_left_out(why) or self._has_more(path, rules, why)):
+                self.walk(path, rules, why)
+            elif not is_folder and not _is_left_out(why):
                 self._take_file(path)
-            if why and (not above or why == KEY != above):
+            if _is_left_out(why) and (not _is_left_out(above) or why == KEY != above):
                 self._leave_out(path, why, is_ignored=why != KEY, taken=self.files[before:])
+
+    def _decide(self, path: str, is_folder: bool, rules: Rules, above: str) -> str:
+        """Return why an entry is left out (KEY or the kind of ignore file), INCLUDED, INCLUDED_KEY, or nothing."""
+        if above == INCLUDED_KEY:
+            return above
+        if above == KEY or key_files.may_hold_key(path, self._name(path), is_folder):
+            return INCLUDED_KEY if self._name(path) in self.named else KEY
+        if above == INCLUDED or self.include.decide(path, is_folder):
+            return INCLUDED
+        return rules.ignored_by(path, is_folder, above)
+
+    def _has_more(self, path: str, rules: Rules, why: str) -> bool:
+        """Return whether a folder that is left out may have files that are not."""
+        if why == KEY:
+            return any(name.startswith(f"{self._name(path)}/") for name in self.named)
+        return bool(self.include) or rules.tracks_below(path)
 
     def _take_file(self, path: str) -> None:
         status, name = os.lstat(path), self._name(path)
@@ -228,6 +205,10 @@ class _Listing:
 
     def _name(self, path: str) -> str:
         return path[len(self.top.rstrip("/")) + 1 :] or "."
+
+
+def _is_left_out(why: str) -> bool:
+    return why not in ("", INCLUDED, INCLUDED_KEY)
 
 
 def check_size(folder: Path, files: Sequence[CodeFile]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 
@@ -17,6 +18,12 @@ MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 # A repository names programs that git runs, and it may be a stranger's: neither its monitor and hooks run, nor the
 # programs that fetch what a partial clone lacks.
 HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+# A key that can name a filter, or such a line of a value: git-lfs, which the user may have as a filter, reads its own
+# keys, and splits what `git config --list` prints into lines. The exceptions are those that it writes into each clone
+# itself. From `.lfsconfig` it takes only addresses and patterns.
+NAMES_FILTER = re.compile(
+    r"^(?:filter\.|lfs\.(?!repositoryformatversion$|[^=\n]*\.(?:access|locksverify)$))", re.MULTILINE | re.IGNORECASE
+)
 OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
@@ -97,11 +104,11 @@ def has_filters(folder: str | os.PathLike[str]) -> bool:
 
     Those of the user's own configuration don't count. A git before 2.26 can't tell them apart.
     """
-    listed = ask_git(folder, "config", "--show-scope", "--null", "--name-only", "--list")
+    listed = ask_git(folder, "config", "--show-scope", "--null", "--list")
     if listed is None:
         return True
-    scopes, names = listed.split("\0")[:-1:2], listed.split("\0")[1::2]
-    named = {scope for scope, name in zip(scopes, names, strict=True) if name.startswith("filter.")}
+    scopes, entries = listed.split("\0")[:-1:2], listed.split("\0")[1::2]
+    named = {scope for scope, entry in zip(scopes, entries, strict=True) if NAMES_FILTER.search(entry)}
     return not named <= {"system", "global", "command"}
 
 

@@ -51,7 +51,7 @@ def describe(left_out: Sequence[LeftOut]) -> list[str]:
             lines.append(f"left out: {_first(largest, SHOWN)}")
     keys = [printable(entry.name) for entry in left_out if entry.why == KEY]
     if keys:
-        lines.append(f"left out, as it may hold a key: {_first(keys, SHOWN_KEYS)}; --include NAME uploads one")
+        lines.append(f"left out, as it may hold a key: {_first(keys, SHOWN_KEYS)}; --include PATH uploads one")
     return lines
 
 

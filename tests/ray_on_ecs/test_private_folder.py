@@ -1,4 +1,4 @@
-"""The folder for temporary files: nobody else can have put anything there."""
+"""The folder for temporary files: other users can't have put anything there."""
 
 import os
 import re

@@ -1,10 +1,14 @@
 """Secrets of a run: the two stores, AWS Secrets Manager, the rules of values, and what hides them in lines."""
 
+import base64
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -188,6 +192,28 @@ def test_a_value_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_values_are_hidden_line_by_line(line: str, shown: str) -> None:
     mask = secrets.Masker(["hf_abc", "hf_abcdef", "-----BEGIN KEY-----\nab/c+d==\nxy\n", 'q"uote'])
     assert mask(line) == shown
+
+
+@pytest.mark.parametrize("value", ["hf_abc/x y?>~", "ab" * 49, "a?>~" * 61, "ä/ö ü" * 20, "x" * 4096])
+@pytest.mark.parametrize(
+    "encode",
+    [
+        quote,
+        quote_plus,
+        lambda value: quote(value, safe=""),
+        lambda value: base64.b64encode(value.encode()).decode(),
+        lambda value: base64.b64encode(f"{value}\n".encode()).decode(),
+        lambda value: base64.urlsafe_b64encode(value.encode()).decode(),
+        lambda value: base64.urlsafe_b64encode(f"{value}\n".encode()).decode(),
+        lambda value: base64.encodebytes(value.encode()).decode(),
+        lambda value: base64.encodebytes(f"{value}\n".encode()).decode(),
+        lambda value: "\n".join(wrap(base64.b64encode(value.encode()).decode(), 64)),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_encoded_values_are_hidden(value: str, encode: Callable[[str], str], end: str) -> None:
+    shown = secrets.Masker([value + end])(f"<{encode(value)}>")
+    assert re.fullmatch(r"<(\*{3}|=|\n|\b\w{1,3}\b)*>", shown)
 
 
 def test_without_secrets_nothing_is_hidden() -> None:

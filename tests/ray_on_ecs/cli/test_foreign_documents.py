@@ -1,4 +1,4 @@
-"""Commands on runs whose documents anybody who can write to the storage may have written."""
+"""Commands on runs whose documents others who can write to the storage may have written."""
 
 import json
 from pathlib import Path

@@ -152,7 +152,7 @@ def test_active_runs_are_never_pruned(folders: Folders, monkeypatch: pytest.Monk
     assert busy.exists()
 
 
-# Settings that anybody who can write to the storage may leave; `healthy` is another run.
+# Settings that others who can write to the storage may leave; `healthy` is another run.
 BROKEN = {
     "cut off": "{",
     "empty": "",

@@ -117,7 +117,7 @@ class Cut:
 
 
 def shown(*connections: list[str]) -> str:
-    """What is shown of a log over these connections."""
+    """The text that is shown of a log over these connections."""
     client: Any = Cut(*connections)
     logs, texts = UnreadLogs(), []
 

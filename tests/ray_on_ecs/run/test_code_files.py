@@ -312,10 +312,15 @@ def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check_size(tmp_path, list_code(tmp_path, [], ["data/"]).files)
 
 
+PRIVATE = b"-----BEGIN EC PRIVATE KEY-----\n"
 KEYS = [
     *(".ssh/id_rsa", ".aws/credentials", ".gnupg/x", ".kube/config", ".docker/config.json", ".config/gcloud/a/x.json"),
     *(".netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".env", ".env.local", "prod.env", "a/.env"),
-    *(".envrc",),
+    *(".env~", ".env-prod", ".env_local", ".envs/a/b", ".env.bak", ".flaskenv", ".env.example.local"),
+    *(".netrc~", "_netrc", ".netrc.old", "credentials.json.bak.orig", ".ssh.old/x", "server.key.bak", "key.pem.old"),
+    *("service-account-1.json", "a/client_secret_1.apps.json", ".streamlit/secrets.toml", "terraform.tfvars"),
+    *("a/x.auto.tfvars.json", ".config/git/credentials", "a/.config/pip/pip.conf", ".pip/pip.conf", ".dockercfg"),
+    *(".modal.toml", ".kaggle/x", "a.p8", "a.keystore", "b.jks", ".npmrc.swp", "config/master.key"),
     *("key.pem", "server.key", "a.p12", "b.pfx", "id_rsa", "a/id_ed25519", "id_ecdsa.old", ".bash_history"),
     *(".ray-on-ecs/secrets/x/y", ".config/gh/hosts.yml", ".config/rclone/rclone.conf", ".cache/huggingface/token"),
     *(".huggingface/token", "terraform.tfstate", "a/terraform.tfstate.backup", ".pulumi/credentials.json"),
@@ -323,15 +328,17 @@ KEYS = [
     *(".aws/sso/cache/x.json", ".envrc", ".ENV", "Key.PEM", "A/.SSH/ID_RSA", "Prod.Env", "a/.Aws/Config"),
 ]
 HARMLESS = [
-    *(".env.example", "a/.env.sample", "keys.py", "tokenizer.pem.py", "monkey.key.txt", "environment.py", "monkey"),
+    *(".env.example", "a/.env.sample", ".env-template", "keys.py", "tokenizer.pem.py", "monkey.key.txt", "monkey"),
     *("id_rsa_test.py", "Pulumi.yaml", "env/x.yaml", "aws/credentials", "docker/config.json", "ssh/id.txt", "netrc.md"),
     *("history.csv", ".config/other/x", ".cache/huggingface/x", "gcloud/x", "a.pem.gz", "tfstate", "secrets.py"),
+    *(".docker/Dockerfile", ".aws/task-definition.json", "certs/ca.pem", "data/answers.key", "conf/base.env", "a~"),
+    *("environment.py", "service.json", "x.tfvars", "keystore", "terraform.tfvars.example"),
 ]
 
 
 @pytest.mark.parametrize("name", KEYS)
 def test_key_is_left_out_and_named(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "train.py", name)
+    write(tmp_path, "train.py", name, content=PRIVATE)
     assert names_of(tmp_path) == ["train.py"]
     assert names_of(tmp_path, ["*", "*.*", "**/*", "a/*", "a/", "cache", "**/cache", "x.json"]) == ["train.py"]
     [entry] = list_code(tmp_path).left_out
@@ -340,19 +347,19 @@ def test_key_is_left_out_and_named(tmp_path: Path, name: str) -> None:
 
 
 def test_line_about_keys_names_them(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", ".env", ".ssh/id_rsa", ".ssh/known_hosts", "a\n.pem")
+    write(tmp_path, "train.py", ".env", ".ssh/id_rsa", ".ssh/known_hosts", "a\n.pem", content=PRIVATE)
     [line] = list_code(tmp_path).describe_left_out()
-    assert line == "left out, as it may hold a key: .env, .ssh/, a\\n.pem; --include NAME uploads one"
-    write(tmp_path, *(f"{number}.pem" for number in range(1000)))
+    assert line == "left out, as it may hold a key: .env, .ssh/, a\\n.pem; --include PATH uploads one"
+    write(tmp_path, *(f"{number}.pem" for number in range(1000)), content=PRIVATE)
     [line] = list_code(tmp_path).describe_left_out()
-    assert line.endswith(" and 993 more; --include NAME uploads one")
+    assert line.endswith(" and 993 more; --include PATH uploads one")
 
 
 def test_ignored_folder_of_keys_is_one_of_keys(tmp_path: Path) -> None:
-    write(tmp_path, ".ssh/config", "a/.aws/cache/x", ".gitignore", content=b".ssh\na/\n")
+    write(tmp_path, ".ssh/config", "a/.aws/sso/x", ".gitignore", content=b".ssh\na/\n")
     git(tmp_path, "init", "--quiet")
-    assert names_of(tmp_path, ["config", "cache/", "x"]) == [".gitignore"]
-    assert names_of(tmp_path, [".ssh/config", "a/.aws/cache"]) == [".gitignore", ".ssh/config", "a/.aws/cache/x"]
+    assert names_of(tmp_path, ["config", "sso/", "x"]) == [".gitignore"]
+    assert names_of(tmp_path, [".ssh/config", "a/.aws/sso"]) == [".gitignore", ".ssh/config", "a/.aws/sso/x"]
 
 
 def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
@@ -368,23 +375,45 @@ def test_harmless_file_is_uploaded(tmp_path: Path, name: str) -> None:
     assert names_of(write(tmp_path, name)) == [name]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"-----BEGIN CERTIFICATE-----\nMIIkey=\n-----END CERTIFICATE-----\n", False),
+        (bytes(100) + PRIVATE, True),
+        (b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n", True),
+        (b"export HF_TOKEN=abc\n", True),
+        (b"OPENAI_APIKEY = abc\n", True),
+        (b"AWS_ACCESS_KEY_ID=abc\n", True),
+        (b"db_password='abc'\n", True),
+        (b"DATABASE_URL=postgres://user:abc@host/x\n", True),
+        (b"EPOCHS=3\nMONKEY=1\nTOKENIZERS_PARALLELISM=false\nBYPASS=1\nURL=https://host/@x\n", False),
+        (b"HF_TOKEN=\nHF_TOKEN\n", False),
+        (b"", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.pem", "a.KEY", "a.env.bak"])
+def test_text_decides_whether_a_file_holds_a_key(tmp_path: Path, name: str, text: bytes, expected: bool) -> None:
+    assert names_of(write(tmp_path, name, content=text)) == [name] * (not expected)
+
+
 @pytest.mark.parametrize("name", KEYS)
 def test_key_is_brought_back_by_its_name(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "train.py", name, f"{name}.pem", "other/x.key")
+    write(tmp_path, "train.py", name, f"{name}.pem", "other/x.key", f"other/{name}", content=PRIVATE)
     assert names_of(tmp_path, [name]) == sorted(["train.py", name])
     assert names_of(tmp_path, [f"/{name}"]) == sorted(["train.py", name])
 
 
-@pytest.mark.parametrize("folder", [".ssh", "a/.aws", ".config/gcloud", ".SSH"])
+@pytest.mark.parametrize("folder", [".ssh", "a/.kube", ".config/gcloud", ".SSH", ".azure[1]/.ssh"])
 def test_folder_of_keys_is_brought_back_by_its_name(tmp_path: Path, folder: str) -> None:
     names = [f"{folder}/config", f"{folder}/sub/key.pem"]
-    write(tmp_path, "train.py", "a/.env", *names)
+    write(tmp_path, "train.py", "a/.env", *names, content=PRIVATE)
     assert names_of(tmp_path, [folder]) == sorted(["train.py", *names]) == names_of(tmp_path, [f"{folder}/"])
     assert names_of(tmp_path, [folder], ["*.pem"]) == sorted(["train.py", names[0]])
 
 
 def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
-    write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", ".gitignore", content=b"data/\n")
+    write(tmp_path, ".gitignore", content=b"data/\n")
+    write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", content=PRIVATE)
     git(tmp_path, "init", "-q")
     assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"] == names_of(tmp_path, ["data/*"])
     assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == left_out.KEY]) == 2
@@ -405,7 +434,9 @@ def test_home_and_the_folders_above_it_are_refused(
 
 def test_home_that_is_the_project_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(write(tmp_path, "train.py", ".ssh/id_rsa")))
-    assert names_of(tmp_path, ["train.py"]) == ["train.py"]
+    for include in ([], ["train.py"], ["*"]):
+        with pytest.raises(UsageError, match=r"run `git init` in it$"):
+            list_code(tmp_path, include)
     git(tmp_path, "init", "--quiet")
     assert names_of(tmp_path) == ["train.py"]
     with pytest.raises(UsageError, match="more than code"):
@@ -468,7 +499,7 @@ def test_programs_of_a_repository_do_not_run(tmp_path: Path, hostile: Path) -> N
 
 
 @pytest.mark.parametrize("hostile", [("code", "a filter")], indirect=True)
-@pytest.mark.parametrize("refused", ["--show-scope", "config --show-scope", "--name-only --list"])
+@pytest.mark.parametrize("refused", ["--show-scope", "config --show-scope", "--null --list"])
 def test_old_git_does_not_run_a_filter(
     tmp_path: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -481,13 +512,41 @@ def test_old_git_does_not_run_a_filter(
     assert not (tmp_path / "ran").exists()
 
 
-def test_filters_of_the_user_are_trusted(tmp_path: Path) -> None:
+CONFIGURED = {
+    '[filter "f"]\nsmudge = cat\n': True,
+    '[lfs "extension.e"]\nclean = x\n': True,
+    '[LFS "extension.e"]\nCLEAN = x\n': True,
+    '[lfs "customtransfer.t"]\npath = x\n': True,
+    '[lfs "https://host"]\nstandaloneTransferAgent = x\n': True,
+    "[lfs]\nstorage = /elsewhere\n": True,
+    '[lfs "extension.access"]\nclean = x\n': True,
+    "[include]\npath = more\n": True,
+    '[includeIf "gitdir:/**"]\npath = more\n': True,
+    '[user]\nname = "x\\nlfs.extension.e.clean=touch access"\n': True,
+    '[user]\nname = "x\\nLFS.extension.e.clean=.access"\n': True,
+    "[core]\nautocrlf = false\n": False,
+    "[user]\nname = all filter. and lfs.\nsigningKey\n": False,
+    '[lfs]\nrepositoryFormatVersion = 0\n[lfs "https://host/info/lfs"]\naccess = basic\nlocksverify = true\n': False,
+    '[remote "origin"]\nlfsurl = https://host\n[branch "lfs.x"]\nremote = origin\n': False,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), CONFIGURED.items())
+def test_only_filters_of_the_user_are_trusted(tmp_path: Path, text: str, expected: bool) -> None:
     git(write(tmp_path, "train.py"), "init", "--quiet")
-    git(tmp_path, "config", "--global", "filter.f.clean", "cat")
+    git(tmp_path, "config", "--global", "filter.lfs.clean", "git-lfs clean -- %f")
+    git(tmp_path, "config", "--global", "lfs.concurrentTransfers", "3")
     assert not has_filters(tmp_path)
-    git(tmp_path, "config", "core.autocrlf", "false")
-    assert not has_filters(tmp_path)
-    git(tmp_path, "config", "filter.f.smudge", "cat")
+    (tmp_path / ".git" / "more").write_text('[lfs "extension.e"]\nclean = x\n')
+    with (tmp_path / ".git" / "config").open("a") as file:
+        file.write(text)
+    assert has_filters(tmp_path) is expected
+
+
+def test_filter_of_one_worktree_is_not_trusted(tmp_path: Path) -> None:
+    git(write(tmp_path, "train.py"), "init", "--quiet")
+    git(tmp_path, "config", "extensions.worktreeConfig", "true")
+    git(tmp_path, "config", "--worktree", "lfs.extension.e.clean", "x")
     assert has_filters(tmp_path)
 
 

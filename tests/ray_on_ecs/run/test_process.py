@@ -297,7 +297,7 @@ def test_long_line_is_cut_while_it_is_read(start: Start, lines: list[str]) -> No
 
 
 def shown(line: str, secret: str) -> tuple[str, int]:
-    """What is shown of a line, and the number of characters that its mark names; 0 without one."""
+    """The text that is shown of a line, and the number of characters that its mark names; 0 without one."""
     kept, _, mark = module._shown(*module._appended("", line, 0), secrets.Masker([secret])).partition(" ... [")
     return kept, int(mark.partition(" ")[0].replace(",", "") or 0)
 
