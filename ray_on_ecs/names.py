@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import posixpath
 import re
 import sys
@@ -108,3 +109,14 @@ def make_way(folder: Path, path: Path, *, over_files: bool = False) -> None:
         if ancestor.is_symlink() or (over_files and ancestor.is_file()):
             ancestor.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def make_link(path: Path, target: str) -> bool:
+    """Make a symbolic link; return False if this disk can't have it: links, their length and letters have limits."""
+    try:
+        path.symlink_to(target)
+    except OSError as cause:
+        if cause.errno in (errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG):
+            return False
+        raise
+    return True

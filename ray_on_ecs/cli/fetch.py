@@ -18,9 +18,8 @@ from ray_on_ecs.cli.local_copy import (
     check_room,
     copy_all,
     delete_false_curves,
-    delete_links_out,
     is_here,
-    link,
+    make_links,
     unreadable,
     write_report,
 )
@@ -126,7 +125,7 @@ def copy_run(
         new = {
             path: info
             for path, info in requested.items()
-            if path != layout.REPORT and not is_here(target / path, info, listing.written_at.get(path))
+            if path != layout.REPORT and not is_here(target, path, info, listing.written_at.get(path))
         }
         if not new:
             break
@@ -141,10 +140,10 @@ def copy_run(
             f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
     try:
-        for path, text in listing.links.items():
-            if _is_requested(path, skipped, only):
-                link(target, path, text)
-        refused = [*listing.refused, *delete_links_out(target), *delete_false_curves(target)]
+        links = {path: text for path, text in listing.links.items() if _is_requested(path, skipped, only)}
+        refused = [*listing.refused, *make_links(target, links)]
+        if layout.CURVES in requested:
+            refused += delete_false_curves(target)
         if layout.REPORT in requested and write_report(storage, target):
             copied.add(layout.REPORT)
     except OSError as cause:
