@@ -27,7 +27,7 @@ from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import UsageError, counted
-from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out
+from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_bare_repositories
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _Listing:
         files: The files by their paths in the folder.
         links: The targets of the symbolic links.
         written_at: The times at which a script wrote its files, in nanoseconds.
-        refused: Names that the disk can't have, files of git, and links out of the folder.
+        refused: Names that the disk can't have, files of git's repositories, and links out of the folder.
     """
 
     files: dict[str, FileInfo]
@@ -205,6 +205,7 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
             written_at[path] = entry.written_at
     refused |= {name for name in (*files, *links) if is_refused(name)}
     refused |= {name for name, text in links.items() if leads_out(name, text)}
+    refused |= of_bare_repositories((*files, *links), target)
     refused |= set(conflicts([name for name in (*files, *links) if name not in refused], target))
     for name in refused:
         files.pop(name, None)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,36 @@ def test_files_of_git_are_left_out(own: Folders, capsys: pytest.CaptureFixture[s
     assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
     assert not [path for path in Path("runs").rglob("*") if path.name.lower() == ".git"]
     assert "'ck/.git/config'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("top", ["", "ck/", "files/", "files/a/b/"])
+@pytest.mark.parametrize("orders", [["HCOR"], ["HOR", "HCOR"], ["C", "H", "OR"], ["OR", "C", "H"], ["HOR", "COR"]])
+def test_bare_repository_is_not_fetched(
+    own: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], top: str, orders: list[str]
+) -> None:
+    program = f"[core]\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch {tmp_path / 'ran'}; false\n"
+    repository = {"H": ("HEAD", "ref: refs/heads/main\n"), "C": ("config", program), "O": ("objects/a", "1")}
+    repository["R"] = ("refs/b", "1")
+    for order in orders:
+        shutil.rmtree(own.of("first").path())
+        own.script("first", is_finished=False)
+        kept = {top + repository[letter][0]: repository[letter][1] for letter in order}
+        for name, content in kept.items():
+            own.of("first").write(name, content)
+        write_snapshot(
+            own.of("first"),
+            Snapshot(
+                {
+                    name.removeprefix("files/"): KeptFile(name, len(content))
+                    for name, content in kept.items()
+                    if name.startswith("files/")
+                }
+            ),
+        )
+        assert main(["fetch", "--local", "first"]) == 0
+        subprocess.run(["git", "status"], cwd=Path("runs/first", top), capture_output=True, check=False)
+        assert not (tmp_path / "ran").exists()
+    assert "can't be files here: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "", "a//b", "x/.git/config", ".git", "\ud800", "n" * 256, "a\0"])
