@@ -293,13 +293,21 @@ def test_files_of_git_are_left_out(own: Folders, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("top", ["", "ck/", "files/", "files/a/b/"])
-@pytest.mark.parametrize("orders", [["HCOR"], ["HOR", "HCOR"], ["C", "H", "OR"], ["OR", "C", "H"], ["HOR", "COR"]])
+@pytest.mark.parametrize(
+    "orders", [["HCORW"], ["HORW", "HCORW"], ["C", "H", "ORW"], ["ORW", "C", "H"], ["HORW", "CORW"]]
+)
 def test_bare_repository_is_not_fetched(
     own: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], top: str, orders: list[str]
 ) -> None:
-    program = f"[core]\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch {tmp_path / 'ran'}; false\n"
+    core = (
+        "repositoryformatversion = 0",
+        "bare = false",
+        "worktree = w",
+        f'fsmonitor = "touch {tmp_path / "ran"}; false"',
+    )
+    program = "\n\t".join(("[core]", *core))
     repository = {"H": ("HEAD", "ref: refs/heads/main\n"), "C": ("config", program), "O": ("objects/a", "1")}
-    repository["R"] = ("refs/b", "1")
+    repository |= {"R": ("refs/b", "1"), "W": ("w/x", "1")}
     for order in orders:
         shutil.rmtree(own.of("first").path())
         own.script("first", is_finished=False)
