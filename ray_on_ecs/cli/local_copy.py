@@ -219,14 +219,8 @@ def write_report(storage: RunStorage, target: Path) -> bool:
     if path.is_file() and path.read_bytes() == page:
         return False
     make_folder(target)
-    replace_file(path, page)
+    _place(target, layout.REPORT).write_bytes(page)
     return True
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file; a link in its place is not followed."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
 
 
 def unreadable(storage: RunStorage, cause: Exception) -> ResourceError:

@@ -245,7 +245,7 @@ def test_links_of_the_user_stay(own: Folders, tmp_path: Path) -> None:
     assert {name: os.readlink(f"runs/first/files/{name}") for name in own_links} == own_links
 
 
-USERS = ["checkpoints", "checkpoints/step-000000010", "logs", "result.json", "curves.png", "files"]
+USERS = ["checkpoints", "checkpoints/step-000000010", "logs", "result.json", "curves.png", "report.html", "files"]
 
 
 @pytest.mark.parametrize("name", USERS)
@@ -255,6 +255,8 @@ def test_link_of_the_user_is_followed(own: Folders, tmp_path: Path, name: str, e
     for file, content in contents.items():
         own.of("first").write(file, content.encode("latin-1"))
     own.files("first", "a", "b/c")
+    own.status("first", "finished")
+    own.of("first").write("report.html", "a page of others")
     link, big = Path("runs/first", name), tmp_path / "big" / "disk"
     link.parent.mkdir(parents=True)
     big.parent.mkdir()
@@ -264,7 +266,9 @@ def test_link_of_the_user_is_followed(own: Folders, tmp_path: Path, name: str, e
     for _ in range(2):
         assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
         assert link.is_symlink()
-        assert {*contents, "files/a", "files/b/c"} <= {str(Path(*path.parts[2:])) for path in all_files("runs/first")}
+        assert {*contents, "report.html", "files/a", "files/b/c"} <= {
+            str(Path(*path.parts[2:])) for path in all_files("runs/first")
+        }
     assert big.exists()
 
 
