@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
 import re
 import sys
@@ -13,6 +15,9 @@ from pathlib import Path
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 # Characters that macOS ignores in a name.
 IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+
+# Files of a repository that git needs to take a folder for one, and to read its configuration.
+BARE = ("HEAD", "config", "commondir")
 
 
 def fault_of(name: str) -> str | None:
@@ -37,8 +42,31 @@ def _length(name: str) -> int:
 
 def is_of_git(name: str) -> bool:
     """Return whether a path is what git takes for a repository, whose configuration names programs, or lies in one."""
-    plain = (IGNORED.sub("", part).rstrip(" .").lower() for part in name.split("/"))
-    return any(part in (".git", "git~1") for part in plain)
+    return any(part in (".git", "git~1") for part in _plain(name).split("/"))
+
+
+def _plain(name: str) -> str:
+    """Return a path as disks that ignore case and some characters compare it."""
+    return "/".join(IGNORED.sub("", part).rstrip(" .").lower() for part in name.split("/"))
+
+
+def of_bare_repositories(names: Iterable[str], folder: Path) -> set[str]:
+    """Return the paths that would make folders repositories without `.git`, with each other or with files of a folder.
+
+    git takes a folder for one by its HEAD, and reads its configuration from there or from where `commondir` leads.
+    """
+    plain = _plain if ignores_case(folder) else str
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        above, _, last = plain(name).rpartition("/")
+        if last in map(plain, BARE):
+            found.setdefault(above, {})[name] = last
+    bare: set[str] = set()
+    for above, own in found.items():
+        there = {plain(mark) for mark in BARE if os.path.lexists(folder / above / mark)}.union(own.values())
+        if plain("HEAD") in there and len(there) > 1:
+            bare |= own.keys()
+    return bare
 
 
 def is_refused(name: str) -> bool:
@@ -108,3 +136,14 @@ def make_way(folder: Path, path: Path, *, over_files: bool = False) -> None:
         if ancestor.is_symlink() or (over_files and ancestor.is_file()):
             ancestor.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def make_link(path: Path, target: str) -> bool:
+    """Make a symbolic link; return False if this disk can't have it: links, their length and letters have limits."""
+    try:
+        path.symlink_to(target)
+    except OSError as cause:
+        if cause.errno in (errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG):
+            return False
+        raise
+    return True

@@ -18,9 +18,8 @@ from ray_on_ecs.cli.local_copy import (
     check_room,
     copy_all,
     delete_false_curves,
-    delete_links_out,
     is_here,
-    link,
+    make_links,
     unreadable,
     write_report,
 )
@@ -28,7 +27,7 @@ from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import UsageError, counted
-from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out
+from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_bare_repositories
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def copy_run(
         new = {
             path: info
             for path, info in requested.items()
-            if path != layout.REPORT and not is_here(target / path, info, listing.written_at.get(path))
+            if path != layout.REPORT and not is_here(target, path, info, listing.written_at.get(path))
         }
         if not new:
             break
@@ -141,10 +140,10 @@ def copy_run(
             f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
     try:
-        for path, text in listing.links.items():
-            if _is_requested(path, skipped, only):
-                link(target, path, text)
-        refused = [*listing.refused, *delete_links_out(target), *delete_false_curves(target)]
+        links = {path: text for path, text in listing.links.items() if _is_requested(path, skipped, only)}
+        refused = [*listing.refused, *make_links(target, links)]
+        if layout.CURVES in requested:
+            refused += delete_false_curves(target)
         if layout.REPORT in requested and write_report(storage, target):
             copied.add(layout.REPORT)
     except OSError as cause:
@@ -166,7 +165,7 @@ class _Listing:
         files: The files by their paths in the folder.
         links: The targets of the symbolic links.
         written_at: The times at which a script wrote its files, in nanoseconds.
-        refused: Names that the disk can't have, files of git, and links out of the folder.
+        refused: Names that the disk can't have, files of git's repositories, and links out of the folder.
     """
 
     files: dict[str, FileInfo]
@@ -206,6 +205,7 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
             written_at[path] = entry.written_at
     refused |= {name for name in (*files, *links) if is_refused(name)}
     refused |= {name for name, text in links.items() if leads_out(name, text)}
+    refused |= of_bare_repositories((*files, *links), target)
     refused |= set(conflicts([name for name in (*files, *links) if name not in refused], target))
     for name in refused:
         files.pop(name, None)

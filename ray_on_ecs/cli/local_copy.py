@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich import filesize
 
 from ray_on_ecs.cli.screen import note, notes
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
-from ray_on_ecs.names import is_inside, leads_out, make_way
+from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
 from ray_on_ecs.tracking import layout
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ ATTEMPTS = 3
 IGNORE = "*\n"
 
 
-def is_here(file: Path, info: FileInfo, written_at: int | None) -> bool:
+def is_here(target: Path, path: str, info: FileInfo, written_at: int | None) -> bool:
     """Return whether a file has been copied, and has not changed in the storage since."""
     try:
-        status = file.lstat()
+        status = os.stat(target / path, follow_symlinks=not _is_of_script(path))
     except OSError:
         return False
     is_current = status.st_size == info.size and status.st_mtime_ns >= (written_at or info.mtime_ns or 0)
@@ -72,8 +72,7 @@ def copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], writ
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     make_folder(target)
-    for path in files:
-        make_way(target, target / path)  # nothing is written through the links of an earlier fetch
+    places = {path: _place(target, path) for path in files}
     stop = threading.Event()
     with (
         Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal) as bar,
@@ -82,7 +81,7 @@ def copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], writ
         task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
         copies = [
             pool.submit(
-                _copy, storage, target / path, info, written_at.get(path), lambda size: bar.advance(task, size), stop
+                _copy, storage, places[path], info, written_at.get(path), lambda size: bar.advance(task, size), stop
             )
             for path, info in files.items()
         ]
@@ -93,6 +92,23 @@ def copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], writ
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _is_of_script(path: str) -> bool:
+    """Return whether a path is where a fetch makes links; all other links are the user's, and are followed."""
+    return path.partition("/")[0].casefold() == layout.FILES_FOLDER
+
+
+def _place(target: Path, path: str) -> Path:
+    """Return where a file is written, after making the folder for it."""
+    if _is_of_script(path):
+        top, _, rest = path.partition("/")
+        place = Path(os.path.realpath(target / top), rest)
+        make_way(place.parents[rest.count("/")], place)
+    else:
+        place = Path(os.path.realpath(target / path))
+        place.parent.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def _copy(
@@ -136,17 +152,26 @@ def _copy_once(
             on_bytes(len(chunk))
 
 
-def link(target: Path, name: str, text: str) -> None:
-    """Make a link of the run, which leads to another place in the folder."""
-    path = target / name
-    make_way(target, path)
-    if path.is_symlink():
-        path.unlink()
-    if not path.exists():
-        path.symlink_to(text)
+def make_links(target: Path, links: Mapping[str, str]) -> list[str]:
+    """Make the links of a run, and return the names of those that are left out or deleted.
+
+    Below a `files` that the user has made a link, they might lead to files of the user.
+    """
+    top = target / layout.FILES_FOLDER
+    if top.is_symlink():
+        return list(links)
+    left_out = []
+    for name, text in links.items():
+        path = target / name
+        make_way(top, path)
+        if path.is_symlink():
+            path.unlink()
+        if not path.exists() and not make_link(path, text):
+            left_out.append(name)
+    return left_out + _delete_links_out(target)
 
 
-def delete_links_out(target: Path) -> list[str]:
+def _delete_links_out(target: Path) -> list[str]:
     """Delete the links that lead out of the folder over others, perhaps of an earlier fetch; return their names.
 
     A link whose own text leads out was not fetched: it is the user's.
@@ -157,7 +182,7 @@ def delete_links_out(target: Path) -> list[str]:
         return [name for path, name in links if not is_inside(path, target) and not leads_out(name, os.readlink(path))]
 
     deleted: list[str] = []
-    while found := links_out():  # without one, another may lead elsewhere
+    while found := links_out():  # each link that is made or deleted may change where others lead
         for name in found:
             (target / name).unlink()
         deleted += found
@@ -165,7 +190,7 @@ def delete_links_out(target: Path) -> list[str]:
 
 
 def _links_in(top: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(top) if not top.is_symlink() else ():
+    for parent, folders, names in os.walk(top):
         yield from (path for name in (*folders, *names) if (path := Path(parent, name)).is_symlink())
 
 
@@ -177,7 +202,7 @@ def delete_false_curves(target: Path) -> list[str]:
     with path.open("rb") as file:
         if file.read(len(layout.PNG)) == layout.PNG:
             return []
-    path.unlink()
+    Path(os.path.realpath(path)).unlink()  # a link is the user's
     return [layout.CURVES]
 
 
@@ -194,14 +219,8 @@ def write_report(storage: RunStorage, target: Path) -> bool:
     if path.is_file() and path.read_bytes() == page:
         return False
     make_folder(target)
-    replace_file(path, page)
+    _place(target, layout.REPORT).write_bytes(page)
     return True
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file; a link in its place is not followed."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
 
 
 def unreadable(storage: RunStorage, cause: Exception) -> ResourceError:

@@ -9,7 +9,7 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, show
-from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.clusters import Cluster, LocalCluster
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.tracking.shown_log import Filter
 
@@ -28,13 +28,19 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     """Show the log of RUN, with all its jobs; from its folder if the head is gone."""
     try:
         with cluster.connect() as head:
-            jobs = jobs_of(cluster, head.jobs, run)
+            jobs = jobs_of(cluster, head.jobs, run, "logs")
             under_way = [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
             if not (follow and under_way):
                 text = "".join(_log(head.jobs, job_id) for job_id in jobs)
                 _print(text or _stored(cluster, run), tail)
                 return _exit_status(cluster, run, jobs) if follow else 0
             metadata = jobs[under_way[-1]].metadata
+    except Elsewhere as cause:
+        try:
+            _print(_stored(cluster, run), tail)  # of an earlier run here
+        except TrainingError:
+            raise cause from None
+        return _exit_status(cluster, run, {}) if follow else 0
     except ResourceError as cause:
         stored = _stored(cluster, run)
         # Ray on this machine ends with its last run, so its absence needs no remedy.
@@ -48,28 +54,57 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     return Follower(cluster, same).follow(under_way[-1])
 
 
-def jobs_of(cluster: Cluster, client: Any, run: str | None) -> dict[str, Any]:
-    """Return the jobs of a run, or all jobs, by ID, in the order of their start.
+class Elsewhere(UsageError):
+    """The runs of a name are below other storage paths."""
+
+
+def jobs_of(cluster: Cluster, client: Any, run: str, subcommand: str) -> dict[str, Any]:
+    """Return the jobs of a run or notebook, by ID, in the order of their start.
 
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
 
+    Args:
+        cluster: The cluster.
+        client: Ray's client of the head's jobs.
+        run: The name.
+        subcommand: The one that needs the jobs, `logs` or `stop`, for a hint.
+
     Raises:
         ResourceError: The head doesn't answer, or not as Ray does.
-        UsageError: There are several such runs.
+        Elsewhere: There are other runs of this name, and on a stack several.
     """
     from ray_on_ecs.cluster.history import is_below
-    from ray_on_ecs.cluster.jobs import of_run, submitted
+    from ray_on_ecs.cluster.jobs import of_run
+
+    jobs = of_run(all_jobs(client), {"run_name": run})
+    paths = {job_id: str(job.metadata.get("storage_path")) for job_id, job in jobs.items()}
+    own = {
+        job_id: job
+        for job_id, job in jobs.items()
+        if paths[job_id] == NOTEBOOKS or is_below(job.metadata, cluster.storage_path)
+    }
+    others = sorted(set(paths.values()))
+    if own or len(others) < (1 if cluster.is_here else 2):
+        return own or jobs
+    if isinstance(cluster, LocalCluster):  # also in the head's container
+        cluster.typed_path = others[0]
+        raise Elsewhere(f"run {run} is below {' and '.join(others)}: {cluster.command(f'{subcommand} {run}')}")
+    raise Elsewhere(
+        f"there is a run {run} below each of {', '.join(others)}: in {cluster.command('shell')}, "
+        f"{' or '.join(f'ray job {subcommand} {job_id}' for job_id in jobs)}"
+    )
+
+
+def all_jobs(client: Any) -> dict[str, Any]:
+    """Return the submitted jobs by ID, in the order of their start.
+
+    Raises:
+        ResourceError: The head doesn't answer, or not as Ray does.
+    """
+    from ray_on_ecs.cluster.jobs import submitted
 
     try:
-        jobs = of_run(submitted(client.list_jobs()), {"run_name": run} if run else {})
-        if run:
-            own = {job_id: job for job_id, job in jobs.items() if is_below(job.metadata, cluster.storage_path)}
-            own = own or {job_id: job for job_id, job in jobs.items() if job.metadata.get("storage_path") == NOTEBOOKS}
-            others = {str(job.metadata.get("storage_path")) for job in jobs.values()}
-            if own or cluster.is_here:
-                jobs = own
-            elif len(others) > 1:
-                raise UsageError(f"RUN: there is a run {run} in each of {', '.join(sorted(others))}; use its own name")
+        jobs = submitted(client.list_jobs())
     except (OSError, RuntimeError, TypeError, ValueError) as cause:
         raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
     return dict(sorted(jobs.items(), key=lambda item: item[1].start_time or 0))

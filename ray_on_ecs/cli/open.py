@@ -14,7 +14,7 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.fetch import FOLDER
-from ray_on_ecs.cli.local_copy import make_folder, replace_file
+from ray_on_ecs.cli.local_copy import make_folder
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
@@ -67,7 +67,8 @@ def _copy(storage: RunStorage, folder: Path) -> tuple[Path, Path | None]:
         page = render_here(storage)
         picture = storage.read(layout.CURVES) if storage.exists(layout.CURVES) else b""
         make_folder(folder)
-        replace_file(report, page)
+        report.unlink(missing_ok=True)  # perhaps a link, and this folder the storage, where others may write
+        report.write_bytes(page)
         curves.unlink(missing_ok=True)  # may be of a run of this name on another cluster
         if picture.startswith(layout.PNG):
             curves.write_bytes(picture)

@@ -314,11 +314,13 @@ def _follow(cluster: Cluster, work: Submission, job_id: str, fetch: str | None) 
 
 def _stop(cluster: Cluster, name: str) -> bool:
     """Stop the run, and return whether it was under way."""
+    from ray_on_ecs.cli.logs import Elsewhere
     from ray_on_ecs.cli.stop import stop_run
 
     note(f"stopping run {name}; Ctrl-C kills it")
-    with cluster.connect() as head:
+    with cluster.connect() as head, contextlib.suppress(Elsewhere):
         return stop_run(cluster, head, name)
+    return False
 
 
 def _submission(defaults: dict[str, Any], settings: dict[str, Any], command: Sequence[str]) -> Submission:

@@ -9,7 +9,7 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.logs import jobs_of
+from ray_on_ecs.cli.logs import all_jobs, jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
@@ -61,8 +61,9 @@ def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
 
     Raises:
         ResourceError: It has not ended in time, or the head or AWS doesn't answer.
+        UsageError: There are other runs of this name (see `jobs_of`).
     """
-    jobs = jobs_of(cluster, head.jobs, run)
+    jobs = jobs_of(cluster, head.jobs, run, "stop")
     was_under_way = _stop(head, _under_way(jobs), f"run {run}")
     _delete_secrets(cluster, jobs)
     return was_under_way
@@ -74,7 +75,7 @@ def stop_all(cluster: Cluster, head: Head) -> bool:
     Raises:
         ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    jobs = jobs_of(cluster, head.jobs, None)
+    jobs = all_jobs(head.jobs)
     under_way = _under_way(jobs)
     for job_id in under_way:
         note(f"stopping job {job_id}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,10 +27,11 @@ from rich.markup import escape
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
-from ray_on_ecs.errors import ResourceError, UsageError, counted
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, counted
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import new_short
 from ray_on_ecs.run import cluster_token
+from ray_on_ecs.run.failure_report import is_of_ray
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
 from ray_on_ecs.run.stop import stoppable
 from ray_on_ecs.run.zone_failover import ZoneFailover
@@ -95,22 +97,27 @@ def connected(config: RunConfig) -> Generator[float]:
     Raises:
         ResourceError, UsageError: See `connect`.
     """
+    folder = ""
     try:
-        is_alone = connect(config)
+        folder = connect(config)
         with stoppable():  # replaces the handlers that ray.init has set
-            yield 0.0 if is_alone else config.worker_timeout
+            yield 0.0 if folder else config.worker_timeout
+    except Exception as error:
+        if folder and is_of_ray(error):
+            _keep_logs(folder, error)
+        raise
     finally:
         ray.shutdown()
 
 
-def connect(config: RunConfig) -> bool:
+def connect(config: RunConfig) -> str:
     """Join the cluster of `RAY_ADDRESS` or one that runs on this machine, or else start one here.
 
     Args:
         config: The run's settings.
 
     Returns:
-        True if the cluster is only this machine, started for this run.
+        The folder of Ray's files if the cluster is only this machine, started for this run; else nothing.
 
     Raises:
         ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
@@ -126,13 +133,13 @@ def connect(config: RunConfig) -> bool:
         raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
 
 
-def _join_or_start(config: RunConfig, address: str) -> bool:
+def _join_or_start(config: RunConfig, address: str) -> str:
     init = partial(ray.init, logging_level=logging.ERROR)
     if address != "local":
         _check_reachable(address)
         try:
             init(address=address)
-            return False
+            return ""
         except ConnectionError as cause:
             if address != "auto":
                 raise ResourceError(
@@ -141,9 +148,30 @@ def _join_or_start(config: RunConfig, address: str) -> bool:
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
     os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of a laptop is not announced
     folder = new_short("ray-")  # Ray makes its own folder writable for all, and this one stays closed
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _start_here(partial(init, address="local", num_cpus=cpus, _temp_dir=f"{folder}/r"))
-    return True
+    atexit.register(_delete, folder)
+    try:
+        _start_here(partial(init, address="local", num_cpus=cpus, _temp_dir=f"{folder}/r"))
+    except AuthenticationError:
+        raise
+    except Exception as error:
+        _keep_logs(folder, error)
+        raise
+    return folder
+
+
+def _delete(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_logs(folder: str, error: Exception) -> None:
+    """Keep the folder of Ray's files after this process, and name Ray's logs in an error."""
+    atexit.unregister(_delete)
+    logs = Path(folder, "r", "session_latest", "logs")
+    line = f"Ray's logs are in {logs if logs.exists() else folder}"
+    if isinstance(error, TrainingError):
+        error.args = (f"{error}; {line}",)
+    else:
+        error.add_note(line)
 
 
 def _start_here(init: Callable[[], Any]) -> None:

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.filesystem import copy_to_disk, list_files
-from ray_on_ecs.names import conflicts, folders_of, is_inside, is_refused, make_way
+from ray_on_ecs.names import conflicts, folders_of, is_inside, is_refused, make_link, make_way
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
 
@@ -29,6 +29,8 @@ COPIES_AT_ONCE = 8
 # CopyObject's limit: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 MAX_COPY_BYTES = 5 * 2**30
 CHUNK_BYTES = 16 * 2**20
+# Linux's limit for the target of a link; some disks have a lower one.
+MAX_LINK_BYTES = 4095
 # The folders that have the objects of a snapshot.
 STORED = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER)
 ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
@@ -66,8 +68,8 @@ class Snapshot:
         files: The files by their paths in the script's folder.
         left_out: Lines that name the files that were not stored, and the reason.
         folder: The subfolder of the run's folder that has the files at the run's end.
-        refused: Names in the manifest that count as absent: a disk can't have them, git would read them, or links
-            lead to files of others.
+        refused: Names in the manifest that count as absent: a disk can't have them, git would read them, links lead to
+            files of others, or their entries do not describe files.
     """
 
     files: Mapping[str, KeptFile] = field(default_factory=dict)
@@ -94,32 +96,33 @@ def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
     try:
         folder = document["folder"]
         _check_key(folder, (layout.FILES_FOLDER,))
-        files = {path: _kept_file(path, values) for path, values in document["files"].items()}
-        foreign = keys_outside(storage, {file.key for file in files.values() if file.key})
-        refused = {path for path, file in files.items() if is_refused(path) or file.key in foreign}
-        files = {path: file for path, file in files.items() if path not in refused}
-        return Snapshot(files, tuple(map(str, document["left_out"])), folder, tuple(sorted(refused)))
+        entries = dict(document["files"].items())
     except (AttributeError, LookupError, TypeError, ValueError) as cause:
         raise UsageError(f"{storage.uri}/{name} is broken ({one_line(cause)}); use another run name") from cause
+    files = {path: file for path, values in entries.items() if (file := _kept_file(values)) and not is_refused(path)}
+    keys = {file.key for file in files.values() if file.key}
+    absent = keys_outside(storage, keys) | _folders(storage, keys)
+    files = {path: file for path, file in files.items() if file.key not in absent}
+    left_out = document.get("left_out")
+    left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
+    return Snapshot(files, left_out, folder, tuple(sorted(entries.keys() - files.keys())))
 
 
-def _kept_file(name: str, values: dict[str, Any]) -> KeptFile:
-    """Return a file of a manifest, which others than the product may have written.
-
-    Raises:
-        TypeError, ValueError: It does not describe a file in the run's folder.
-    """
-    file = KeptFile(**values)
-    if file.link is None:
-        _check_key(file.key, STORED)
-    elif not isinstance(file.link, str) or file.key or "\0" in file.link:
-        raise ValueError(f"{name!r} is not a link")
-    else:
-        os.fsencode(file.link)  # raises UnicodeEncodeError, a ValueError
+def _kept_file(values: Any) -> KeptFile | None:
+    """Return a file of a manifest, which others than the product may have written; None if it can't be one."""
+    try:
+        file = KeptFile(**{each.name: values[each.name] for each in fields(KeptFile) if each.name in values})
+        if file.link is None:
+            _check_key(file.key, STORED)
+            is_possible = "/" in file.key
+        else:
+            is_possible = not file.key and "\0" not in file.link and 0 < len(os.fsencode(file.link)) <= MAX_LINK_BYTES
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
     numbers = (file.size, file.mode, file.node, file.written_at)
     is_number = all(type(number) is int and abs(number) < 2**63 for number in numbers)
-    if not is_number or min(numbers[:-1]) < 0 or not isinstance(file.is_log, bool):  # a time may be before 1970
-        raise ValueError(f"{name!r} has a size, time, mode or node that is not one")
+    if not is_possible or not is_number or min(numbers[:-1]) < 0 or not isinstance(file.is_log, bool):
+        return None  # a time may be before 1970
     return replace(file, mode=file.mode & 0o777)
 
 
@@ -136,9 +139,16 @@ def keys_outside(storage: RunStorage, keys: Collection[str]) -> set[str]:
     if not storage.is_local:
         return set()
     base = Path(storage.path())
-    links = {path for path in {path for key in keys for path in (key, *folders_of(key))} if (base / path).is_symlink()}
+    paths = {path for key in keys for path in (key, *folders_of(key))}
+    links = {path for path in paths if os.path.islink(base / path)}  # False if the disk can't have such a path
     below = {key for key in keys if links and not links.isdisjoint((key, *folders_of(key)))}
     return {key for key in below if not is_inside(base / key, base)}
+
+
+def _folders(storage: RunStorage, keys: Collection[str]) -> set[str]:
+    """Return the keys at which a disk has a folder, a socket or the like in the place of a file."""
+    paths = {key: storage.path(key) for key in keys} if storage.is_local else {}
+    return {key for key, path in paths.items() if os.path.exists(path) and not os.path.isfile(path)}
 
 
 def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.FILES) -> None:
@@ -203,7 +213,8 @@ def restore(
         if file.link is not None:
             path = folder / name
             _make_room(folder, path)
-            path.symlink_to(file.link)
+            if not make_link(path, file.link):
+                left_out.append(name)
     return left_out
 
 
@@ -216,7 +227,8 @@ def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, fs.Fil
     start = len(storage.path()) + 1
     if storage.is_local:
         paths = [storage.path(key) for key in sorted(keys)]
-        infos = storage.filesystem.get_file_info([path for path in paths if not NOT_TEXT.search(path)])
+        paths = [path for path in paths if not NOT_TEXT.search(path) and os.path.isfile(path)]
+        infos = storage.filesystem.get_file_info(paths)
     else:
         folders = [storage.path(folder) for folder in STORED] if keys else []
         infos = [info for folder in folders for info in list_files(storage.filesystem, folder)]

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.names import conflicts, fault_of, ignores_case, is_inside, is_of_git, leads_out, make_way
+from ray_on_ecs.names import (
+    conflicts,
+    fault_of,
+    ignores_case,
+    is_inside,
+    is_of_git,
+    leads_out,
+    make_way,
+    of_bare_repositories,
+)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +123,40 @@ def test_disk_that_ignores_case_is_known(tmp_path: Path) -> None:
     (tmp_path / "RUN").rmdir()
     (tmp_path / "RUN").symlink_to("run")  # on such a disk both names lead to one folder
     assert ignores_case(tmp_path / "run" / "12")
+
+
+REPOSITORY = ["x/objects/a", "x/refs/b", "x/hooks/c"]
+
+
+@pytest.mark.parametrize(
+    ("names", "there", "found"),
+    [
+        (["x/HEAD", "x/config"], [], {"x/HEAD", "x/config"}),
+        (["HEAD", "config"], [], {"HEAD", "config"}),
+        (["x/HEAD", "x/commondir", "x/c/config"], [], {"x/HEAD", "x/commondir"}),
+        (["x/config"], ["x/HEAD"], {"x/config"}),
+        (["x/HEAD"], ["x/config"], {"x/HEAD"}),
+        (["x/commondir"], ["x/HEAD"], {"x/commondir"}),
+        (["x/HEAD", "x/config", "y/config", "config"], [], {"x/HEAD", "x/config"}),
+        (["x/HEAD", "y/config"], [], set()),
+        (["x/config", "config.json", "x/HEAD.txt", "x/config.worktree"], [], set()),
+        (["x/head", "x/config"], [], set()),
+        (["x/HEAD"], ["x/HEAD"], set()),
+    ],
+)
+def test_files_that_make_a_folder_a_repository(
+    tmp_path: Path, names: list[str], there: list[str], found: set[str]
+) -> None:
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert of_bare_repositories([*REPOSITORY, *names], tmp_path) == found
+
+
+@pytest.mark.parametrize("head", ["x/head", "X/Head", "x/HE\u200cAD", "x/HEAD."])
+def test_repository_on_a_disk_that_ignores_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    monkeypatch.setattr("ray_on_ecs.names.ignores_case", lambda folder: True)
+    assert of_bare_repositories([*REPOSITORY, head, "x/Config"], tmp_path) == {head, "x/Config"}
 
 
 def test_link_over_links_leads_out(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -244,12 +245,93 @@ def test_links_of_the_user_stay(own: Folders, tmp_path: Path) -> None:
     assert {name: os.readlink(f"runs/first/files/{name}") for name in own_links} == own_links
 
 
+USERS = ["checkpoints", "checkpoints/step-000000010", "logs", "result.json", "curves.png", "report.html", "files"]
+
+
+@pytest.mark.parametrize("name", USERS)
+@pytest.mark.parametrize("exists", [True, False])
+def test_link_of_the_user_is_followed(own: Folders, tmp_path: Path, name: str, exists: bool) -> None:
+    contents = {"checkpoints/step-000000010/.metadata": "1", "logs/a.txt": "2", "result.json": "{}", "curves.png": PNG}
+    for file, content in contents.items():
+        own.of("first").write(file, content.encode("latin-1"))
+    own.files("first", "a", "b/c")
+    own.status("first", "finished")
+    own.of("first").write("report.html", "a page of others")
+    link, big = Path("runs/first", name), tmp_path / "big" / "disk"
+    link.parent.mkdir(parents=True)
+    big.parent.mkdir()
+    if exists:
+        big.touch() if "." in name else big.mkdir()
+    link.symlink_to(big)
+    for _ in range(2):
+        assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
+        assert link.is_symlink()
+        assert {*contents, "report.html", "files/a", "files/b/c"} <= {
+            str(Path(*path.parts[2:])) for path in all_files("runs/first")
+        }
+    assert big.exists()
+
+
+def all_files(top: str) -> list[Path]:
+    return [Path(parent, name) for parent, _, names in os.walk(top, followlinks=True) for name in names]
+
+
+def test_links_of_a_run_are_not_made_below_a_link_of_the_user(
+    own: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs/first").mkdir(parents=True)
+    (tmp_path / "big").mkdir()
+    Path("runs/first/files").symlink_to(tmp_path / "big")
+    snapshot(own, {"a": KeptFile("files/a", 1), "in": KeptFile(link="a")}, a="1")
+    assert main(["fetch", "--local", "first"]) == 0
+    assert [each.name for each in (tmp_path / "big").iterdir()] == ["a"]
+    assert "can't be files here: 'files/in'" in capsys.readouterr().err
+
+
 def test_files_of_git_are_left_out(own: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ck/.git/config", ".GIT/hooks/x", "checkpoints/.git/config"):
         own.of("first").write(name, "[core]")
     assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
     assert not [path for path in Path("runs").rglob("*") if path.name.lower() == ".git"]
     assert "'ck/.git/config'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("top", ["", "ck/", "files/", "files/a/b/"])
+@pytest.mark.parametrize(
+    "orders", [["HCORW"], ["HORW", "HCORW"], ["C", "H", "ORW"], ["ORW", "C", "H"], ["HORW", "CORW"]]
+)
+def test_bare_repository_is_not_fetched(
+    own: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], top: str, orders: list[str]
+) -> None:
+    core = (
+        "repositoryformatversion = 0",
+        "bare = false",
+        "worktree = w",
+        f'fsmonitor = "touch {tmp_path / "ran"}; false"',
+    )
+    program = "\n\t".join(("[core]", *core))
+    repository = {"H": ("HEAD", "ref: refs/heads/main\n"), "C": ("config", program), "O": ("objects/a", "1")}
+    repository |= {"R": ("refs/b", "1"), "W": ("w/x", "1")}
+    for order in orders:
+        shutil.rmtree(own.of("first").path())
+        own.script("first", is_finished=False)
+        kept = {top + repository[letter][0]: repository[letter][1] for letter in order}
+        for name, content in kept.items():
+            own.of("first").write(name, content)
+        write_snapshot(
+            own.of("first"),
+            Snapshot(
+                {
+                    name.removeprefix("files/"): KeptFile(name, len(content))
+                    for name, content in kept.items()
+                    if name.startswith("files/")
+                }
+            ),
+        )
+        assert main(["fetch", "--local", "first"]) == 0
+        subprocess.run(["git", "status"], cwd=Path("runs/first", top), capture_output=True, check=False)
+        assert not (tmp_path / "ran").exists()
+    assert "can't be files here: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "", "a//b", "x/.git/config", ".git", "\ud800", "n" * 256, "a\0"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.cli.main import main
-from tests.ray_on_ecs.cli.folders import Folders, head
+from tests.ray_on_ecs.cli.folders import Folders, head, job
 
 JOB_LOG = (
     "2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
@@ -52,3 +52,13 @@ def test_log_of_an_unknown_run_is_one_line(
     assert err.startswith("ray-on-ecs: ")
     assert "run 'absent' not found in" in err
     assert err.count("\n") == 1
+
+
+def test_stored_log_of_a_run_whose_name_is_used_elsewhere(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.status("mine", "failed")
+    with head([job("mine", metadata={"run_name": "mine", "storage_path": "/elsewhere"})]) as address:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        assert main(["logs", "--local", "--follow", "mine"]) == 1
+    assert capsys.readouterr().out == "run      mine\nred\n"

@@ -1,16 +1,21 @@
 """`ray-on-ecs stop`: one run, or all active runs."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from ray_on_ecs import secrets
+from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster.clusters import ComposeCluster
+from ray_on_ecs.errors import UsageError
 from ray_on_ecs.node.jobs import SECRETS
 from tests.ray_on_ecs.cli.folders import job
 from tests.serving import serving
@@ -37,7 +42,10 @@ class Handler(BaseHTTPRequestHandler):
             self._answer({"version": "4", "ray_version": version("ray")})
         else:
             job_id = self.path.removeprefix("/api/jobs/")
-            self._answer(head.jobs[job_id] if job_id else list(head.jobs.values()))
+            if job_id.endswith("/logs"):
+                self._answer({"logs": "a line\n"})
+            else:
+                self._answer(head.jobs[job_id] if job_id else list(head.jobs.values()))
 
     def do_POST(self) -> None:
         head = cast(Jobs, self.server)
@@ -120,8 +128,55 @@ def test_run_of_another_folder_goes_on(
         assert main(["stop", "--local", "same"]) == 0
         assert server.states == {"same": "RUNNING", "same.2": "STOPPED"}
         monkeypatch.chdir(tmp_path)
-        assert main(["stop", "--local", "same"]) == 2
+        for verb in ("stop", "logs"):
+            assert main([verb, "--local", "same"]) == 2
+        first, second = (str(tmp_path / name / "results") for name in ("p1", "p2"))
+        assert capsys.readouterr().err.splitlines()[1:] == [
+            f"ray-on-ecs: run same is below {first} and {second}: "
+            f"RAY_ON_ECS_STORAGE_PATH={first} ray-on-ecs {verb} --local same"
+            for verb in ("stop", "logs")
+        ]
         assert server.states["same"] == "RUNNING"
+        monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", first)
+        assert main(["logs", "--local", "same"]) == 0
+        assert main(["stop", "--local", "same"]) == 0
+        assert server.states["same"] == "STOPPED"
+
+
+@pytest.mark.parametrize("path", ["/data/my runs", "s3://bucket/runs", "/data/runs/"])
+@pytest.mark.parametrize("status", ["RUNNING", "PENDING", "SUCCEEDED"])
+def test_way_to_a_run_of_another_storage_path_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, status: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving(Jobs(job("night", status, metadata={"run_name": "night", "storage_path": path}))) as server:
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+        assert main(["stop", "--local", "night"]) == 2
+        line = capsys.readouterr().err
+        start = f"ray-on-ecs: run night is below {path}: "
+        assert line.startswith(start)
+        setting, *words = shlex.split(line.removeprefix(start))
+        assert words == ["ray-on-ecs", "stop", "--local", "night"]
+        monkeypatch.setenv(*setting.split("=", 1))
+        assert main(["stop", "--local", "night"]) == (0 if status != "SUCCEEDED" else 2)
+        assert server.states == {"night": "STOPPED" if status != "SUCCEEDED" else status}
+
+
+@pytest.mark.parametrize("paths", [["/a"], ["/a", "/b"], ["/a", "s3://bucket/training"]])
+def test_run_of_another_storage_path_on_a_stack(paths: list[str]) -> None:
+    """A stack's storage path is not the environment's."""
+    listed = [
+        SimpleNamespace(submission_id=f"night-{n}", metadata={"run_name": "night", "storage_path": path}, start_time=n)
+        for n, path in enumerate(paths)
+    ]
+    client = SimpleNamespace(list_jobs=lambda: listed)
+    cluster = ComposeCluster()
+    cluster.storage_path = "s3://bucket/training"
+    if paths == ["/a", "/b"]:
+        with pytest.raises(UsageError, match=r"each of /a, /b: in .* ray job stop night-0 or ray job stop night-1$"):
+            jobs_of(cluster, client, "night", "stop")
+    else:
+        assert list(jobs_of(cluster, client, "night", "stop")) == [f"night-{len(paths) - 1}"]
 
 
 def test_notebook_is_stopped_by_its_name(head: Jobs) -> None:

@@ -2,18 +2,20 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
-from ray.exceptions import AuthenticationError
+from ray.exceptions import ActorUnavailableError, AuthenticationError, RaySystemError, RayTaskError
 from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
-from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.errors import ResourceError, ScriptError, TrainingError, UsageError
 from ray_on_ecs.run import nccl_interface
 from ray_on_ecs.tracking.cost import InstanceKind
 from tests.lazy import Lazy
@@ -21,6 +23,7 @@ from tests.run_folders import Clock
 from tests.waiting import LIMIT_SECONDS
 
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
+report = Lazy("ray_on_ecs.run.failure_report")
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
@@ -98,6 +101,90 @@ def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray_cluster.ray, "init", refuse)
     with pytest.raises(UsageError, match="RAY_AUTH_TOKEN"):
         ray_cluster.connect(RunConfig())
+
+
+class AtExit:
+    """Holds the functions that Python calls at its end."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[[str], None], str]] = []
+
+    def register(self, function: Callable[[str], None], folder: str) -> None:
+        self.calls.append((function, folder))
+
+    def unregister(self, function: Callable[[str], None]) -> None:
+        self.calls = [call for call in self.calls if call[0] != function]
+
+    def run(self) -> None:
+        for function, folder in self.calls:
+            function(folder)
+
+
+@pytest.fixture
+def rays_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of a Ray that starts here."""
+    at_exit = AtExit()
+
+    def start(**options: Any) -> None:
+        Path(options["_temp_dir"], "session_latest", "logs").mkdir(parents=True)
+
+    def new(prefix: str) -> str:
+        (tmp_path / "ray").mkdir()
+        return str(tmp_path / "ray")
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # restored after the test
+    monkeypatch.setattr(ray_cluster, "atexit", at_exit)
+    monkeypatch.setattr(ray_cluster, "new_short", new)
+    monkeypatch.setattr(ray_cluster.ray, "init", start)
+    return tmp_path / "ray"
+
+
+def failed(cause: Exception) -> TrainingError:
+    error = TrainingError("failed")
+    error.__cause__ = cause
+    return error
+
+
+EXITED = ScriptError("exit status 1")
+OF_RAY: dict[str, Callable[[], BaseException]] = {
+    "the raylet": lambda: RaySystemError("the raylet has ended"),
+    "an actor": lambda: failed(ActorUnavailableError("an actor", None)),
+    "a worker": lambda: failed(report.WorkerGroupError("failed", {1: ActorUnavailableError("a worker", None)})),
+    "the controller": lambda: failed(report.ControllerError(RuntimeError("failed"))),
+}
+OF_OTHERS: dict[str, Callable[[], BaseException]] = {
+    "a setting": lambda: UsageError("a setting"),
+    "a script": lambda: TrainingError("failed"),
+    "a script of a worker": lambda: failed(report.WorkerGroupError("failed", {0: EXITED})),
+    "a script of an actor": lambda: failed(RayTaskError("f", "a traceback", EXITED)),
+    "the storage": lambda: OSError("the storage"),
+    "the user": KeyboardInterrupt,
+}
+
+
+@pytest.mark.parametrize("kind", [*OF_RAY, *OF_OTHERS, "nothing"])
+def test_rays_logs_stay_after_an_error_in_ray(rays_folder: Path, kind: str) -> None:
+    error = (OF_RAY | OF_OTHERS)[kind]() if kind != "nothing" else None
+    with suppress(BaseException), ray_cluster.connected(RunConfig()):
+        if error:
+            raise error
+    cast(AtExit, ray_cluster.atexit).run()
+    assert rays_folder.exists() is (kind in OF_RAY)
+    line = f"Ray's logs are in {rays_folder}/r/session_latest/logs"
+    named = [*str(error).split("; "), *getattr(error, "__notes__", ())]
+    assert (line in named) is (kind in OF_RAY)
+
+
+def test_logs_of_a_failed_start_stay(rays_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", fail)
+    with pytest.raises(ResourceError, match=f"Ray's logs are in {rays_folder}"):
+        ray_cluster.connect(RunConfig())
+    cast(AtExit, ray_cluster.atexit).run()
+    assert rays_folder.exists()
 
 
 def refuse_to_ask(bundles: list[dict[str, float]]) -> None:

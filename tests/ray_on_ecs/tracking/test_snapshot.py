@@ -34,7 +34,6 @@ def test_a_manifest_is_read_as_written(storage: RunStorage) -> None:
         "a": KeptFile("files/a", 1, 2, 0o755),
         os.fsdecode(b"\xe9\n"): KeptFile("versions/1-2-x/b", is_log=True, node=1),
         "link": KeptFile(link=os.fsdecode(b"\xe9")),
-        "empty": KeptFile(link=""),
     }
     snapshot = Snapshot(files, ("data/ (1 file)",), "files/code")
     assert read_snapshot(storage) == Snapshot()
@@ -140,51 +139,94 @@ def test_a_name_does_not_compress(storage: RunStorage, name: str) -> None:
 
 
 GOOD: dict[str, Any] = {"key": "files/a", "size": 3, "written_at": 1}
+ODD: dict[str, Any] = {
+    "a key that leads out": {**GOOD, "key": "files/../../secret"},
+    "a key of another folder": {**GOOD, "key": "checkpoints/a"},
+    "an absolute key": {**GOOD, "key": "/etc/passwd"},
+    "a key beside the folder": {**GOOD, "key": "files-of-another/a"},
+    "no key": {"size": 3},
+    "a key that is a list": {**GOOD, "key": ["files/a"]},
+    "a negative size": {**GOOD, "size": -1},
+    "a size that is text": {**GOOD, "size": "3"},
+    "a fraction": {**GOOD, "size": 0.5},
+    "a huge time": {**GOOD, "written_at": 2**70},
+    "a huge time before 1970": {**GOOD, "written_at": -(2**70)},
+    "infinity": {**GOOD, "written_at": float("inf")},
+    "a time that is true": {**GOOD, "written_at": True},
+    "a negative mode": {**GOOD, "mode": -1},
+    "an empty part in a key": {**GOOD, "key": "files//a"},
+    "a key that ends with a slash": {**GOOD, "key": "files/a/"},
+    "a key with NUL": {**GOOD, "key": "files/a\0"},
+    "a key with half of a character": {**GOOD, "key": "files/\ud800"},
+    "a mode that is text": {**GOOD, "mode": "777"},
+    "a mode that is true": {**GOOD, "mode": True},
+    "a link with NUL": {"link": "b\0c"},
+    "a link with half of a character": {"link": "\ud800"},
+    "a link that is a number": {"link": 3},
+    "a link with a key": {**GOOD, "link": "b"},
+    "a log that is a number": {**GOOD, "is_log": 7},
+    "a file that is a list": [1],
+    "an empty link": {"link": ""},
+    "a link that is too long": {"link": "x/" * 2048},
+    "a link whose bytes are too many": {"link": "\u00fc" * 2048},
+    "a link that is a list": {"link": ["b"]},
+    "a link that is false": {"link": False},
+    "a key that is the top": {**GOOD, "key": "files"},
+    "a key that is null": {**GOOD, "key": None},
+    "a key that is a folder": {**GOOD, "key": "files/folder"},
+    "a key that is a linked folder": {**GOOD, "key": "files/linked"},
+    "a key that is a socket": {**GOOD, "key": "files/pipe"},
+    "null": None,
+    "text": "key",
+    "an empty entry": {},
+}
 BROKEN: dict[str, Any] = {
-    "a key that leads out": {"files": {"a": {**GOOD, "key": "files/../../secret"}}},
-    "a key of another folder": {"files": {"a": {**GOOD, "key": "checkpoints/a"}}},
-    "an absolute key": {"files": {"a": {**GOOD, "key": "/etc/passwd"}}},
-    "a key beside the folder": {"files": {"a": {**GOOD, "key": "files-of-another/a"}}},
-    "no key": {"files": {"a": {"size": 3}}},
-    "a key that is a list": {"files": {"a": {**GOOD, "key": ["files/a"]}}},
-    "a negative size": {"files": {"a": {**GOOD, "size": -1}}},
-    "a size that is text": {"files": {"a": {**GOOD, "size": "3"}}},
-    "a fraction": {"files": {"a": {**GOOD, "size": 0.5}}},
-    "a huge time": {"files": {"a": {**GOOD, "written_at": 2**70}}},
-    "a huge time before 1970": {"files": {"a": {**GOOD, "written_at": -(2**70)}}},
-    "infinity": {"files": {"a": {**GOOD, "written_at": float("inf")}}},
-    "a time that is true": {"files": {"a": {**GOOD, "written_at": True}}},
-    "a negative mode": {"files": {"a": {**GOOD, "mode": -1}}},
-    "an empty part in a key": {"files": {"a": {**GOOD, "key": "files//a"}}},
-    "a key that ends with a slash": {"files": {"a": {**GOOD, "key": "files/a/"}}},
-    "a key with NUL": {"files": {"a": {**GOOD, "key": "files/a\0"}}},
-    "a key with half of a character": {"files": {"a": {**GOOD, "key": "files/\ud800"}}},
-    "a mode that is text": {"files": {"a": {**GOOD, "mode": "777"}}},
-    "a mode that is true": {"files": {"a": {**GOOD, "mode": True}}},
-    "a link with NUL": {"files": {"a": {"link": "b\0c"}}},
-    "a link with half of a character": {"files": {"a": {"link": "\ud800"}}},
-    "a link that is a number": {"files": {"a": {"link": 3}}},
-    "a link with a key": {"files": {"a": {**GOOD, "link": "b"}}},
-    "a log that is a number": {"files": {"a": {**GOOD, "is_log": 7}}},
-    "an unknown field": {"files": {"a": {**GOOD, "owner": "root"}}},
-    "a file that is a list": {"files": {"a": [1]}},
     "files that are a list": {"files": ["a"]},
     "files that are missing": {"files": None},
     "a folder that leads out": {"files": {}, "folder": "../other"},
     "a folder that leads out at last": {"files": {}, "folder": "files/../.."},
     "another folder": {"files": {}, "folder": "checkpoints"},
     "a folder that is a number": {"files": {}, "folder": 7},
-    "left-out files that are a number": {"files": {}, "left_out": 7},
 }
 
 
+def write_document(storage: RunStorage, **changed: Any) -> None:
+    storage.write("files.json", json.dumps({"format": 1, "folder": "files", "left_out": [], **changed}))
+
+
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_manifest_is_one_line(tmp_path: Path, kind: str) -> None:
-    storage = RunStorage.open(str(tmp_path), "run")
-    text = json.dumps({"format": 1, "folder": "files", "left_out": []} | BROKEN[kind])
-    storage.write("files.json", text)
-    with pytest.raises(UsageError, match=r"/run/files\.json is broken \(.*\); use another run name"):
+def test_broken_manifest_is_one_line(storage: RunStorage, kind: str) -> None:
+    write_document(storage, **BROKEN[kind])
+    with pytest.raises(UsageError, match=r"/mine/files\.json is broken \(.*\); use another run name"):
         read_snapshot(storage)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_entry_counts_as_absent(storage: RunStorage, tmp_path: Path, kind: str) -> None:
+    storage.write("files/folder/x", "1")
+    storage.write("files/good", "abc")
+    Path(storage.path("files/linked")).symlink_to("folder")
+    os.mkfifo(storage.path("files/pipe"))
+    good = {"b": {**GOOD, "key": "files/good"}, "link": {"link": "y" * 4095}}
+    write_document(storage, files={"a": ODD[kind], **good})
+    snapshot = read_snapshot(storage)
+    assert (snapshot.files.keys(), snapshot.refused) == ({"b", "link"}, ("a",))
+    assert restore(storage, snapshot.files, tmp_path / "here") == []
+    assert publish(storage).files.keys() == {"b", "link"}
+
+
+@pytest.mark.parametrize("changed", [{"left_out": 7}, {"left_out": None}, {"files": {"a": {**GOOD, "later": 1}}}])
+def test_other_fields_are_not_read(storage: RunStorage, changed: dict[str, Any]) -> None:
+    write_document(storage, **{"files": {"a": GOOD}, **changed})
+    assert read_snapshot(storage) == Snapshot({"a": KeptFile("files/a", 3, 1)})
+
+
+@pytest.mark.parametrize("key", ["files/" + "x" * 300, "files/" + "d/" * 3000 + "x", "files/a/b", "files/absent"])
+def test_impossible_object_is_missing(storage: RunStorage, tmp_path: Path, key: str) -> None:
+    storage.write("files/a", "1")
+    write_document(storage, files={"b": {**GOOD, "key": key}})
+    with pytest.raises(FileNotFoundError, match="is missing"):
+        restore(storage, read_snapshot(storage).files, tmp_path / "here")
 
 
 def test_size_of_the_storage_counts(tmp_path: Path) -> None:
