@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any, Self
 
 from ray_on_ecs import secrets
+from ray_on_ecs.addresses import check_address
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, setting
 
@@ -37,12 +38,6 @@ NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\
 LONGEST_LABEL = 20
 # The ends of names of variables that hold secrets.
 OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
-# After ://, a bucket with a sign that names do not have, an '@' after what is not a bucket, or options of pyarrow.
-KEY_IN_ADDRESS = re.compile(r"/*[^/]*(?:[@%\\]|:(?!\d+(?:/|$)))|(?!/*[a-z0-9._-]+/).*(?:@|%40)|.*\?", re.DOTALL)
-# Without ://, an address that is not complete; NAME= is that of --input.
-KEY_IN_PATH = re.compile(
-    r"(?:(?![/.~])[^=:]*=)?+(?:stream:)?+(?:s3a?:|(?![/.~]).*:.*(?:@|%40))", re.DOTALL | re.IGNORECASE
-)
 # Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
@@ -200,8 +195,9 @@ class RunConfig:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
         self._check_torchrun_flags()
-        _check_addresses("--storage-path", self.storage_path)
-        _check_addresses("--input", *self.input)
+        check_address("--storage-path", self.storage_path)
+        for item in self.input:
+            check_address("--input", item)
         _check_pairs("--env", self.env)
         _check_pairs("--input", self.input)
         _check_pairs("--metric", self.metric)
@@ -407,19 +403,6 @@ def _check_pairs(flag: str, items: tuple[str, ...]) -> None:
         if name in names:
             raise UsageError(f"{flag}: {name!r} is given twice")
         names.add(name)
-
-
-def _check_addresses(flag: str, *addresses: str) -> None:
-    """Raise UsageError for an address that may hold a key, which the run's documents and errors would show."""
-    for address in addresses:
-        before, scheme, rest = address.partition("://")
-        if KEY_IN_ADDRESS.match(rest) if scheme else KEY_IN_PATH.match(address):
-            shown = f"{before}://…" if re.fullmatch(r"(?:\w+=)?(?:stream:)?s3", before) and scheme else "the value"
-            raise UsageError(
-                f"{flag}: {shown} may have a key in its address; give s3://bucket/prefix without '@' and '?', or a "
-                "folder's path that begins with '/' or './': the role of the cluster, or the credentials of this "
-                "machine, open the bucket"
-            )
 
 
 def _metric_pattern(text: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from ray_on_ecs import node_cache
+from ray_on_ecs.addresses import check_address
 from ray_on_ecs.errors import UsageError, counted
 from ray_on_ecs.names import fault_of, folders_of
 
@@ -32,9 +33,11 @@ def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a folder or an `s3://bucket/prefix`, and the path on it.
 
     Raises:
+        UsageError: It may have a key in it, which errors would show.
         ValueError: The address has another scheme.
         OSError: The bucket can't be reached.
     """
+    check_address("storage", address)
     if "://" not in address:
         return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
     if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # pyarrow takes KEY:SECRET@, which would be shown
@@ -68,9 +71,10 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
         hint: The way out if the disk is too small, besides a larger one.
 
     Raises:
-        UsageError: The address is empty, or the disk is too small for it.
+        UsageError: The address is empty or may have a key in it, or the disk is too small for it.
         OSError: It can't be read.
     """
+    check_address(flag, address)
     if "://" not in address:
         return Path(address)
     filesystem, path = open_filesystem(address)

@@ -23,8 +23,8 @@ LEAVES = frozenset((float, bool, str, bytes, type(None), torch.dtype, torch.devi
 # PyTorch does not load an integer of more bytes.
 MAX_INTEGER = 2 ** (8 * 255 - 1)
 WAY_OUT = (
-    "store numbers, text, lists, dicts, tensors and arrays, or set Checkpointer(trust_pickle=True) if you trust all "
-    "who can write to the folder"
+    "store numbers, text, lists, dicts, tensors and arrays of numbers, or set Checkpointer(trust_pickle=True) if you "
+    "trust all who can write to the folder"
 )
 
 
@@ -98,6 +98,8 @@ def _check(value: Any, key: str) -> None:
     """Raise ValueError unless PyTorch can save and load a value without running code."""
     kind = type(value)
     name = f"{key}: a value of class {kind.__module__}.{kind.__qualname__}"
+    if kind.__name__ == "ndarray":
+        name = f"{key}: an array of {value.dtype}"
     packed = io.BytesIO()
     try:
         torch.save(value, packed)

@@ -31,6 +31,7 @@ from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, metric_hints, secret_hi
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
+from ray_on_ecs.run.code_files import check_is_project
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program_source import driver_reason, syntax_error
 from ray_on_ecs.run.stop import SIGNALLED
@@ -195,6 +196,7 @@ def _run(
         metadata[SECRETS] = json.dumps([cluster.storage(name).uri, *values])
     if cluster.is_here and (fault := syntax_error(work.script)):
         raise UsageError(fault)
+    check_is_project(work.script.folder)
     _check_earlier_command(cluster, work)
     with _ray(cluster, work, list(values), stays=detach) as is_local:
         job_id = _submit(cluster, work, metadata, values, quiet=as_json, follows=not detach)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
+from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
@@ -31,6 +32,7 @@ CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 # See docker/compose.yaml.
 COMPOSE_VARIABLES = Path("docker/.env")
 COMPOSE_STORAGE = "s3://training/runs"
+STORAGE_PATH = "RAY_ON_ECS_STORAGE_PATH"
 COMPOSE_S3 = "http://127.0.0.1:5001"
 COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
@@ -65,7 +67,7 @@ class Cluster(ABC):
             words: The subcommand and its arguments, such as `logs RUN`.
         """
         subcommand, space, arguments = words.partition(" ")
-        path = f"RAY_ON_ECS_STORAGE_PATH={shlex.quote(self.typed_path)} " if self.typed_path else ""
+        path = f"{STORAGE_PATH}={shlex.quote(self.typed_path)} " if self.typed_path else ""
         return f"{path}ray-on-ecs {subcommand}{self.typed}{space}{arguments}"
 
     @property
@@ -290,7 +292,9 @@ class LocalCluster(Cluster):
     start_seconds = DASHBOARD_SECONDS
 
     def __init__(self) -> None:
-        self.storage_path = self.absolute(os.environ.get("RAY_ON_ECS_STORAGE_PATH") or "results")
+        given = os.environ.get(STORAGE_PATH) or "results"
+        check_address(STORAGE_PATH, given)
+        self.storage_path = self.absolute(given)
         self._address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/")
         self._reservation: int | None = None
 

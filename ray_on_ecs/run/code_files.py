@@ -69,7 +69,7 @@ def list_code(
         UsageError: Something can't be read.
     """
     top = os.path.realpath(folder)
-    _check_is_project(folder, top)
+    check_is_project(folder)
     listing = _Listing(
         top,
         include=from_options(include, top, "--include"),
@@ -90,8 +90,9 @@ def list_code(
     return CodeFiles(Path(top), tuple(files), tuple(sorted(listing.left_out)))
 
 
-def _check_is_project(folder: Path, top: str) -> None:
+def check_is_project(folder: Path) -> None:
     """Raise UsageError for `/`, and for the home directory and the folders above it, unless it has a `.git`."""
+    top = os.path.realpath(folder)
     home = os.path.realpath(os.path.expanduser("~"))
     if top == os.path.sep:
         raise UsageError(f"--working-dir: {folder} holds more than code; give the folder with the script")
