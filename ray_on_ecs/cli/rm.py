@@ -13,7 +13,7 @@ from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.runs import ask_head
 from ray_on_ecs.cli.screen import note
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.history import Folders, Job, RunInfo, find_run, list_folders
+from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.tracking import layout
 
@@ -46,7 +46,8 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
             raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
         if name in busy:
             unknown = " as far as is known" if jobs is None else ""
-            raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it")
+            killed = f"; if it was killed, try again in {LOST_SECONDS:.0f} s" if unknown and cluster.is_here else ""
+            raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it{killed}")
     for name, storage in folders.items():
         delete(cluster, storage)
         note(f"run {name} is deleted")

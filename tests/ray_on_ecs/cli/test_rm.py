@@ -82,6 +82,13 @@ def test_lost_run_stays_while_the_head_of_its_stack_is_silent(
     assert not lost.exists()
 
 
+def test_run_whose_driver_was_killed_can_be_deleted_later(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    killed = make(folders, "killed", state="training")
+    assert main(["rm", "--local", "killed"]) == 2
+    assert capsys.readouterr().err.endswith("stop --local killed ends it; if it was killed, try again in 120 s\n")
+    assert killed.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [(("frist",), "run 'frist' not found in"), ((), "Missing argument 'RUN...'")],
