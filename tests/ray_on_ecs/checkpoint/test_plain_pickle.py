@@ -83,6 +83,10 @@ HOSTILE = {
     "a method of an allowed class": lambda: opcodes("pathlib", "PosixPath.touch", MARK),
     "the globals of an allowed class": lambda: opcodes("collections", "OrderedDict.fromkeys", MARK),
     "getattr": lambda: pickle.dumps(Calls(getattr, Path, "touch")),
+    "getattr of an allowed class": lambda: pickle.dumps(Calls(getattr, MetadataIndex, "__init__")),
+    "getattr of a value": lambda: pickle.dumps(Calls(getattr, "text", "format")),
+    "a method of an enum": lambda: pickle.dumps(Calls(getattr, WriteItemType, "__init__")),
+    "the base of an enum": lambda: pickle.dumps(Calls(getattr, WriteItemType, "mro")),
     "partial": lambda: pickle.dumps(Calls(partial, Path(MARK).touch)),
     "import": lambda: pickle.dumps(Calls(__import__, "antigravity")),
     "torch.load": lambda: pickle.dumps(Calls(torch.load, MARK)),
@@ -111,6 +115,11 @@ def test_hostile_message_is_refused(folder: Path, kind: str) -> None:
     with pytest.raises(OSError, match="a message was not sent by a Checkpointer"):
         ranks.receive("1/outcome")
     assert not (folder / MARK).exists()
+
+
+@pytest.mark.parametrize("call", [(getattr, WriteItemType, "SHARD"), (WriteItemType, WriteItemType.SHARD.value)])
+def test_enum_is_read_as_each_version_of_python_writes_it(call: tuple[Any, ...]) -> None:
+    assert plain_pickle.loads(pickle.dumps(Calls(*call))) is WriteItemType.SHARD
 
 
 def test_plain_values_and_descriptions_of_tensors_are_read() -> None:
