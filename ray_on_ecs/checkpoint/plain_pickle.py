@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from enum import Enum
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -112,6 +113,7 @@ def load_saved(file: IO[bytes]) -> Any:
         raise ValueError(f"a value can't be read: {_reason(file) or one_line(cause)}") from cause
 
 
+@cache
 def _classes_of_numpy() -> list[Any]:
     """Return the classes of an array of numbers, by the names of NumPy 1 and 2; none without NumPy."""
     try:

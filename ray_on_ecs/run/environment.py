@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from ray_on_ecs.run.worker_rank import WorkerRank
 
+# True if the process group's store is served already, so that rank 0's script does not serve it.
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 # Variables that are equal on all ranks, for launchers that set the ranks differently from torchrun.
 OF_EVERY_RANK = (
     *("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),
-    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),  # PyTorch reads the second if the first is True
+    *(AGENT_STORE, "TORCHELASTIC_RESTART_COUNT"),  # PyTorch reads the second if the first is True
 )
 
 # Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.
@@ -60,8 +62,9 @@ class WorkerEnvironment(WorkerRank):
         """Return the worker's environment variables.
 
         Args:
-            addresses: Host and free port of each rank; rank 0's script serves the process group's store at its own.
-            store: Where the store is served already, or None.
+            addresses: Host and free port of each rank.
+            store: Address at which the process group's store is served already; by default rank 0's script serves it at
+                the first of the addresses.
         """
         host, port = store or addresses[0]
         values = {
@@ -80,7 +83,7 @@ class WorkerEnvironment(WorkerRank):
             "TORCHELASTIC_RUN_ID": self.run_name,
             "TORCHELASTIC_RESTART_COUNT": self.attempt,
             "TORCHELASTIC_MAX_RESTARTS": self.max_restarts,
-            "TORCHELASTIC_USE_AGENT_STORE": store is not None,
+            AGENT_STORE: store is not None,
             "OMP_NUM_THREADS": self.threads,
             "TF_CONFIG": self._tf_config(addresses),
         }

@@ -1,6 +1,6 @@
 """Store of a process group on this machine, on 127.0.0.1: PyTorch's listens on all interfaces and asks for no password.
 
-usage: python -I local_store.py FD PID, with a listening socket as FD; it serves until the process PID ends.
+usage: python -I local_store.py FD PORT PID, with a socket that listens at PORT as FD; it serves until PID ends.
 
 https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
 """
@@ -17,8 +17,6 @@ import time
 from types import TracebackType
 
 HOST = "127.0.0.1"
-# Tells PyTorch that rank 0's script does not serve the store.
-VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 POLL_SECONDS = 0.2
 BACKLOG = 1024
 
@@ -60,7 +58,7 @@ class LocalStore:
                     return
             descriptor = self._listener.fileno()
             server = subprocess.Popen(
-                [self._python, "-I", __file__, str(descriptor), str(os.getpid())],
+                [self._python, "-I", __file__, str(descriptor), str(self.port), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[descriptor],
                 start_new_session=True,
@@ -77,8 +75,7 @@ def main() -> None:
     """Serve."""
     from torch.distributed import TCPStore
 
-    descriptor, pid = map(int, sys.argv[1:])
-    port = socket.socket(fileno=os.dup(descriptor)).getsockname()[1]
+    descriptor, port, pid = map(int, sys.argv[1:])
     store = TCPStore(HOST, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
     while os.getppid() == pid:
         time.sleep(POLL_SECONDS)

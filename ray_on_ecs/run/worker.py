@@ -26,7 +26,7 @@ from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
-from ray_on_ecs.run.environment import NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment
+from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.group_member import LOST_SECONDS, GroupMember
 from ray_on_ecs.run.local_store import LocalStore
@@ -239,7 +239,7 @@ class ScriptWorker:
 
         A single worker has none: its script may start ranks and a store itself, as PyTorch's examples do by `mp.spawn`.
         """
-        is_wanted = self._rank.world_size > 1 and local_store.VARIABLE not in self._config.variables
+        is_wanted = self._rank.world_size > 1 and AGENT_STORE not in self._config.variables
         serves = is_wanted and self._rank.rank == 0 and LOCAL_VARIABLE in os.environ
         return LocalStore(python) if serves else nullcontext()
 
