@@ -116,7 +116,7 @@ def is_inside(path: Path, folder: Path) -> bool:
     """Return whether a path leads to a place in a folder, through all links on the way."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # links in a circle lead nowhere; from Python 3.13 on they are no error
+    except (OSError, RuntimeError):  # a loop of links leads nowhere, and Python 3.13 does not raise for it
         return True
 
 

@@ -169,9 +169,8 @@ class JobRecovery:
             try:
                 if self._is_lost(job) and not self._stopping.is_set():
                     self._resubmit(job, ids)
-            except (
-                Exception
-            ) as cause:  # another client may have submitted the job; the others are resubmitted nevertheless
+            # Another client may have submitted the job with any metadata; the others are resubmitted nevertheless.
+            except Exception as cause:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
     def _record_interrupted(self, jobs: list[str]) -> None:

@@ -18,9 +18,9 @@ MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 # A repository names programs that git runs, and it may be a stranger's: neither its monitor and hooks run, nor the
 # programs that fetch what a partial clone lacks.
 HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-# A key that can name a filter, or such a line of a value: git-lfs, which the user may have as a filter, reads its own
-# keys, and splits what `git config --list` prints into lines. The exceptions are those that it writes into each clone
-# itself. From `.lfsconfig` it takes only addresses and patterns.
+# Keys that can name a filter, also in a line of a value: git-lfs, which many users have installed as a filter, reads
+# the keys below `lfs.`, and splits the output of `git config --list` into lines. Not counted are the keys that git-lfs
+# writes into each clone. From a `.lfsconfig` it takes only addresses and patterns.
 NAMES_FILTER = re.compile(
     r"^(?:filter\.|lfs\.(?!repositoryformatversion$|[^=\n]*\.(?:access|locksverify)$))", re.MULTILINE | re.IGNORECASE
 )

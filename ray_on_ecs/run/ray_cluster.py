@@ -147,7 +147,7 @@ def _join_or_start(config: RunConfig, address: str) -> str:
                 ) from cause
     cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
     os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of a laptop is not announced
-    folder = new_short("ray-")  # Ray makes its own folder writable for all, and this one stays closed
+    folder = new_short("ray-")  # Ray makes the folder in it writable for all users; this one stays private
     atexit.register(_delete, folder)
     try:
         _start_here(partial(init, address="local", num_cpus=cpus, _temp_dir=f"{folder}/r"))
