@@ -1,7 +1,7 @@
 """A run's folder on one node: it begins with the user's code, and what the script changes in it is soon in the storage.
 
 A part is stored when nothing in the folder has changed for a moment and nothing is open for writing. The parts of all
-nodes are a snapshot (run/snapshot_rounds.py), from which a restart begins.
+nodes are a snapshot (run/files/rounds.py), from which a restart begins.
 """
 
 from __future__ import annotations
