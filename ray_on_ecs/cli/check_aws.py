@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from email.utils import parsedate_to_datetime
 from typing import Any
-from uuid import uuid4
 
 import requests
 
@@ -199,40 +198,22 @@ def _quota_code(instance_type: str, *, spot: bool) -> str | None:
 
 
 def bucket(findings: Findings) -> str:
-    """List, read and write the runs' prefix of the bucket."""
-    stack, prefix = findings.stack, f"{RUNS_PREFIX}/"
-    try:
-        aws.call("s3", stack, "head_bucket", Bucket=stack.bucket)
-    except aws.Refused as refused:
-        if refused.code in ("404", "NoSuchBucket"):
-            raise Problem(f"bucket {stack.bucket} does not exist in this account", UP) from refused
-    try:
-        listed = aws.call("s3", stack, "list_objects_v2", Bucket=stack.bucket, Prefix=prefix, MaxKeys=1)
-    except aws.Refused as refused:
-        raise Problem(
-            f"access denied to {stack.bucket} ({refused.code}); ask for s3:ListBucket and s3:GetObject, without which "
-            "runs and fetch show nothing"
-        ) from refused
-    for item in listed.get("Contents", ()):
-        if not _is_allowed(stack, "head_object", Key=item["Key"]):
-            raise Problem(f"access denied to {stack.bucket}/{prefix}; ask for s3:GetObject, without which fetch fails")
-    probe = f"{prefix}.doctor-{uuid4().hex}"
-    missing = ""
-    if not _is_allowed(stack, "put_object", Key=probe, Body=b""):
-        missing = "s3:PutObject"
-    elif not _is_allowed(stack, "delete_object", Key=probe):
-        missing = "s3:DeleteObject"
-    if missing:
-        raise Notice(f"{stack.bucket}/{prefix} can be read, which is enough to fetch, but {missing} is denied")
-    return f"{stack.bucket}/{prefix} can be read and written"
+    """List, read and write the runs' prefix of the bucket, as other commands do."""
+    from ray_on_ecs.cluster.clusters import StackCluster
+    from ray_on_ecs.storage.bucket import NoBucket, StorageFault
 
-
-def _is_allowed(stack: Stack, method: str, **arguments: Any) -> bool:
+    place = f"{findings.stack.bucket}/{RUNS_PREFIX}/"
     try:
-        aws.call("s3", stack, method, Bucket=stack.bucket, **arguments)
-    except aws.Refused:
-        return False
-    return True
+        denied = StackCluster(findings.stack).storage("").denied()
+    except NoBucket as cause:
+        raise Problem(f"bucket {findings.stack.bucket} does not exist in this account", UP) from cause
+    except StorageFault as cause:
+        raise Problem(str(cause)) from cause
+    if not denied:
+        return f"{place} can be read and written"
+    if {"s3:ListBucket", "s3:GetObject"}.isdisjoint(denied):
+        raise Notice(f"{place} can be read, which is enough to fetch, but {', '.join(denied)} is denied")
+    raise Problem(f"access denied to {place}; ask for {', '.join(denied)}, without which runs and fetch fail")
 
 
 def services(findings: Findings) -> str:

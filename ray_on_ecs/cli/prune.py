@@ -87,24 +87,22 @@ def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job]
     Raises:
         ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
     """
-    from pyarrow import fs
-
     from ray_on_ecs.run.code_archive import FOLDER
 
     storage = folders.storage
     try:
-        listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
+        listed = storage.listing(FOLDER).files
         with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
-        needed = [_settings_text(folders.of(name)) for name in with_settings]
+        needed = [_settings_text(folders.storage.sibling(name)) for name in with_settings]
         needed += [str(job.get("entrypoint")) for job in jobs]
         unused = [
-            archive
-            for archive in listed
-            if folders.now - (archive.mtime_ns or 0) / 1e9 > older_than * DAY_SECONDS
-            and not any(archive.base_name in code for code in needed)
+            name
+            for name, archive in listed.items()
+            if folders.now - archive.mtime_ns / 1e9 > older_than * DAY_SECONDS
+            and not any(name in code for code in needed)
         ]
-        for archive in unused:
-            storage.filesystem.delete_file(archive.path)
+        for name in unused:
+            storage.delete(f"{FOLDER}/{name}")
     except OSError as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)

@@ -39,7 +39,7 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
     A run that is under way is refused; stop it first.
     """
     folders = {name: find_run(cluster, name) for name in dict.fromkeys(runs)}
-    listed, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
+    listed, jobs = list_folders(cluster, cluster.storage(""), folders), ask_head(cluster)
     busy = under_way(cluster, listed, jobs, listed.runs(jobs))
     for name in folders:
         if not listed.files.get(name, {}).keys() & OF_RUNS:
@@ -72,7 +72,7 @@ def delete(cluster: Cluster, storage: RunStorage) -> None:
             cluster.secrets_of(storage.uri).delete(names)
         for name in FIRST:
             storage.delete(name)
-        storage.filesystem.delete_dir(storage.path())
+        storage.delete_folder()
     except OSError as cause:
         raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs.aws_client import aws_client
+from ray_on_ecs.aws import client
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
 from ray_on_ecs.errors import counted, one_line
 
@@ -78,4 +78,4 @@ def most_unhealthy(size: int) -> int:
 
 
 def _client() -> Any:
-    return aws_client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
+    return client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)

@@ -53,8 +53,7 @@ class Code:
             OSError: The archive or a file can't be read, or the folder not be written.
         """
         base, _, digest = self.archive.removesuffix(code_archive.SUFFIX).rpartition(f"/{code_archive.FOLDER}/")
-        filesystem, path = open_filesystem(base)
-        code_archive.fetch(filesystem, path, digest, folder)
+        code_archive.fetch(*open_filesystem(base), digest, folder)
         for name, original in self.links.items():
             if not original.exists():
                 raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
@@ -89,10 +88,10 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     files = replace(files, files=tuple(file for file in files.files if file.name not in large))
     if not (config.include or config.exclude):
         check_size(folder, files.files)
-    base = storage.uri.removesuffix(f"/{storage.run_name}")
+    base = storage.storage_path
     try:
         with progress("uploading the code", sum(file.size for file in files.files)) as on_bytes:
-            digest = code_archive.store(files, storage.filesystem, storage.base, on_bytes)
+            digest = code_archive.store(files, storage.store, storage.base, on_bytes)
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
     git = code_archive.revision(folder)

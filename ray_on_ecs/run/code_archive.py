@@ -7,24 +7,21 @@ import gzip
 import hashlib
 import io
 import os
-import posixpath
 import shutil
 import stat
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
-
-from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError, one_line
 from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code_files import CodeFile, CodeFiles
 from ray_on_ecs.run.ignore_files import ask_git, has_filters
+from ray_on_ecs.storage.bucket import Bucket
+from ray_on_ecs.storage.disk import Disk
 
 FOLDER, SUFFIX = ".code", ".tar.gz"
 # Code is small; a higher level takes several times as long for a tenth less.
@@ -58,7 +55,7 @@ def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes | None = None) -> 
             _add(tar, code.folder, file, on_bytes or (lambda _: None))
 
 
-def store(code: CodeFiles, filesystem: fs.FileSystem, base: str, on_bytes: OnBytes | None = None) -> str:
+def store(code: CodeFiles, filesystem: Disk | Bucket, base: str, on_bytes: OnBytes | None = None) -> str:
     """Store the archive below `base`, a storage path, unless it is there; return the SHA-256 by which it is fetched.
 
     Raises:
@@ -70,14 +67,15 @@ def store(code: CodeFiles, filesystem: fs.FileSystem, base: str, on_bytes: OnByt
         archive.seek(0)
         digest = hashlib.file_digest(archive, "sha256").hexdigest()
         path = _path(base, digest)
-        info = filesystem.get_file_info(path)
-        if info.type != fs.FileType.File or info.size != size:
+        info = filesystem.find(path)
+        if info is None or info.size != size:
             archive.seek(0)
-            _put(archive, filesystem, path)
+            with filesystem.writing(path) as stream:
+                shutil.copyfileobj(archive, stream, PIECE_BYTES)
     return digest
 
 
-def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> None:
+def fetch(filesystem: Disk | Bucket, base: str, digest: str, target: Path) -> None:
     """Unpack an archive; its files are as new as the call, and so none is older than what is compiled from it.
 
     Args:
@@ -96,7 +94,7 @@ def fetch(filesystem: fs.FileSystem, base: str, digest: str, target: Path) -> No
         raise FileExistsError(f"{target} is not empty; code is unpacked into an empty folder")
     with tempfile.TemporaryFile(dir=target.parent) as archive:
         try:
-            with filesystem.open_input_file(path) as source:
+            with filesystem.open_reader(path) as source:
                 shutil.copyfileobj(source, archive, PIECE_BYTES)
         except FileNotFoundError as cause:
             raise StorageError(f"the run's code, {path}, is missing; start the run again") from cause
@@ -169,26 +167,6 @@ class _Content(io.RawIOBase):
         piece = self._source.read(size)
         self._on_bytes(len(piece))
         return piece.ljust(size, b"\0")  # a large file that is cut off while it is read
-
-
-def _put(archive: BinaryIO, filesystem: fs.FileSystem, path: str) -> None:
-    """Write an object or a file, which is complete as soon as it has its name."""
-    is_local = isinstance(filesystem, fs.LocalFileSystem)
-    part = f"{path}.{uuid4().hex}.part" if is_local else path
-    if is_local:
-        filesystem.create_dir(posixpath.dirname(path))
-    try:
-        # S3 shows an object when the stream is closed. The name's end would have pyarrow compress it once more.
-        with filesystem.open_output_stream(part, compression=None) as stream:
-            while piece := archive.read(PIECE_BYTES):
-                stream.write(piece)
-        if is_local:
-            filesystem.move(part, path)
-    except BaseException:
-        # Closing the stream, even after Ctrl-C, makes the first pieces an object in S3.
-        with suppress(OSError):
-            filesystem.delete_file(part)
-        raise
 
 
 def _unpack(archive: BinaryIO, target: Path) -> None:

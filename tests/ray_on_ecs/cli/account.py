@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
+from collections.abc import Mapping
 from contextlib import ExitStack, chdir, closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -120,10 +121,13 @@ class Forward(BaseHTTPRequestHandler):
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()
             content = answer.read()
-        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content)
+        kept = {name: value for name, value in answer.headers.items() if name.lower() in ("etag", "last-modified")}
+        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content, kept)
 
-    def _answer(self, status: int, content_type: str, body: bytes) -> None:
+    def _answer(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

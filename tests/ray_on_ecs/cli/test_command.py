@@ -22,6 +22,7 @@ from ray_on_ecs.config import secret_hints
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node.ports import free_ports
 from ray_on_ecs.run.command_line import SETTINGS
+from ray_on_ecs.storage.bucket import Bucket
 
 CONNECTION = {
     "region": "us-west-2",
@@ -404,4 +405,5 @@ def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.
     storage = StackCluster(find(None, str(outputs))).storage("first")
     assert storage.uri == "s3://the-bucket/runs/first"
     assert storage.path("result.json") == "the-bucket/runs/first/result.json"
-    assert storage.filesystem.region == "us-west-2"
+    assert isinstance(storage.store, Bucket)
+    assert storage.store.client.meta.region_name == "us-west-2"

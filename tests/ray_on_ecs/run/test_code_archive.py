@@ -8,20 +8,22 @@ import stat
 import subprocess
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError
 from ray_on_ecs.run import code_archive
 from ray_on_ecs.run.code_archive import fetch, pack, revision, store
 from ray_on_ecs.run.code_files import list_code
+from ray_on_ecs.storage.bucket import Bucket
+from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.filesystem import open_filesystem
 from tests.aws import BUCKET
 
-LOCAL = fs.LocalFileSystem()
+LOCAL = Disk()
 CONTENTS = {
     "train.py": b"print(1)\n",
     "pkg/__init__.py": b"",
@@ -46,7 +48,7 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[fs.FileSystem, str]:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk | Bucket, str]:
     if request.param == "folder":
         return open_filesystem(str(tmp_path / "runs"))
     request.getfixturevalue("s3")
@@ -75,11 +77,11 @@ def members(archive: bytes) -> dict[str, bytes]:
         return {each.name: file.read() for each in tar if each.isreg() and (file := tar.extractfile(each))}
 
 
-def stored(filesystem: fs.FileSystem, base: str) -> list[str]:
-    return [each.base_name for each in filesystem.get_file_info(fs.FileSelector(f"{base}/.code"))]
+def stored(filesystem: Disk | Bucket, base: str) -> list[str]:
+    return list(filesystem.listing(f"{base}/.code").files)
 
 
-def test_stored_code_is_fetched(code: Path, storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+def test_stored_code_is_fetched(code: Path, storage: tuple[Disk | Bucket, str], tmp_path: Path) -> None:
     before = time.time()
     target = tmp_path / "node/code"
     fetch(*storage, store(list_code(code), *storage), target)
@@ -92,16 +94,16 @@ def test_stored_code_is_fetched(code: Path, storage: tuple[fs.FileSystem, str], 
     assert all(path.stat().st_mtime >= before - 1 for path in files.values())
 
 
-def test_storing_twice_leaves_one_archive(code: Path, storage: tuple[fs.FileSystem, str]) -> None:
+def test_storing_twice_leaves_one_archive(code: Path, storage: tuple[Disk | Bucket, str]) -> None:
     digests = [store(list_code(code), *storage) for _ in range(2)]
     assert digests[0] == digests[1]
     assert stored(*storage) == [f"{digests[0]}.tar.gz"]
 
 
-def test_archive_of_another_size_is_replaced(code: Path, storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+def test_archive_of_another_size_is_replaced(code: Path, storage: tuple[Disk | Bucket, str], tmp_path: Path) -> None:
     filesystem, base = storage
     digest = store(list_code(code), filesystem, base)
-    with filesystem.open_output_stream(f"{base}/.code/{digest}.tar.gz", compression=None) as stream:
+    with filesystem.writing(f"{base}/.code/{digest}.tar.gz") as stream:
         stream.write(b"half")
     with pytest.raises(StorageError, match=rf"{digest}.tar.gz, is damaged; delete it, and start the run again$"):
         fetch(filesystem, base, digest, tmp_path / "node")
@@ -111,21 +113,16 @@ def test_archive_of_another_size_is_replaced(code: Path, storage: tuple[fs.FileS
 
 
 def test_failed_upload_leaves_no_archive(
-    code: Path, storage: tuple[fs.FileSystem, str], monkeypatch: pytest.MonkeyPatch
+    code: Path, storage: tuple[Disk | Bucket, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Cut(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            if self.tell():
-                raise KeyboardInterrupt
-            return super().read(4)
-
     filesystem, base = storage
-    with pytest.raises(KeyboardInterrupt):
-        code_archive._put(Cut(b"archive"), filesystem, f"{base}/.code/name.tar.gz")
+    with suppress(KeyboardInterrupt), filesystem.writing(f"{base}/.code/name.tar.gz") as stream:
+        stream.write(b"arch")
+        raise KeyboardInterrupt
     assert stored(filesystem, base) == []
 
 
-def test_missing_archive_is_one_line(storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+def test_missing_archive_is_one_line(storage: tuple[Disk | Bucket, str], tmp_path: Path) -> None:
     with pytest.raises(
         StorageError, match=r"^the run's code, \S+/\.code/0123\.tar\.gz, is missing; start the run again$"
     ):

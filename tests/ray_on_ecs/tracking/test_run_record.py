@@ -241,7 +241,7 @@ class Failing(RunStorage):
 
 
 def test_failed_status_write_is_repeated(storage: RunStorage, config: RunConfig, said: list[str]) -> None:
-    failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
+    failing = Failing(storage.store, storage.base, storage.run_name, storage.uri)
     record = RunRecord(failing, config, config)
     with record.closing(lambda: True, said.append):
         with record.training(monitor(), {}, 2):
