@@ -10,15 +10,20 @@ from typing import Any
 
 import click
 
-from ray_on_ecs.cli import check_aws, check_ray
+from ray_on_ecs.cli import checks
+from ray_on_ecs.cli.checks import ANSWER_SECONDS, Findings, Notice, Problem
 from ray_on_ecs.cli.cluster_flags import cluster_flags
-from ray_on_ecs.cli.findings import ANSWER_SECONDS, DENIED, Findings, Notice, Problem
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, head, session
-from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.errors import StackNotFound, TrainingError, one_line
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 MARKS = {OK: "ok", WARNING: "! ", FAILED: "✗ ", SKIPPED: "\N{EN DASH} "}
+# AWS's error codes for missing permissions, and of emulators that lack an operation.
+DENIED = {
+    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "UnknownOperationException"),
+    *("NotImplemented", "InvalidAction"),
+}
 # All checks take less than a minute: after this time none is started.
 START_SECONDS = 35.0
 
@@ -48,29 +53,26 @@ class Result:
     type: str = ""
 
 
-RAY = (
-    Check("version", check_ray.version, ("Ray",)),
-    Check("nodes", check_ray.nodes, ("Ray",)),
-)
-CODE = Check("code", check_ray.code, ("Ray",))
-STORAGE = Check("storage", check_ray.storage, ("Ray",))
-ON_THIS_MACHINE = (Check("Ray", check_ray.ray_on_this_machine), *RAY, STORAGE)
-ON_COMPOSE = (Check("Ray", check_ray.ray_on_this_machine), *RAY, CODE, STORAGE)
+VERSION = Check("version", checks.version, ("Ray",))
+NODES = Check("nodes", checks.nodes, ("Ray",))
+CODE = Check("code", checks.code, ("Ray",))
+STORAGE = Check("storage", checks.storage, ("Ray",))
+ON_THIS_MACHINE = (Check("Ray", checks.ray_on_this_machine), VERSION, NODES, STORAGE)
+ON_COMPOSE = (Check("Ray", checks.ray_on_this_machine), VERSION, NODES, CODE, STORAGE)
 ON_AWS = (
-    Check("AWS CLI", check_aws.aws_cli),
-    Check("Session Manager plugin", check_aws.session_manager_plugin),
-    Check("stack", check_aws.stack),
-    Check("clock", check_aws.clock, ("stack",)),
-    Check("credentials", check_aws.credentials, ("stack", "clock")),
-    Check("region", check_aws.region, ("credentials",)),
-    Check("parameters", check_aws.parameters, ("credentials",)),
-    Check("quota", check_aws.quota, ("parameters",)),
-    Check("bucket", check_aws.bucket, ("credentials",)),
-    Check("services", check_aws.services, ("parameters",)),
-    Check("workers", check_aws.workers, ("services",)),
-    Check("head's instance", check_aws.head_instance, ("services",)),
-    Check("Ray", check_ray.ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
-    *RAY,
+    Check("AWS CLI", checks.aws_cli),
+    Check("Session Manager plugin", checks.session_manager_plugin),
+    Check("stack", checks.stack),
+    Check("credentials", checks.credentials, ("stack",)),
+    Check("parameters", checks.parameters, ("credentials",)),
+    Check("bucket", checks.storage, ("credentials",)),
+    Check("services", checks.services, ("parameters",)),
+    Check("workers", checks.workers, ("services",)),
+    Check("scale-in", checks.scale_in, ("parameters",)),
+    Check("head's instance", checks.head_instance, ("services",)),
+    Check("Ray", checks.ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
+    VERSION,
+    NODES,
     CODE,
 )
 
@@ -134,7 +136,7 @@ def _run(check: Check, findings: Findings) -> Result:
             return Result(check.name, WARNING, f"unknown, AWS denies access ({one_line(refused)})")
         return Result(check.name, FAILED, one_line(refused))
     except TrainingError as cause:
-        return Result(check.name, FAILED, str(cause))
+        return Result(check.name, FAILED, str(cause), checks.UP if isinstance(cause, StackNotFound) else "")
 
 
 def _print(result: Result) -> None:
