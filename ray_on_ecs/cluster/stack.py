@@ -11,6 +11,7 @@ from typing import Any
 
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT_FILES = ("Pulumi.yaml", "Pulumi.yml", "Pulumi.json")
 # Long, as Pulumi reads the state from a remote backend.
 PULUMI_SECONDS = 120.0
@@ -136,8 +137,7 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
 
 def _projects() -> list[Path]:
     cwd = Path.cwd()
-    checkout = Path(__file__).resolve().parents[2]
-    folders = dict.fromkeys((cwd, *cwd.parents, checkout))
+    folders = dict.fromkeys((cwd, *cwd.parents, CHECKOUT))
     return [folder for folder in folders if any((folder / file).is_file() for file in PROJECT_FILES)]
 
 

@@ -56,7 +56,8 @@ class Front(ThreadingHTTPServer):
         texts: The XML answers.
         refused: Operations that are answered with AccessDenied; of S3, such as "PUT /bucket".
         is_silent: True if it answers only HEAD.
-        page: The status, headers and body of the answer to everything, as of a proxy or a portal.
+        page: The status, headers and body of another program's answers, as of a proxy or a portal.
+        replaced: The operations that it answers; empty for all.
     """
 
     daemon_threads = True
@@ -73,6 +74,7 @@ class Front(ThreadingHTTPServer):
         self.refused: set[str] = set()
         self.is_silent = False
         self.page: tuple[int, dict[str, str], bytes] | None = None
+        self.replaced: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -94,7 +96,7 @@ class Forward(BaseHTTPRequestHandler):
         operation = self._operation(body)
         while front.is_silent and self.command != "HEAD":
             time.sleep(0.1)
-        if front.page:
+        if front.page and (operation in front.replaced or not front.replaced):
             status, headers, body = front.page
             self._answer(status, "text/html", body, headers)
         elif any(operation.startswith(refused) for refused in front.refused):
@@ -126,7 +128,9 @@ class Forward(BaseHTTPRequestHandler):
 
     def _forward(self, behind: str, body: bytes) -> None:
         with closing(HTTPConnection(behind, timeout=SECONDS)) as connection:
-            connection.request(self.command, self.path, body, dict(self.headers))
+            parts = urllib.parse.urlsplit(self.path)  # with a host if this is the client's proxy
+            path = urllib.parse.urlunsplit(parts._replace(scheme="", netloc=""))
+            connection.request(self.command, path, body, {**dict(self.headers), "Host": behind})
             answer = connection.getresponse()
             content = answer.read()
         own = ("connection", "date", "server", "transfer-encoding")

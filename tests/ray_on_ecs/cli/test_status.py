@@ -3,9 +3,11 @@
 import json
 import re
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
+from ray_on_ecs.cluster import aws
 from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
 
 SPOT_USD = 0.00001  # moto's price of all types
@@ -185,7 +187,7 @@ def test_unhealthy_instance_is_named(stack: Laptop) -> None:
     ],
 )
 def test_cost_per_hour(
-    stack: Laptop, nodes: list[dict[str, str]], changed: dict[str, object], hourly: float | None
+    stack: Laptop, nodes: list[dict[str, Any]], changed: dict[str, object], hourly: float | None
 ) -> None:
     """Two instances of workers run; those without a node are starting."""
     stack.put_workers(**changed)
@@ -215,3 +217,61 @@ def test_reason_of_a_container_explains_the_head(stack: Laptop, task: dict[str, 
     assert done.returncode == 3
     assert says in done.stderr
     assert says in shown(done)["ECS"]
+
+
+HTML = b"<!DOCTYPE html><html><title>Blocked</title><body>Your organization blocks this site<br></body></html>"
+JSON = {"Content-Type": "application/x-amz-json-1.1"}
+PAGES: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "a page": (200, {}, HTML),
+    "a refusal as a page": (403, {}, HTML),
+    "a page as JSON": (200, JSON, HTML),
+    "nothing": (200, {}, b""),
+    "an empty document": (200, JSON, b"{}"),
+    "null": (200, JSON, b"null"),
+    "a list": (200, JSON, b"[]"),
+    "a number": (200, JSON, b"7"),
+    "a text": (200, JSON, b'"login"'),
+    "another document": (200, JSON, b'{"error": "login", "Parameter": "x", "services": "x"}'),
+    "empty parts": (200, JSON, b'{"Parameter": {}, "services": [{}], "taskArns": ["x"], "tasks": [{}]}'),
+    "half a document": (200, JSON, b'{"Parameter": {"Value": "'),
+    "other XML": (200, {"Content-Type": "text/xml"}, b"<rss><channel/></rss>"),
+    "half a page": (200, {"Content-Type": "text/xml"}, HTML[:30]),
+    "a login": (302, {"Location": "http://127.0.0.1:9/login"}, b""),
+    "a proxy's login": (407, {"Proxy-Authenticate": "Basic"}, HTML),
+    "a portal": (511, {}, HTML),
+    "not text": (200, JSON, b"\xff\xfe\x00"),
+}
+OPERATIONS = (
+    *("GetCallerIdentity", "GetParameter", "DescribeServices", "ListTasks", "DescribeTasks"),
+    *("DescribeAutoScalingGroups", "DescribeScalingActivities", "DescribeSpotPriceHistory", "DescribeAlarms"),
+    "DescribeInstanceInformation",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_answer_of_another_program_is_one_line(stack: Laptop, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aws, "ATTEMPTS", 1)
+    stack.front.page = PAGES[page]
+    status, doctor = stack.run("status"), stack.run("doctor")
+    assert (status.returncode, doctor.returncode) == (3, 1), status.stderr + doctor.stdout
+    assert len(status.stderr.splitlines()) == 1
+    assert "✗   credentials: " in doctor.stdout
+    assert doctor.stderr == ""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_single_answer_of_another_program_hides_only_its_values(
+    stack: Laptop, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aws, "ATTEMPTS", 1)
+    stack.put_workers(spot=True)
+    stack.replace_service("workers", 1)
+    stack.stop_task({"stoppedReason": "Essential container in task exited"})
+    stack.front.replaced = {operation}
+    of_connection = operation in ("GetParameter", "ListTasks", "DescribeTasks")
+    for page in ("a page", "empty parts"):
+        stack.front.page = PAGES[page]
+        status, doctor = stack.run("status"), stack.run("doctor")
+        assert status.returncode == 0 or (status.returncode == 3 and of_connection), status.stderr
+        assert "  EC2 " in status.stdout or operation == "GetParameter"
+        assert doctor.stderr == ""
