@@ -13,7 +13,7 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.clusters import Cluster
