@@ -12,16 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import requests
-
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
-from ray_on_ecs.cluster.clusters import COMPOSE_S3, Cluster, StackCluster, choose
+from ray_on_ecs.cluster.clusters import Cluster, StackCluster, choose
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.ray_status import ALIVE, HEAD
 from ray_on_ecs.cluster.ray_status import nodes as list_nodes
-from ray_on_ecs.cluster.session import AWS_CLI, PLUGIN
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
@@ -49,17 +46,7 @@ class Notice(Problem):
 
 @dataclass
 class Findings:
-    """Results of the checks so far; a check that needs one runs after the check that sets it has passed.
-
-    Attributes:
-        flags: The flags that name the cluster.
-        connections: Closes what the checks have opened.
-        cluster: The cluster.
-        stack: Its stack.
-        head: Its head, once it has answered.
-        workers: The stack's description of its workers.
-        services: ECS's service of each kind of node.
-    """
+    """Results of the checks so far; a check that needs one runs after the check that sets it has passed."""
 
     flags: dict[str, Any]
     connections: ExitStack
@@ -70,28 +57,23 @@ class Findings:
     services: dict[str, Service] = field(default_factory=dict)
 
 
-def aws_cli(findings: Findings) -> str:
-    """Run the AWS CLI."""
-    return _version("aws", AWS_CLI).split()[0]
-
-
-def session_manager_plugin(findings: Findings) -> str:
-    """Run the plugin of the AWS CLI."""
-    return _version("session-manager-plugin", PLUGIN)
-
-
-def _version(name: str, instructions: str) -> str:
-    command = [name, "--version"]
+def program(findings: Findings, name: str, instructions: str) -> str:
+    """Run a program of this machine."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, stdin=subprocess.DEVNULL, check=True
+            [name, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=True,
         )
     except FileNotFoundError as cause:
         raise Problem(f"command not found: {name}", f"install it: {instructions}") from cause
     except (OSError, subprocess.SubprocessError) as cause:
         reason = one_line(getattr(cause, "stderr", None) or cause)
         raise Problem(f"{name} --version fails ({reason})", f"install it again: {instructions}") from cause
-    return one_line(done.stdout) or "runs"
+    return done.stdout.partition(" ")[0].strip()
 
 
 def stack(findings: Findings) -> str:
@@ -196,14 +178,10 @@ def head_instance(findings: Findings) -> str:
     return f"{instance_id} is connected to Session Manager"
 
 
-def ray_on_this_machine(findings: Findings) -> str:
-    """Connect to the head of --local or --compose."""
-    findings.cluster = choose(**findings.flags)
-    return ray(findings)
-
-
 def ray(findings: Findings) -> str:
     """Connect to the head."""
+    if findings.flags["local"] or findings.flags["compose"]:
+        findings.cluster = choose(**findings.flags)
     head = findings.head = findings.connections.enter_context(findings.cluster.connect())
     return f"answers at {head.url}" + (", and accepts the token" if head.token else "")
 
@@ -246,12 +224,6 @@ def code(findings: Findings) -> str:
 def storage(findings: Findings) -> str:
     """List, read and write the storage path through the connection of `runs`, `fetch` and `run`."""
     cluster = findings.cluster
-    if findings.flags["compose"]:
-        try:
-            requests.head(COMPOSE_S3, timeout=ANSWER_SECONDS)
-        except requests.RequestException as cause:
-            fix = "docker compose --file docker/compose.yaml up --detach"
-            raise Problem(f"compose's S3 does not answer at {COMPOSE_S3}", fix) from cause
     root = cluster.storage("")
     folders = list_folders(cluster, root)
     for name, files in folders.files.items():

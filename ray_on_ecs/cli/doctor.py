@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 
@@ -28,15 +29,8 @@ DENIED = {
 START_SECONDS = 35.0
 
 
-@dataclass(frozen=True)
-class Check:
-    """Check of one part of the way to the cluster.
-
-    Attributes:
-        name: The name of the check.
-        look: Returns a line if all is well; raises a Problem, or any TrainingError.
-        needs: The checks that must have passed before it.
-    """
+class Check(NamedTuple):
+    """Check of one part of the way to the cluster, and the checks that must have passed before it."""
 
     name: str
     look: Callable[[Findings], str]
@@ -53,15 +47,16 @@ class Result:
     type: str = ""
 
 
-VERSION = Check("version", checks.version, ("Ray",))
-NODES = Check("nodes", checks.nodes, ("Ray",))
+RAY = (Check("version", checks.version, ("Ray",)), Check("nodes", checks.nodes, ("Ray",)))
 CODE = Check("code", checks.code, ("Ray",))
 STORAGE = Check("storage", checks.storage, ("Ray",))
-ON_THIS_MACHINE = (Check("Ray", checks.ray_on_this_machine), VERSION, NODES, STORAGE)
-ON_COMPOSE = (Check("Ray", checks.ray_on_this_machine), VERSION, NODES, CODE, STORAGE)
+ON_THIS_MACHINE = (Check("Ray", checks.ray), *RAY, STORAGE)
+ON_COMPOSE = (Check("Ray", checks.ray), *RAY, CODE, STORAGE)
 ON_AWS = (
-    Check("AWS CLI", checks.aws_cli),
-    Check("Session Manager plugin", checks.session_manager_plugin),
+    Check("AWS CLI", partial(checks.program, name="aws", instructions=session.AWS_CLI)),
+    Check(
+        "Session Manager plugin", partial(checks.program, name="session-manager-plugin", instructions=session.PLUGIN)
+    ),
     Check("stack", checks.stack),
     Check("credentials", checks.credentials, ("stack",)),
     Check("parameters", checks.parameters, ("credentials",)),
@@ -71,8 +66,7 @@ ON_AWS = (
     Check("scale-in", checks.scale_in, ("parameters",)),
     Check("head's instance", checks.head_instance, ("services",)),
     Check("Ray", checks.ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
-    VERSION,
-    NODES,
+    *RAY,
     CODE,
 )
 
@@ -88,7 +82,9 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
         for result in _run_checks(Findings(flags, connections)):
             results.append(result)
             if not as_json:
-                _print(result)
+                out.print(f"{MARKS[result.state]}  {result.check}: {result.line}")
+                if result.type:
+                    out.print(f"      {result.type}")
     has_failed = any(result.state == FAILED for result in results)
     if as_json:
         print_json({"ok": not has_failed, "checks": [asdict(result) for result in results]})
@@ -105,11 +101,8 @@ def _shorten_timeouts() -> None:
 
 def _run_checks(findings: Findings) -> Iterator[Result]:
     """Yield the result of each check as it ends."""
-    checks = ON_AWS
-    if findings.flags["compose"]:
-        checks = ON_COMPOSE
-    elif findings.flags["local"]:
-        checks = ON_THIS_MACHINE
+    flags = findings.flags
+    checks = ON_COMPOSE if flags["compose"] else ON_THIS_MACHINE if flags["local"] else ON_AWS
     started_at = time.monotonic()
     states: dict[str, str] = {}
     for check in checks:
@@ -137,9 +130,3 @@ def _run(check: Check, findings: Findings) -> Result:
         return Result(check.name, FAILED, one_line(refused))
     except TrainingError as cause:
         return Result(check.name, FAILED, str(cause), checks.UP if isinstance(cause, StackNotFound) else "")
-
-
-def _print(result: Result) -> None:
-    out.print(f"{MARKS[result.state]}  {result.check}: {result.line}")
-    if result.type:
-        out.print(f"      {result.type}")

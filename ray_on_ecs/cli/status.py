@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 
 import click
 
@@ -49,7 +50,7 @@ def _ray_lines(ray: RayStatus) -> Iterator[tuple[str, str]]:
     for node in ray.nodes:
         if node.kind == HEAD:
             cpus = f", {_usage([node])}" if node.cpus else ""  # a stack's head runs no tasks
-            yield HEAD, f"Ray {ray.ray_version}, up {_duration(node.up_seconds)}{cpus}"
+            yield HEAD, f"Ray {ray.ray_version}, up {timedelta(seconds=node.up_seconds)}{cpus}"
         else:
             groups.setdefault((node.kind, _place(node)), []).append(node)
     for (kind, place), nodes in sorted(groups.items(), reverse=True):
@@ -111,11 +112,3 @@ def _usage(nodes: Sequence[Node]) -> str:
     if gpus:
         return f"{sum(node.gpus_used for node in nodes):g} of {gpus:g} GPUs in use"
     return f"{sum(node.cpus_used for node in nodes):g} of {sum(node.cpus for node in nodes):g} CPUs in use"
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"

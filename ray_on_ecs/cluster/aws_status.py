@@ -139,7 +139,7 @@ def _fault(stack: Stack, service: Mapping[str, Any]) -> str | None:
             return f"{DEPLOYMENT_FAILED}: {reason}; pulumi config set redeployWorkers WORD and pulumi up try again"
     if service["runningCount"] >= service["desiredCount"]:
         return None
-    with suppress(aws.Refused):
+    with suppress(ResourceError):
         if stop := _last_stop(stack, service):
             return f"the last task stopped{stop}"
     events = [one_line(event["message"]) for event in service.get("events", ())]
@@ -203,7 +203,7 @@ def read_group(stack: Stack, info: ClusterInfo) -> Group:
     group = groups["AutoScalingGroups"][0]
     members = group["Instances"]
     failure = None
-    with suppress(aws.Refused):
+    with suppress(ResourceError):
         activities = aws.call(
             "autoscaling", stack, "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=ACTIVITIES
         )["Activities"]

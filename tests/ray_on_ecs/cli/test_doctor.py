@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli import doctor
-from ray_on_ecs.cluster import aws, head, s3_access, session
+from ray_on_ecs.cluster import aws, head, session
 from ray_on_ecs.node import code
+from ray_on_ecs.storage import s3
 from tests.ray_on_ecs.cli.account import BIN, NO_CAPACITY, Laptop
 
 shorten_timeouts = doctor._shorten_timeouts
@@ -228,7 +229,7 @@ def test_bucket_is_ok_only_if_runs_and_fetch_read_it(
     stack: Laptop, stop_after: Callable[[str], None], fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_after("bucket")
-    monkeypatch.setattr(s3_access, "ATTEMPTS", 1)
+    monkeypatch.setattr(s3, "ATTEMPTS", 1)
     stack.put_run("first")
     BUCKET_FAULTS[fault](stack)
     done = stack.run("doctor")
