@@ -42,7 +42,6 @@ COMMANDS = {
     "open": ("open", "Show the report of a run in the browser."),
     "rm": ("rm", "Delete runs with their results and checkpoints."),
     "prune": ("prune", "Delete runs that ended long ago."),
-    "compare": ("compare", "Compare the settings and results of runs, with their curves."),
     "status": ("status", "Show the nodes, GPUs, queue and cost per hour."),
     "shell": ("shell", "Open a shell on the head."),
     "dashboard": ("dashboard", "Open Ray's dashboard in the browser."),

@@ -45,6 +45,7 @@ class Status(TypedDict):
         updated: The time of this document.
         step: Steps done since the start of the training.
         loss: The last loss that the script logged, or printed if it reports nothing.
+        metrics: The last value of each metric that this command has logged; null for one that was not finite.
         workers: How many there are.
         cost_usd: What this command's workers have cost so far.
         earlier: Time and cost of the commands before this one.
@@ -64,6 +65,7 @@ class Status(TypedDict):
     updated: str
     step: int | None
     loss: float | None
+    metrics: dict[str, float | None]
     workers: int | None
     cost_usd: float | None
     earlier: Earlier
@@ -181,6 +183,7 @@ class RunRecord:
         """Return the current status."""
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
+        metrics = self._monitor.metrics if self._monitor else {}
         step = (progress.step if progress else None) or None  # 0 without a report
         if step is None and history:
             step = history[-1]["step"]
@@ -196,6 +199,7 @@ class RunRecord:
             "updated": _iso(datetime.now(UTC)),
             "step": printed.get("step") if step is None else step,
             "loss": _last_loss(history) if history else printed.get("loss"),
+            "metrics": {name: value for name, value in metrics.items() if name not in ("step", "time")},
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,

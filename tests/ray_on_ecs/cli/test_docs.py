@@ -29,6 +29,7 @@ OF_OTHER_TOOLS = {
     "--exclude",
     "--file",
     "--index-url",
+    "--logdir",
     "--nproc-per-node",
     "--output",
     "--path",

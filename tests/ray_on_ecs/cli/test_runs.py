@@ -80,13 +80,9 @@ def test_state_comes_from_the_status(folders: Folders, listed: Callable[..., Any
     folders.status("mine", state)
     run = listed("--no-head")["mine"]
     assert run["state"] == state
-    assert {
-        "step": 25,
-        "loss": 0.25,
-        "cost_usd": 0.42,
-        "workers": 2,
-        "job": "mine",
-    }.items() <= (run.items())
+    known = {"step": 25, "loss": 0.25, "cost_usd": 0.42, "workers": 2, "job": "mine"}
+    assert known.items() <= run.items()
+    assert run["metrics"] == {"loss": 0.25, "accuracy": 0.5}
     assert 700 < run["started_seconds_ago"] < HOUR
 
 
@@ -356,6 +352,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "no state": {"state": None},
     "a step that is text": {"step": "1"},
     "an infinite loss": {"loss": float("inf")},
+    "metrics that are a list": {"metrics": [1]},
+    "metrics that are text": {"metrics": {"loss": "1", "lr": [1], "a": {}}},
+    "infinite metrics": {"metrics": {"loss": float("inf"), "\x1b[2J": 1}},
     "a huge step": {"step": 10**400},
     "a cost that is text": {"cost_usd": "7"},
     "a time that is none": {"started": "yesterday"},
