@@ -12,7 +12,6 @@ import click
 from rich import filesize
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.local_copy import (
     ATTEMPTS,
     check_room,
@@ -68,7 +67,7 @@ class Fetched:
 
 
 @click.command("fetch")
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
 @click.option("--checkpoints", is_flag=True, help="Copy the checkpoints, too.")
 @click.option(

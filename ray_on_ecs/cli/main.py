@@ -29,7 +29,7 @@ Session Manager. With --local they use a Ray cluster on this machine, and with -
 Exit status: 0 success, 1 the run or the check failed, 2 a flag or a file can't be used, 3 the cluster can't be reached,
 130 interrupted. run and logs --follow exit with the status of the run.
 
-Tab completion: eval "$(ray-on-ecs completion bash)"
+Tab completion: eval "$(_RAY_ON_ECS_COMPLETE=bash_source ray-on-ecs)"
 """
 # The module of each command, with a click command named `command`, and its line in the help, which needs no import.
 COMMANDS = {
@@ -47,7 +47,6 @@ COMMANDS = {
     "dashboard": ("dashboard", "Open Ray's dashboard in the browser."),
     "notebook": ("notebook", "Open Jupyter on the head or on a worker's GPU."),
     "doctor": ("doctor", "Check everything from this machine to the cluster."),
-    "completion": ("completion", "Print the script for tab completion in a shell."),
 }
 
 

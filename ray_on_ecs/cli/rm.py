@@ -9,7 +9,6 @@ import click
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.runs import ask_head
 from ray_on_ecs.cli.screen import note
 from ray_on_ecs.cluster.clusters import Cluster
@@ -31,7 +30,7 @@ FIRST = (layout.RESULT, layout.STATUS)
 
 
 @click.command("rm")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @on_cluster
 def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
     """Delete RUNs with all that they left: results, files, logs and checkpoints.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import remember_runs
 from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
@@ -57,7 +56,6 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
         listing = elsewhere.submit(list_folders, cluster, storage)
         jobs = None if no_head else ask_head(cluster)
         runs = listing.result().runs(jobs, limit + 1)
-    remember_runs(run.name for run in runs)
     if as_json:
         print_json([asdict(run) for run in runs[:limit]])
     elif not runs:

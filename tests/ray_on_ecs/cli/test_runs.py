@@ -10,10 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 
-from ray_on_ecs.cli import completion
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import history, s3_access
 from ray_on_ecs.tracking import layout
@@ -412,21 +410,11 @@ NO_RUNS = [
 
 
 @pytest.mark.parametrize("name", NO_RUNS)
-def test_folder_with_another_name_is_no_run(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
+def test_folder_with_another_name_is_no_run(folders: Folders, capsys: pytest.CaptureFixture[str], name: str) -> None:
     folders.status("healthy", "finished")
     (Path(folders.path) / name).mkdir()
     (Path(folders.path) / name / "status.json").write_text((Path(folders.path) / "healthy/status.json").read_text())
     assert main(["runs", "--local", "--json"]) == 0
     assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["healthy"]
-    context = click.Context(click.Command("logs"))
-    offered = completion.complete_run(context, click.Argument(["run"]), "")
-    assert [each.value for each in offered] == ["healthy"]
-    completion.remember_runs([name, "healthy"])
-    offered = completion.complete_run(context, click.Argument(["run"]), "")
-    assert name not in [each.value for each in offered]
     for command in (["fetch"], ["open"], ["rm"]):
         assert main([*command, "--local", "--", name]) == 2
