@@ -14,7 +14,7 @@ ADDRESSES = ["s3://AKIA:SECRET@bucket/x", "s3://bucket/x?secret_key=SECRET", "AK
 COMMANDS = [
     *("runs", "logs x", "logs --follow x", "stop x", "stop --all", "fetch x", "open x", "rm x"),
     *(
-        "prune --older-than 1",
+        "rm --older-than 1",
         "status",
         "doctor",
         "run train.py",
