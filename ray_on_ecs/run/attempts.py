@@ -34,7 +34,6 @@ from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
 from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
 from ray_on_ecs.tracking import cloudwatch
-from ray_on_ecs.tracking.progress_bar import ProgressBar
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
 from ray_on_ecs.tracking.storage import RunStorage
@@ -92,7 +91,7 @@ class Attempts:
         allocation: The workers, or None if the function runs in a thread of this process and starts workers itself.
         monitor: Reads how far they are.
         record: Records that in the run's folder.
-        console: Shows the progress, and each failure.
+        console: Shows each failure.
         instance_hours: Counts the hours of their instances.
         wait_seconds: How long a Ray program may wait for its workers.
     """
@@ -121,9 +120,8 @@ class Attempts:
             watching_nodes = self._program.running()
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
-            ProgressBar(self.monitor, self.console) as bar,
             cloudwatch.publish_metrics(self.monitor, self.config.cloudwatch_namespace, self.console),
-            self.monitor.polling(bar.draw),
+            self.monitor.polling(),
             self.instance_hours.running(),
             self.record.training(self.monitor, self.instance_hours.by_kind, num_workers),
             watching_nodes,

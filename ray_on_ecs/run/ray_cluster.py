@@ -230,10 +230,9 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
         return allocation
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
-    if not console.is_terminal:  # a terminal shows the status line below
-        line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
-        console.print(escape(line), highlight=False, soft_wrap=True)
-    with _pending_placement_group(config), console.status("looking for workers") as status:
+    line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
+    console.print(escape(line), highlight=False, soft_wrap=True)
+    with _pending_placement_group(config):
         failover = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while True:
@@ -242,14 +241,10 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
             if allocation:
                 return allocation
             remaining = deadline - time.monotonic()
-            shortage = failover.shortage if failover else ""
             if remaining <= 0:
-                raise ResourceError(_shortage_message(config, nodes, seconds, shortage))
+                raise ResourceError(_shortage_message(config, nodes, seconds, failover.shortage if failover else ""))
             if failover:
                 failover.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
-                shortage = failover.shortage
-            reason = f": {escape(shortage)}" if shortage else ""
-            status.update(f"{_describe_resources(nodes)}; waiting up to {remaining:.0f} s for more{reason}")
             time.sleep(min(POLL_SECONDS, remaining))
 
 

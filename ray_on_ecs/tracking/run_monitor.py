@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,16 +37,11 @@ class RunMonitor:
         self.steps_made = 0
 
     @contextmanager
-    def polling(self, on_poll: Callable[[], None]) -> Generator[None]:
-        """Poll the actor until the block ends, and call a function after each poll."""
-
-        def poll() -> None:
-            self.poll()
-            on_poll()
-
-        with run_every(REPORT_SECONDS, poll, "run monitor"):
+    def polling(self) -> Generator[None]:
+        """Poll the actor until the block ends, and once more then."""
+        with run_every(REPORT_SECONDS, self.poll, "run monitor"):
             yield
-        poll()
+        self.poll()
 
     def poll(self) -> None:
         """Read the actor once."""

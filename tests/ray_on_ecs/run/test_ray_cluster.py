@@ -227,14 +227,12 @@ class Capacity:
 @pytest.mark.usefixtures("nothing_to_join")
 def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: Capacity())
-    console = Console(record=True, force_terminal=True, width=200)
     with pytest.raises(ResourceError) as error:
-        ray_cluster.wait_for_workers(RunConfig(), 0.3, console)
+        ray_cluster.wait_for_workers(RunConfig(), 0.3, Console())
     assert str(error.value) == (
         "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
         "of 0 s; EC2 has no g5.xlarge [at all]"
     )
-    assert "for more: EC2 has no g5.xlarge [at all]" in console.export_text()
 
 
 @pytest.mark.usefixtures("nothing_to_join")
