@@ -49,9 +49,11 @@ def admit(config: RunConfig, console: Console) -> Generator[Admission]:
         console: Shows lines.
 
     Raises:
+        ResourceError: There is no Ray cluster to join.
         UsageError: A setting, the script or a file that it needs can't be used, or the run has finished.
         StorageError, Interrupted: See `hold`.
     """
+    queue.head_address()  # raises, before anything is stored
     values = run_secrets.take(config)
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _resolve(config)

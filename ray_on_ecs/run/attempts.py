@@ -46,7 +46,7 @@ BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 
-def wait_for_workers(config: RunConfig, seconds: float, record: RunRecord, console: Console) -> WorkerAllocation:
+def wait_for_workers(config: RunConfig, record: RunRecord, console: Console) -> WorkerAllocation:
     """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
     Not on the Ray that `run --local` started, which no other node can join.
@@ -54,8 +54,7 @@ def wait_for_workers(config: RunConfig, seconds: float, record: RunRecord, conso
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    if LOCAL_VARIABLE in os.environ:
-        seconds = 0
+    seconds = 0.0 if LOCAL_VARIABLE in os.environ else config.worker_timeout
     with suppress(ResourceError):
         return ray_cluster.wait_for_workers(config, 0, console)
     with record.waiting() if seconds else nullcontext():

@@ -35,7 +35,7 @@ from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
-# A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
+# The workers of a Ray program may wait for those before them, also without a --worker-timeout.
 MIN_WAIT_SECONDS = 30.0
 
 
@@ -58,8 +58,8 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    with ray_cluster.connected(config) as seconds:
-        allocation = None if config.driver else wait_for_workers(config, seconds, record, console)
+    with ray_cluster.connected():
+        allocation = None if config.driver else wait_for_workers(config, record, console)
         is_one_node = ray_cluster.is_one_node()
         config, run_id = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
@@ -102,7 +102,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             record,
             console,
             InstanceHours(program_resources.instances) if config.driver else InstanceHours(),
-            wait_seconds=max(seconds, MIN_WAIT_SECONDS),
+            wait_seconds=max(config.worker_timeout, MIN_WAIT_SECONDS),
         )
         summary = attempts.fit()
         _publish(storage, console)
