@@ -75,7 +75,7 @@ class Commands(click.Group):
 )
 @click.version_option(ray_on_ecs.__version__, prog_name="ray-on-ecs")
 def command_line() -> None:
-    """See ABOUT."""
+    """Group of the commands; its help is ABOUT."""
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -99,11 +99,13 @@ def _delete_old(cluster: Cluster, older_than: float, *, is_confirmed: bool) -> N
 
 
 def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] | None, list[RunInfo]]:
-    """Return all folders, Ray's jobs, and the runs that ended more than `older_than` days ago."""
+    """Return all folders, Ray's jobs, and the runs that ended `older_than` days ago, by the storage's clock."""
     folders, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
     runs = [run for run in folders.runs(jobs) if folders.files.get(run.name, {}).keys() & OF_RUNS]
     busy = _under_way(cluster, folders, jobs, runs)
-    return folders, jobs, [run for run in runs if run.name not in busy and _age_days(run, folders) > older_than]
+    latest = folders.now - older_than * DAY_SECONDS
+    ended = [run for run in runs if run.name not in busy and run.updated]
+    return folders, jobs, [run for run in ended if datetime.fromisoformat(str(run.updated)).timestamp() < latest]
 
 
 def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, runs: Sequence[RunInfo]) -> set[str]:
@@ -112,13 +114,6 @@ def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, r
     # A head of a stack that does not answer may have jobs; this machine without a head has none.
     busy = BUSY if jobs is not None or cluster.is_here else (*BUSY, *UNKNOWN)
     return {run.name for run in runs if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)}
-
-
-def _age_days(run: RunInfo, folders: Folders) -> float:
-    """Return how many days ago a run was heard of, by the storage's clock; 0 if that is not known."""
-    if run.updated is None:
-        return 0.0
-    return (folders.now - datetime.fromisoformat(run.updated).timestamp()) / DAY_SECONDS
 
 
 def _delete(cluster: Cluster, storage: RunStorage) -> None:

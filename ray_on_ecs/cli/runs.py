@@ -100,7 +100,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
             _progress(run, longest_name),
             _loss(run.loss),
             ago(run),
-            _cost(run.cost_usd),
+            "" if run.cost_usd is None else f"{run.cost_usd:.2f} USD",
         )
     return shown
 
@@ -145,7 +145,3 @@ def _loss(loss: float | None) -> str:
     if loss is None:
         return ""
     return f"{loss:.4f}" if loss == 0 or 0.001 <= abs(loss) < 10000 else f"{loss:.2e}"
-
-
-def _cost(usd: float | None) -> str:
-    return "" if usd is None else f"{usd:.2f} USD"

@@ -19,7 +19,7 @@ from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.s3 import S3Access
-from ray_on_ecs.tracking.totals import total_usd
+from ray_on_ecs.tracking.cost import total_usd
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo

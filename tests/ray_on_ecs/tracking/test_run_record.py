@@ -1,4 +1,4 @@
-"""How a run is doing, as its folder says it."""
+"""State of a run in its folder."""
 
 import json
 import threading
