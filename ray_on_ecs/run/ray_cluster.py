@@ -26,11 +26,11 @@ from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.queue import LOCAL, head_address
-from ray_on_ecs.run.ray_private import available_resources_per_node
+from ray_on_ecs.run.ray_private import available_resources_per_node, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.signals import stoppable
-from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.shown_log import ForwardedLines
 
 WORKERS_WITHOUT_GPUS = 2
 POLL_SECONDS = 2.0
@@ -104,7 +104,7 @@ def connect() -> None:
     """
     address = head_address()
     _check_reachable(address)
-    shown_log.install()
+    print_by(ForwardedLines().print)
     try:
         # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would
         # hide Python's.
