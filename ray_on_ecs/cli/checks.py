@@ -143,7 +143,7 @@ def workers(findings: Findings) -> str:
 
 
 def scale_in(findings: Findings) -> str:
-    """Look at the alarms that stop idle workers: without them GPUs are billed until somebody notices."""
+    """Look at the alarms that stop idle workers: without them GPUs without work stay billed."""
     stack = findings.stack
     stopping = {
         kind: aws.scaling_prefix(stack.cluster_name, kind) + "idle"

@@ -144,7 +144,9 @@ def _projects() -> list[Path]:
 def _use_profile(folder: Path, name: str | None, seconds: float) -> None:
     """Set AWS_PROFILE to the stack's `aws:profile`, unless the environment chooses, or this machine lacks it."""
     # Running Pulumi again takes a second.
-    configured = (file.read_bytes() for file in folder.glob("Pulumi.*.y*ml") if file.is_file())
+    configured = (
+        file.read_bytes() for file in folder.glob("Pulumi.*.y*ml") if os.access(file, os.R_OK) and file.is_file()
+    )
     if os.environ.keys() & CREDENTIALS or not any(b"aws:profile" in content for content in configured):
         return
     process = _pulumi(folder, ["config", "get", "aws:profile"], name, seconds)
