@@ -24,7 +24,7 @@ from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, local_store, mpi, nccl_interface, packages, worker_dump
+from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment
 from ray_on_ecs.run.group import Directive, WorkerStatus
@@ -32,7 +32,7 @@ from ray_on_ecs.run.group_member import LOST_SECONDS, GroupMember
 from ray_on_ecs.run.local_store import LocalStore
 from ray_on_ecs.run.metrics import ReportReader
 from ray_on_ecs.run.metrics_recorder import MetricsRecorder
-from ray_on_ecs.run.mpi import MpiNode, MpiRun
+from ray_on_ecs.run.mpi.launcher import MpiNode, MpiRun, runner
 from ray_on_ecs.run.node_files import WAIT_SECONDS, NodeFiles
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
 from ray_on_ecs.run.run_folder import POLL_SECONDS as FOLDER_SECONDS
@@ -315,10 +315,9 @@ class ScriptWorker:
         agents = exchange / "mpi"
         agents.mkdir()
         return MpiRun(
-            self._config.argv(environment.python, mpi.runner(environment.python)),
+            self._config.argv(environment.python, runner(environment.python)),
             options,
             workers=[ranks[node] for node in range(len(ranks))],
-            address=self._member.status.host,
             networks=sorted({worker.network for worker in workers if worker.network}),
             exchange=agents,
         )
