@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ray_on_ecs.checkpoint import plain_pickle
-from ray_on_ecs.checkpoint.manifest import CHUNK_BYTES, FileRecord, Heartbeat
+from ray_on_ecs.checkpoint.index import CHUNK_BYTES, FileRecord, Heartbeat
 from ray_on_ecs.names import fault_of
 from ray_on_ecs.tracking import layout
 from ray_on_ecs.tracking.storage import RunStorage
