@@ -26,8 +26,11 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.tracking.storage import RunStorage
 
-# Time for a write in progress to notice that it has been given up.
+# For a write in progress to notice that it has been given up, as it does at its next chunk of 16 MiB.
 GIVE_UP_SECONDS = 5.0
+
+# A rank's stored files, and the position of each tensor in them.
+Part = tuple[dict[str, FileRecord], list[WriteResult]]
 
 
 class DivergedError(ArithmeticError):
@@ -79,14 +82,6 @@ def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, inde
         raise DivergedError(f"weights of rank {message} are not finite after step {step}; they are not saved")
     name, plan = message
     return Copy(name, planner.finish_plan(plan), planner, metadata, manifest)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Stored part of a rank: its files, and the position of each tensor in them."""
-
-    files: dict[str, FileRecord]
-    results: list[WriteResult]
 
 
 class BackgroundSave:
@@ -154,13 +149,17 @@ class BackgroundSave:
         """Store a copy; returns the reason of a failure, or None."""
         part = self._write(copy)
         if self._index is None:
-            message = part if isinstance(part, str) else (part.files, part.results)
-            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", message)
+            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", part)
             return self._ranks.receive(f"{number}/outcome")
         others = range(1, self._ranks.world_size)
-        messages = [self._ranks.receive(f"{number}/part/{rank}") for rank in others]
-        parts = [part, *(each if isinstance(each, str) else Part(*each) for each in messages)]
-        outcome = self._commit(copy, parts, self._index)
+        parts: list[Part] = []
+        outcome: str | None = None
+        for each in [part, *(self._ranks.receive(f"{number}/part/{rank}") for rank in others)]:
+            if isinstance(each, str):
+                outcome = outcome or each
+            else:
+                parts.append(each)
+        outcome = outcome or self._commit(copy, parts, self._index)
         for rank in others:
             self._ranks.send(rank, f"{number}/outcome", outcome)
         return outcome
@@ -174,7 +173,7 @@ class BackgroundSave:
             results = writer.write_data(copy.plan, copy.planner).value()
         except Exception as cause:  # returned, as all ranks have to discard the checkpoint
             return _reason(cause)
-        return Part(writer.files, results)
+        return writer.files, results
 
     def _beat(self) -> None:
         """Send a heartbeat, or end a write that has been given up."""
@@ -182,21 +181,15 @@ class BackgroundSave:
             raise OSError("the process ends")
         sdk.alive()
 
-    def _commit(self, copy: Copy, parts: list[Part | str], index: CheckpointIndex) -> str | None:
+    def _commit(self, copy: Copy, parts: list[Part], index: CheckpointIndex) -> str | None:
         """Commit the checkpoint of all ranks' parts; returns the reason if that fails."""
-        stored: list[Part] = []
-        for part in parts:
-            if isinstance(part, str):
-                return part
-            stored.append(part)
         assert copy.metadata is not None
         try:
             writer = Writer(self._storage, copy.name)
-            writer.finish(copy.metadata, [part.results for part in stored])
-            files = dict(writer.files)
-            for part in stored:
-                files |= part.files
-            index.commit(copy.name, {**copy.manifest, "files": files})
+            writer.finish(copy.metadata, [results for _, results in parts])
+            for files, _ in parts:
+                writer.files |= files
+            index.commit(copy.name, {**copy.manifest, "files": writer.files})
         except Exception as cause:
             return _reason(cause)
         return None
