@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -308,19 +307,9 @@ class ScriptWorker:
         if not self._config.mpi:
             return ScriptProcess(self._argv(environment.python), options)
         if self._rank.rank != 0:
-            node = self._rank.node_rank if self._rank.local_rank == 0 else None
-            return MpiNode(node, options)
-        workers = self._member.statuses.values()
-        ranks = Counter(worker.node_rank for worker in workers)
-        agents = exchange / "mpi"
-        agents.mkdir()
-        return MpiRun(
-            self._config.argv(environment.python, runner(environment.python)),
-            options,
-            workers=[ranks[node] for node in range(len(ranks))],
-            networks=sorted({worker.network for worker in workers if worker.network}),
-            exchange=agents,
-        )
+            return MpiNode(self._rank.node_rank if self._rank.local_rank == 0 else None, options)
+        argv = self._config.argv(environment.python, runner(environment.python))
+        return MpiRun(argv, options, self._member.statuses, exchange / "mpi")
 
     def _variables(self, environment: ScriptEnvironment, exchange: Path) -> dict[str, str]:
         """Return the script's environment variables."""

