@@ -23,8 +23,8 @@ from ray_on_ecs.checkpoint.dcp import StagingPlanner, Writer
 from ray_on_ecs.checkpoint.index import CheckpointIndex, FileRecord, Manifest
 from ray_on_ecs.checkpoint.state import TrainingState
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # For a write in progress to notice that it has been given up, as it does at its next chunk of 16 MiB.
 GIVE_UP_SECONDS = 5.0

@@ -17,7 +17,7 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
 if TYPE_CHECKING:

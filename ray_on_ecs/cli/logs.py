@@ -118,7 +118,7 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
         ResourceError: The folder doesn't say that the run has ended.
     """
     from ray_on_ecs.cluster.jobs import driver_exit_status
-    from ray_on_ecs.tracking import layout
+    from ray_on_ecs.storage import layout
 
     if jobs:
         job_id, job = list(jobs.items())[-1]
@@ -145,7 +145,7 @@ def _stored(cluster: Cluster, run: str) -> str:
         UsageError: There is none.
     """
     from ray_on_ecs.cluster.history import find_run
-    from ray_on_ecs.tracking import layout
+    from ray_on_ecs.storage import layout
 
     storage = cluster.storage(run)
     try:

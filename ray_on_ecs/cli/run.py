@@ -33,8 +33,8 @@ from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.run.code_files import check_is_project
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
-from ray_on_ecs.run.program_source import driver_reason, syntax_error
-from ray_on_ecs.run.stop import SIGNALLED
+from ray_on_ecs.run.program.source import driver_reason, syntax_error
+from ray_on_ecs.signals import SIGNALLED
 
 ABOUT = """\
 Run SCRIPT on every GPU of the cluster, as torchrun would start it, and follow its output.
@@ -279,7 +279,7 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
 
 def _again(cluster: Cluster, work: Submission) -> str:
     """Return what the same command does with a run that has been stopped."""
-    from ray_on_ecs.run.newest import has_stored, newest_stored, nothing_stored_line
+    from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 
     name = work.run["run_name"]
     again = f"the same command with --run-name {name}"

@@ -32,7 +32,7 @@ from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import TRACEBACK, LastWords
 from ray_on_ecs.run.mpi import agent
 from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
-from ray_on_ecs.run.stop import SIGNALLED
+from ray_on_ecs.signals import SIGNALLED
 
 # Answers of an mpirun to --version, with its version.
 FAMILIES = {
