@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +27,7 @@ from ray_on_ecs.checkpoint.dcp import Reader
 from ray_on_ecs.checkpoint.ddp_buckets import GradientOrder, replay
 from ray_on_ecs.checkpoint.export import export_weights
 from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest, as_json, differences, find_fault
-from ray_on_ecs.checkpoint.location import is_in_run, open_file, open_folder
+from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
 from ray_on_ecs.checkpoint.sampler import DistributedSampler
 from ray_on_ecs.checkpoint.state import TrainingState
 from ray_on_ecs.errors import one_line
@@ -143,7 +142,7 @@ class Checkpointer:
         self._saved_step = 0
         self._taken_at = time.monotonic()
         self._is_closed = False
-        self._is_of_run = folder is None and is_in_run()
+        self._is_of_run = folder is None and RUN_VARIABLE in os.environ
         self.step = 0
         self.epoch = 0
         self.should_stop = False
@@ -155,9 +154,7 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
         else:
@@ -193,7 +190,7 @@ class Checkpointer:
             )
         mismatch = None
         try:
-            self._state.restore(Reader(self._storage, name, sdk.alive), manifest["world_size"])
+            self._state.restore(Reader(self._storage, name), manifest["world_size"])
         except ValueError as cause:
             mismatch = one_line(cause)
         mismatch = self._ranks.first(mismatch)
@@ -312,7 +309,7 @@ class Checkpointer:
         best = self._ranks.broadcast(self._index.best if self._index else None)
         if best is None:
             return False
-        self._state.load_model(Reader(self._storage, best[0], sdk.alive))
+        self._state.load_model(Reader(self._storage, best[0]))
         self._has_other_weights = True
         return True
 
@@ -410,7 +407,7 @@ class Checkpointer:
                 return None
             name, manifest = newest
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files, sdk.alive))
+            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files))
             if fault is None:
                 return newest
             self._say(f"warning: {self.uri}/{name} is damaged ({fault}); the checkpoint before it is used")

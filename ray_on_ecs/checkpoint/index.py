@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, cast
 
+from ray_on_ecs import sdk
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.layout import MANIFEST, step_order
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -25,7 +26,6 @@ FORMAT = 1
 CHUNK_BYTES = 16 * 2**20  # of a read
 
 BestMode = Literal["min", "max"]
-Heartbeat = Callable[[], None]
 
 
 class FileRecord(TypedDict):
@@ -194,13 +194,7 @@ class CheckpointIndex:
         return cast("Manifest", manifest)
 
 
-def find_fault(
-    storage: RunStorage,
-    name: str,
-    records: Mapping[str, FileRecord],
-    files: Iterable[str],
-    heartbeat: Heartbeat,
-) -> str | None:
+def find_fault(storage: RunStorage, name: str, records: Mapping[str, FileRecord], files: Iterable[str]) -> str | None:
     """Verify some of a checkpoint's files; returns a description of the first damage, or None."""
     for file in files:
         size = 0
@@ -208,7 +202,7 @@ def find_fault(
         try:
             with storage.open_reader(f"{name}/{file}") as stream:
                 while chunk := stream.read(CHUNK_BYTES):
-                    heartbeat()
+                    sdk.alive()
                     size += len(chunk)
                     digest.update(chunk)
         except FileNotFoundError:

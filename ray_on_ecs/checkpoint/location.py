@@ -52,8 +52,3 @@ def _open(path: str, argument: str) -> RunStorage:
         return RunStorage.open(parent or "/", name)
     except UsageError as cause:
         raise ValueError(f"{argument}: {str(cause).removeprefix('--storage-path: ')}") from cause
-
-
-def is_in_run() -> bool:
-    """Return True if the runner has started this script."""
-    return RUN_VARIABLE in os.environ

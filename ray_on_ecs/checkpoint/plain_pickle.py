@@ -195,7 +195,7 @@ class _Unpickler(pickle.Unpickler):
 def _plain(value: Any, key: str, copies: dict[int, Any]) -> Any:
     """Copy a value; `copies` are those of containers by ID, as a container may be in another one twice."""
     kind = type(value)
-    if kind in LEAVES or _is_integer(value) or _is_tensor(value):
+    if kind in LEAVES or _is_integer(value) or (kind in (Tensor, Parameter) and not vars(value)):
         return value
     if id(value) in copies:
         return copies[id(value)]
@@ -236,10 +236,6 @@ def _has_leaves(values: Collection[Any]) -> bool:
 
 def _is_integer(value: Any) -> bool:
     return type(value) is int and -MAX_INTEGER <= value < MAX_INTEGER
-
-
-def _is_tensor(value: Any) -> bool:
-    return type(value) in (Tensor, Parameter) and not vars(value)
 
 
 def _check(value: Any, key: str) -> None:
