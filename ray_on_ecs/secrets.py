@@ -111,11 +111,7 @@ def take_from_environment(items: Sequence[str]) -> dict[str, str]:
 
 
 def read(items: Sequence[str], uri: str) -> dict[str, str]:
-    """Return the values of a run's secrets by name.
-
-    Args:
-        items: The values of `--secret`.
-        uri: The run's folder.
+    """Return the values of the secrets in `--secret` by name, for the run with this folder.
 
     Raises:
         UsageError: A secret is deleted, or this cluster may not read it.

@@ -39,21 +39,13 @@ class DivergedError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Copy:
-    """Part of a checkpoint in a rank's host memory.
+    """Part of a checkpoint in a rank's host memory."""
 
-    Attributes:
-        name: The checkpoint's folder.
-        plan: The items that this rank writes.
-        planner: The planner with the copies of the items.
-        metadata: The metadata of all ranks' items, on rank 0.
-        manifest: The manifest without the files.
-    """
-
-    name: str
-    plan: SavePlan
-    planner: StagingPlanner
-    metadata: Metadata | None
-    manifest: Manifest
+    name: str  # the checkpoint's folder
+    plan: SavePlan  # the items that this rank writes
+    planner: StagingPlanner  # has the copies of the items
+    metadata: Metadata | None  # of all ranks' items, on rank 0
+    manifest: Manifest  # without the files
 
 
 def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, index: CheckpointIndex | None) -> Copy:
@@ -89,12 +81,6 @@ class BackgroundSave:
 
     Each rank's thread writes its part and sends a record of it to rank 0's thread, which commits the checkpoint and
     sends the outcome to the others. All ranks must start the same copies in the same order.
-
-    Args:
-        ranks: All ranks.
-        storage: The folder of the checkpoints.
-        index: Their index, on rank 0.
-        say: Prints a line on rank 0.
 
     Attributes:
         error: The reason why the last copy could not be stored, or None.

@@ -144,9 +144,7 @@ class Pace:
     def poll(self, ranks: Collectives, decide: Callable[[float], T]) -> T:
         """Return rank 0's decision on all ranks, which must call it after the same step.
 
-        Args:
-            ranks: All ranks.
-            decide: Called on rank 0 with the seconds until the first node is reclaimed; infinite without a notice.
+        It depends on the seconds until the first node is reclaimed, which are infinite without a notice.
         """
         seconds_left = ranks.gather(sdk.seconds_left())
         answer: Any = None

@@ -25,11 +25,8 @@ WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
 class GradientOrder:
     """Order in which the gradients of the first backward pass become ready.
 
-    Args:
-        model: The module under DDP; without DDP nothing is recorded.
-
     Attributes:
-        names: The parameters' names in that order; empty before the first step.
+        names: The parameters' names in that order; empty before the first step, and without DDP.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,13 +56,9 @@ class GradientOrder:
 
 
 def replay(model: nn.Module, names: Sequence[str]) -> None:
-    """Make DDP rebuild its buckets in an order, by a backward pass through a sum of its parameters.
+    """Make DDP rebuild its buckets before its first step in an order, by a backward pass through a sum of parameters.
 
-    All gradients are deleted.
-
-    Args:
-        model: The module under DDP, before its first step; does nothing without DDP.
-        names: The parameters' names in the order; does nothing unless they are all trained parameters.
+    All gradients are deleted. It does nothing without DDP, and unless the names are those of all trained parameters.
     """
     parameters = _bucketed_parameters(model)
     if not names or parameters.keys() != set(names):

@@ -60,14 +60,7 @@ class Manifest(TypedDict):
 
 
 class CheckpointIndex:
-    """Checkpoints of a folder, on rank 0.
-
-    Args:
-        storage: The folder.
-        keep_last: The number of newest checkpoints to keep.
-        keep_best: The metric whose best checkpoint is kept as well.
-        best_mode: `min` if the lowest value of the metric is the best, or `max`.
-        say: Prints a line for each checkpoint that can't be deleted.
+    """Checkpoints of a folder, on rank 0; the arguments are those of `Checkpointer`.
 
     Attributes:
         unreadable: The name and the format of a checkpoint of another version of this package, or None.

@@ -85,11 +85,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Return the value of a pickle.
-
-    Raises:
-        ValueError: It is not a pickle, or has another class than those listed here.
-    """
+    """Return the value of a pickle; raises like `load`."""
     return load(BytesIO(data))
 
 
@@ -132,11 +128,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(packed: bytes, *, is_trusted: bool) -> Any:
-    """Return the value of `pack`.
-
-    Raises:
-        ValueError: It has a value of a class that only a trusted checkpoint may have.
-    """
+    """Return the value of `pack`; ValueError for a class that only a trusted checkpoint may have."""
     try:
         return load_saved(BytesIO(packed))
     except ValueError as cause:
@@ -148,12 +140,8 @@ def unpack(packed: bytes, *, is_trusted: bool) -> Any:
 def plain(value: Any, key: str = "") -> Any:
     """Return a value that can be loaded: containers are copied, and NumPy's numbers become Python's.
 
-    Args:
-        value: A value of a state.
-        key: Its name for the error.
-
     Raises:
-        ValueError: It has a value that could not be loaded, or not be saved.
+        ValueError: It has a value that could not be saved or loaded; the message has the key of that.
     """
     try:
         return _plain(value, key, {})

@@ -111,11 +111,7 @@ class TrainingState:
         return {**self.tensors(), f"{RANKS}.{self._rank}": plain_pickle.pack(self.plain_values())}
 
     def plain_values(self) -> dict[str, Any]:
-        """Return everything but tensors, as a checkpoint has it.
-
-        Raises:
-            ValueError: It has a value that could not be loaded.
-        """
+        """Return everything but tensors, as a checkpoint has it; ValueError for a value that could not be loaded."""
         values = self.values()
         return values if self._trusts_pickle else {kind: plain_pickle.plain(each) for kind, each in values.items()}
 
@@ -138,11 +134,8 @@ class TrainingState:
             for parameter, state in optimizer.state.items():
                 name = self._names[id(parameter)]
                 numbers[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-            optimizers[prefix] = {
-                "class": type(optimizer).__name__,
-                "groups": self._groups(optimizer),
-                "values": numbers,
-            }
+            class_name = type(optimizer).__name__
+            optimizers[prefix] = {"class": class_name, "groups": self._groups(optimizer), "values": numbers}
         buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
         return {
             "modules": {key: value for key, value in self._module_entries() if not isinstance(value, Tensor)},
@@ -172,11 +165,7 @@ class TrainingState:
             np.random.set_state(state["numpy"])
 
     def restore(self, reader: Reader, world_size: int) -> None:
-        """Restore a checkpoint, without collectives.
-
-        Args:
-            reader: Reader of the checkpoint.
-            world_size: The number of ranks that saved it.
+        """Restore a checkpoint that `world_size` ranks have saved, without collectives.
 
         Raises:
             ValueError: It has another model, another optimizer or other objects.
@@ -197,13 +186,9 @@ class TrainingState:
             self.restore_random(values["random"])
 
     def targets(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors to load a checkpoint into: the modules' tensors, and new ones for the optimizers.
+        """Return the tensors to load a checkpoint into, by its metadata; ValueError if it has another model.
 
-        Args:
-            saved: The checkpoint's metadata by key.
-
-        Raises:
-            ValueError: It has another model.
+        They are the modules' tensors, and new ones for the optimizers.
         """
         tensors: dict[str, Any] = self.weights()
         self._check_weights(saved, tensors, self._modules)
@@ -231,11 +216,7 @@ class TrainingState:
             value.load_state_dict(values["state"][prefix])
 
     def load_model(self, reader: Reader) -> None:
-        """Load only the model's weights.
-
-        Raises:
-            ValueError: The checkpoint has another model.
-        """
+        """Load only the model's weights; ValueError if the checkpoint has another model."""
         weights: dict[str, Any] = {key: value for key, value in self.weights().items() if key.startswith(f"{MODEL}.")}
         self._check_weights(reader.read_metadata().state_dict_metadata, weights, [MODEL])
         dcp.load(weights, reader)

@@ -36,13 +36,8 @@ def till_end(
 ) -> Generator[None]:
     """Have the run's secrets stored until the block ends.
 
-    They stay if another command has the run, or if a job is interrupted, since the head may resubmit it.
-
-    Args:
-        config: The run's settings.
-        storage: The run's folder.
-        values: Those that are not stored yet, by name.
-        is_ours: Returns False if another command has taken the run over.
+    They stay if another command has the run (`is_ours`), or if a job is interrupted, since the head may resubmit it.
+    `values` are those that are not stored yet.
 
     Raises:
         UsageError: A secret is not there.

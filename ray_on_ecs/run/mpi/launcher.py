@@ -97,13 +97,9 @@ class MpiProcess(ScriptProcess):
 
 
 class MpiRun(MpiProcess):
-    """mpirun on rank 0's worker; a context.
+    """mpirun on rank 0's worker, with the output of all processes; a context.
 
-    Args:
-        argv: The program's command.
-        options: The surroundings of this worker; the output is that of all processes.
-        workers: The workers by rank.
-        exchange: A folder for the launch agents, which is created.
+    It creates the folder `exchange` for the launch agents.
 
     Raises:
         UsageError: There is no mpirun of Open MPI 5 or later, or TMPDIR can't be used.
@@ -166,11 +162,8 @@ class MpiRun(MpiProcess):
 class MpiNode(ExitStack):
     """mpirun's daemon on another node, from when mpirun has asked for it; a context.
 
-    Rank 0's worker reports the program's status; this one only reports how the daemon ended.
-
-    Args:
-        node: The node's rank, or None on a worker that is not the first of its node and has nothing to do.
-        options: The surroundings of this worker; the output is only the daemon's, since mpirun has the program's.
+    Rank 0's worker reports the program's status and has its output; this one only reports how the daemon ended. `node`
+    is the node's rank, or None on a worker that is not the first of its node and has nothing to do.
     """
 
     def __init__(self, node: int | None, options: ProcessOptions) -> None:
@@ -193,7 +186,7 @@ class MpiNode(ExitStack):
             self._daemon = self.enter_context(MpiProcess(["sh", "-c", command], self._options))
 
     def has_ended(self, workers: WorkerStatuses) -> bool:
-        """Return whether mpirun and the daemon have ended."""
+        """Return True once mpirun and the daemon have ended."""
         is_over = 0 in workers and workers[0].status is not None
         return is_over and (self._daemon is None or self._daemon.poll() is not None)
 
@@ -241,12 +234,7 @@ def runner(python: str) -> tuple[str, ...]:
 
 
 def last_words(lines: Sequence[str], status: int) -> LastWords:
-    """Return the best explanation of a program's end: its last words, or mpirun's.
-
-    Args:
-        lines: The end of mpirun's output, with its line ends.
-        status: mpirun's exit status; above 128 if a signal ended the program.
-    """
+    """Return the best explanation of a program's end, by the end of mpirun's output: its last words, or mpirun's."""
     if status <= SIGNALLED and any(TRACEBACK in line for line in lines):
         return script_words.read(lines, status)
     parts = FRAME.split("".join(lines))
