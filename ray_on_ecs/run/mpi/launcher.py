@@ -151,7 +151,7 @@ class MpiRun(MpiProcess):
     def poll(self) -> int | None:
         """Return mpirun's exit status once it has ended; 1 if it has lost a daemon, as its own is 0 then."""
         status = super().poll()
-        return 1 if status == 0 and any(LOST_DAEMON in line for line in self.last_lines) else status
+        return 1 if status == 0 and any(LOST_DAEMON in line for line in list(self.last_lines)) else status
 
     @property
     def last_words(self) -> LastWords:
