@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05  # the start of the program waits for the last agent
 # The suffixes of a host's files: the daemon's command, and its exit status.
 COMMAND, STATUS = ".command", ".status"
 
