@@ -93,7 +93,7 @@ test-containers: image $(VENV)/.test
 
 # What training runs on is installed from the lock that the image is built from.
 $(VENV)/.train: $(LOCK) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d is not supported; use 3.11 to 3.14, as in make PYTHON=python3.13" % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11, 4) <= v < (3, 15); sys.exit(None if ok else "make: Python %d.%d.%d is not supported; use 3.11.4 to 3.14, as in make PYTHON=python3.13" % v[:3])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing Ray and PyTorch into $(VENV): some minutes and 6 GB, once"
 	$(BIN)/$(PIP) --require-hashes --requirement $(LOCK)

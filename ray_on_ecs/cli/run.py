@@ -31,7 +31,7 @@ from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, metric_hints, secret_hi
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
-from ray_on_ecs.run.code_files import check_is_project
+from ray_on_ecs.run.code.files import check_is_project
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program.source import driver_reason, syntax_error
 from ray_on_ecs.signals import SIGNALLED

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import code_files, left_out
-from ray_on_ecs.run.code_archive import revision
-from ray_on_ecs.run.code_files import CodeFile, check_size, list_code
-from ray_on_ecs.run.gitignore import from_content
-from ray_on_ecs.run.ignore_files import has_filters
-from ray_on_ecs.run.left_out import LeftOut
+from ray_on_ecs.run.code import files
+from ray_on_ecs.run.code.files import CodeFile, LeftOut, check_size, list_code
+from ray_on_ecs.run.code.git import has_filters, revision
+from ray_on_ecs.run.code.ignore import IGNORE_FILES, Patterns
 
 ATOMS = [
     *("a", "b", "c", "ab", ".", "-", "ü", " ", "!", "#", "/", "/", "/", "*", "**", "***", "?", "[ab]", "[!a]", "[^b]"),
@@ -131,8 +129,8 @@ def test_tracked_files_are_uploaded_though_ignored(tmp_path: Path) -> None:
     write(tmp_path, "w.bin", "x.bin", "data/a/tracked.txt", "data/a/other.txt", "data/more.txt")
     git(tmp_path, "add", "--force", "w.bin", "data/a/tracked.txt")
     assert names_of(tmp_path) == [".gitignore", "data/a/tracked.txt", "w.bin"] == names_by_git(tmp_path)
-    ignored = [each for each in list_code(tmp_path).left_out if each.is_ignored]
-    assert ignored == [LeftOut("data/", 6, ".gitignore", True), LeftOut("x.bin", 3, ".gitignore", True)]
+    ignored = [each for each in list_code(tmp_path).left_out if each.why in IGNORE_FILES]
+    assert ignored == [LeftOut("data/", 6, ".gitignore"), LeftOut("x.bin", 3, ".gitignore")]
     write(tmp_path, ".rayignore", content=b"*.bin\ndata\n")
     assert names_of(tmp_path) == [".gitignore", ".rayignore"]
 
@@ -191,27 +189,27 @@ def test_left_out_is_named_with_its_size(tmp_path: Path) -> None:
     write(tmp_path, "data/a/b", "data/c", "a/w.bin", "t.py", "u.py", "data/.git/x", "a/empty/.git/x")
     assert list_code(tmp_path, ["/data/c"], ["u.py"]).left_out == (
         LeftOut("a/.venv", 3, ""),
-        LeftOut("a/empty/", 3, ".gitignore", is_ignored=True),
-        LeftOut("a/w.bin", 3, ".gitignore", is_ignored=True),
-        LeftOut("data/", 6, ".gitignore", is_ignored=True),
+        LeftOut("a/empty/", 3, ".gitignore"),
+        LeftOut("a/w.bin", 3, ".gitignore"),
+        LeftOut("data/", 6, ".gitignore"),
         LeftOut("u.py", 3, "--exclude"),
         LeftOut("web/node_modules", 3, ""),
     )
 
 
 def test_lines_for_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(left_out, "MAX_COUNTED", 3)
+    monkeypatch.setattr(files, "MAX_COUNTED", 3)
     write(tmp_path, ".gitignore", content=b"data/\n*.bin\n")
     write(tmp_path, ".venv/a", content=bytes(38 * 2**20))
     write(tmp_path, "data/a", "data/b", "data/c", "data/d", content=bytes(700))
     write(tmp_path, "1.bin", "2.bin", "3\n.bin")
     os.mkfifo(tmp_path / "p")
     code = list_code(tmp_path)
-    assert code.describe_left_out() == [
+    assert list(code.describe_left_out()) == [
         "left out: .venv (38 MiB), data/ (more than 2.1 KiB, .gitignore), 1.bin (3 bytes, .gitignore) and 2 more",
         "left out: p (0 bytes, a pipe)",
     ]
-    assert list_code(write(tmp_path / "other", "t.py")).describe_left_out() == []
+    assert not list(list_code(write(tmp_path / "other", "t.py")).describe_left_out())
 
 
 def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
@@ -232,7 +230,7 @@ def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
         (code / name).symlink_to(target)
     found = list_code(code)
     out = ["absolute", "by_another", "out", "pkg/out"]
-    assert found.left_out == tuple(LeftOut(name, len(links[name]), left_out.LINK) for name in out)
+    assert found.left_out == tuple(LeftOut(name, len(links[name]), files.LINK) for name in out)
     kept = [CodeFile(name, 0, target) for name, target in links.items() if name not in out]
     assert found.files == tuple(sorted([CodeFile("data_tools/b.py", 3), CodeFile("pkg/a.py", 3), *kept]))
 
@@ -298,7 +296,7 @@ def test_folder_with_unreachable_files_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_files, "MAX_BYTES", 4000)
+    monkeypatch.setattr(files, "MAX_BYTES", 4000)
     write(tmp_path, "data/a/b", "data/c", content=bytes(1500))
     write(tmp_path, "models/m", "w\n.bin", content=bytes(1024))
     write(tmp_path, "t.py")
@@ -342,7 +340,7 @@ def test_key_is_left_out_and_named(tmp_path: Path, name: str) -> None:
     assert names_of(tmp_path) == ["train.py"]
     assert names_of(tmp_path, ["*", "*.*", "**/*", "a/*", "a/", "cache", "**/cache", "x.json"]) == ["train.py"]
     [entry] = list_code(tmp_path).left_out
-    assert entry.why == left_out.KEY
+    assert entry.why == files.KEY
     assert name.startswith(entry.name)
 
 
@@ -367,7 +365,7 @@ def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path, "data/.env", "data/a", ".env", ".gitignore", content=b"data\n.env\n")
     git(tmp_path, "add", "--force", "data", ".env")
     assert names_of(tmp_path) == [".gitignore", "data/a"]
-    assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == left_out.KEY} == {".env", "data/.env"}
+    assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == files.KEY} == {".env", "data/.env"}
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -416,7 +414,7 @@ def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
     write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", content=PRIVATE)
     git(tmp_path, "init", "-q")
     assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"] == names_of(tmp_path, ["data/*"])
-    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == left_out.KEY]) == 2
+    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == files.KEY]) == 2
 
 
 @pytest.mark.parametrize("folder", ["/", "~", "~/.", "~/..", "~/../..", "~/link"])
@@ -581,7 +579,7 @@ def test_filter_of_one_worktree_is_not_trusted(tmp_path: Path) -> None:
 )
 @pytest.mark.timeout(300)  # it would take hours if all combinations were tried
 def test_hostile_pattern_is_decided(pattern: str) -> None:
-    patterns = from_content(pattern.encode(), "/code", ".rayignore")
+    patterns = Patterns([pattern], "/code")
     for name in ("a" * 2000, "a/" + "a" * 2000, "/".join("a" * 2000), "x/" * 2000, "/".join(["aaa", "a"] * 500)):
         assert not patterns.decide(f"/code/{name}c", is_folder=False)
 
@@ -600,4 +598,4 @@ def test_hostile_pattern_is_decided(pattern: str) -> None:
     ],
 )
 def test_pattern_with_several_ways_matches(pattern: str, name: str) -> None:
-    assert from_content(pattern.encode(), "/code", ".rayignore").decide(f"/code/{name}", is_folder=False)
+    assert Patterns([pattern], "/code").decide(f"/code/{name}", is_folder=False)
