@@ -90,9 +90,6 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
         storage: The folder of a run.
         say: Shows a line about files that are not uploaded.
         links: True to store links to large files, if the storage is a folder that all nodes see.
-
-    Raises:
-        UsageError: There is too much of it, or the storage can't be written.
     """
     folder = config.folder
     results = Path(storage.base)  # that may lie in the folder with the code
@@ -132,11 +129,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
 
 
 def put(code: CodeFiles, folder: RunStorage, on_bytes: OnBytes) -> str:
-    """Store the archive in a folder, unless it is there; return the SHA-256 by which it is fetched.
-
-    Raises:
-        OSError: It can't be packed or stored.
-    """
+    """Store the archive in a folder, unless it is there; return the SHA-256 by which it is fetched."""
     with tempfile.TemporaryFile() as archive:
         pack(code, archive, on_bytes)
         size = archive.tell()
@@ -160,14 +153,6 @@ def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes) -> None:
     """Write the archive, whose bytes only depend on the names, contents, links and executable bits.
 
     A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
-
-    Args:
-        code: The files.
-        target: A stream that is open for writing.
-        on_bytes: Called with the number of bytes of each piece that was read.
-
-    Raises:
-        OSError: A file can't be read, or the disk is full.
     """
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=target, mtime=0) as zipped,
@@ -217,12 +202,7 @@ class _Content(io.RawIOBase):
 
 
 def fetch(folder: RunStorage, digest: str, target: Path) -> None:
-    """Unpack an archive; its files are as new as the call, and so none is older than what is compiled from it.
-
-    Args:
-        folder: The one in which it is stored.
-        digest: The SHA-256 that `put` returned.
-        target: A folder that is empty or not there.
+    """Unpack an archive that `put` has stored into a folder that is empty or not there.
 
     Raises:
         StorageError: The archive is missing or damaged.
@@ -251,7 +231,10 @@ def fetch(folder: RunStorage, digest: str, target: Path) -> None:
 
 
 def _unpack(archive: BinaryIO, target: Path) -> None:
-    """Write the files of an archive, and then its links, so that nothing is written through one."""
+    """Write the files of an archive, and then its links, so that nothing is written through one.
+
+    The names are checked first: the data filter of an old Python lets some out of the folder.
+    """
     with tarfile.open(fileobj=archive, mode="r:gz", encoding="utf-8") as tar:
         entries = tar.getmembers()
         if (size := sum(entry.size for entry in entries)) > shutil.disk_usage(target).free:
@@ -276,4 +259,5 @@ def _unpack(archive: BinaryIO, target: Path) -> None:
 
 
 def _as_new(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
+    # No file may be older than what is compiled from it.
     return tarfile.data_filter(entry, target).replace(mtime=time.time(), deep=False)

@@ -54,7 +54,7 @@ class LeftOut:
     """A file that is not uploaded, or a folder, of which all but a few files are not.
 
     Attributes:
-        name: Path in the working directory, with "/" at the end for a folder, unless the name is itself the reason.
+        name: Path in the working directory, with "/" at the end for a folder, unless the name is the reason.
         size: In bytes, without the few.
         why: The kind of ignore file, or a word; empty if the name is the reason.
         is_minimum: True if there were too many files to count.
@@ -96,16 +96,13 @@ class CodeFiles:
 def list_code(
     folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), never: Sequence[str] = ()
 ) -> CodeFiles:
-    """List the files of a folder that are uploaded.
+    """List the files of a folder that are uploaded; UsageError if one can't be read.
 
     Args:
         folder: A user's folder, in a git repository or not.
         include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
         exclude: Patterns that leave out more; they win.
         never: Patterns of what is left out without a word.
-
-    Raises:
-        UsageError: Something can't be read, or the folder is not that of a project.
     """
     check_is_project(folder)
     top = os.path.realpath(folder)
@@ -165,10 +162,7 @@ class _Listing:
     def walk(self, folder: str, rules: Rules, above: str = TAKEN) -> None:
         """List a folder; of one that is left out, only files that are tracked or included.
 
-        Args:
-            folder: Its path.
-            rules: The rules for the folder itself.
-            above: How it counts: see `_decide`.
+        `above` is the decision about the folder, and `rules` are those by which it was made.
         """
         try:
             with os.scandir(folder) as listing:

@@ -29,13 +29,7 @@ CHANGES = (
 
 
 class Patterns:
-    """Patterns of one ignore file or option; the last one that matches decides.
-
-    Args:
-        lines: The patterns, as in .gitignore.
-        folder: They apply to paths below it; by default, to relative ones.
-        source: Name of the file, for the user.
-    """
+    """Patterns of an ignore file or an option, for paths below a folder or relative ones; the last match decides."""
 
     def __init__(self, lines: Iterable[str], folder: str = "", source: str = "") -> None:
         self._patterns = [pattern for line in lines if (pattern := _pattern(line))][::-1]

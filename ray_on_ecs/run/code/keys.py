@@ -39,13 +39,7 @@ COPY = re.compile(r"(?:~|\.(?:bak|backup|old|orig|save|swp))+$")
 
 
 def may_hold_key(path: str, name: str, is_folder: bool) -> bool:
-    """Return whether a file or a folder may hold a key.
-
-    Args:
-        path: Its path.
-        name: Its path in the working directory, which is compared without case, as some disks do.
-        is_folder: True for a folder.
-    """
+    """Return whether a file or a folder may hold a key; its name in the working directory is compared without case."""
     plain = COPY.sub("", name.lower())
     if ALWAYS.decide(plain, is_folder):
         return True

@@ -23,6 +23,9 @@ ATOMS = [
 ]
 NAMES = ["a", "b", "c", "ab", "ba", "abc", ".a", "a.b", "a*", "ü", "[", "]a", "a ", "-", "!a", "#a", "\\", "a\nb"]
 ENDS = ["", "", "/", " ", "\r"]
+USUAL_ATOMS = ["a", "b", "c", "ab", ".", "-", "/", "/", "*", "**", "?", "[ab]", "[!a]"]
+# pathspec's `?` is a character, and git's a byte.
+USUAL_NAMES = [name for name in NAMES if name.isascii() and name.isprintable()]
 
 
 @pytest.fixture(autouse=True)
@@ -60,28 +63,44 @@ def names_by_git(folder: Path) -> list[str]:
     return sorted(name for name in listed.split("\0") if name)
 
 
-def random_patterns(chance: random.Random) -> str:
+def random_patterns(chance: random.Random, atoms: Sequence[str] = ATOMS, ends: Sequence[str] = ENDS) -> str:
     return "\n".join(
-        "".join([chance.choice(["", "", "!"]), *chance.choices(ATOMS, k=chance.randint(1, 4)), chance.choice(ENDS)])
+        "".join([chance.choice(["", "", "!"]), *chance.choices(atoms, k=chance.randint(1, 4)), chance.choice(ends)])
         for _ in range(chance.randint(1, 6))
     )
+
+
+def random_folders(
+    top: Path, chance: random.Random, names: Sequence[str] = NAMES, *patterns: Sequence[str]
+) -> list[Path]:
+    """Make folders with files of odd names and ignore files of random patterns."""
+    folders = [top, *(top / "/".join(chance.choices(names, k=depth)) for depth in (1, 1, 2, 3))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        write(folder, *chance.sample(names, 8), ".gitignore", content=random_patterns(chance, *patterns).encode())
+    git(top, "init", "--quiet")
+    return folders
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_patterns_as_git(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    folders = [tmp_path, *(tmp_path / "/".join(chance.choices(NAMES, k=depth)) for depth in (1, 1, 2, 3))]
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    for folder in folders:
-        write(folder, *chance.sample(NAMES, 8), ".gitignore", content=random_patterns(chance).encode())
-    git(tmp_path, "init", "--quiet")
+    folders = random_folders(tmp_path, chance)
     (tmp_path / ".git/info/exclude").write_text(random_patterns(chance))
     git(tmp_path, "--literal-pathspecs", "add", "--force", "--", *chance.sample(names_of(tmp_path, ["*"]), 3))
     for folder in folders:
         is_ignored = folder != tmp_path and git(tmp_path, "check-ignore", "--no-index", str(folder), status=1)
         if not is_ignored:
             assert names_of(folder) == names_by_git(folder)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_usual_patterns_without_git_as_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    random_folders(tmp_path, random.Random(seed), USUAL_NAMES, USUAL_ATOMS, ["", "", "/"])
+    by_git = names_by_git(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert names_of(tmp_path) == by_git
 
 
 @pytest.fixture(params=["git", "no git"])
