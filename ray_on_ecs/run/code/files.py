@@ -182,11 +182,12 @@ class _Listing:
     def _take(self, path: str, is_folder: bool, rules: Rules, above: str) -> None:
         name = path[len(self.top) + 1 :]
         why, before = self._decide(path, name, is_folder, rules, above), len(self.files)
+        is_named = above in UPLOADED or why in UPLOADED or why == KEY != above
         if is_folder and (why in UPLOADED or self._has_more(path, name, rules, why)):
             self.walk(path, rules, why)
         elif not is_folder and why in UPLOADED:
             why = self._take_file(path, name)
-        if why not in UPLOADED and why != UNNAMED and (above in UPLOADED or why == KEY != above):
+        if why not in (*UPLOADED, UNNAMED) and is_named:
             size, is_minimum = _count_bytes(path)
             size -= sum(file.size for file in self.files[before:])
             if size > 0 or len(self.files) == before:

@@ -387,6 +387,17 @@ def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
     assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == files.KEY} == {".env", "data/.env"}
 
 
+def test_tracked_link_out_of_an_ignored_folder_is_named(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, "data/a", ".gitignore", content=b"data\n")
+    (tmp_path / "data" / "out").symlink_to("../..")
+    git(tmp_path, "add", "--force", "data/out")
+    assert [(entry.name, entry.why) for entry in list_code(tmp_path).left_out] == [
+        ("data/", ".gitignore"),
+        ("data/out", files.LINK),
+    ]
+
+
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless_file_is_uploaded(tmp_path: Path, name: str) -> None:
     assert names_of(write(tmp_path, name)) == [name]
