@@ -24,7 +24,7 @@ from ray_on_ecs.errors import ScriptError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages, worker_dump
-from ray_on_ecs.run.code import Code
+from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, ScriptEnvironment, WorkerEnvironment
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
