@@ -6,6 +6,7 @@ that boto3 takes from the environment and its configuration files hold for each 
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Generator
@@ -184,11 +185,6 @@ def explain(cause: Exception, what: str) -> TrainingError | None:
             if code in SKEWED:
                 return UsageError(f"{what}: AWS refuses requests of this machine, whose clock is wrong; set its time")
             return Refused(code, f"{what}: {line}")
-        case parsers.ResponseParserError() | WebPage():
-            return ResourceError(
-                f"{what}: a web page answers in the place of AWS ({line}); a proxy, a portal or a filter of this "
-                "network sends it: log in there, or set HTTPS_PROXY"
-            )
         case exceptions.SSLError():
             return ResourceError(
                 f"{what}: the certificate is not trusted ({line}); AWS_CA_BUNDLE names a file with your network's"
@@ -200,11 +196,26 @@ def explain(cause: Exception, what: str) -> TrainingError | None:
         ):
             return ResourceError(f"{what}: AWS can't be reached ({line}); check the network, HTTPS_PROXY and endpoints")
         # Also of a login's program that is missing or prints other text, and of an endpoint that is not a URL.
-        case exceptions.BotoCoreError() | OSError() | ValueError():
-            return UsageError(
-                f"{what}: AWS's configuration is broken ({line}); correct ~/.aws/config and the variables AWS_*"
-            )
+        case exceptions.BotoCoreError() | OSError() | json.JSONDecodeError():
+            return _misconfigured(what, line)
+        case ValueError() if line.startswith("Invalid endpoint"):
+            return _misconfigured(what, line)
+        # boto3's parsers fail on answers of another form.
+        case parsers.ResponseParserError() | WebPage() | AttributeError() | LookupError() | TypeError() | ValueError():
+            return foreign(what, line)
     return None
+
+
+def _misconfigured(what: str, line: str) -> UsageError:
+    return UsageError(f"{what}: AWS's configuration is broken ({line}); correct ~/.aws/config and the variables AWS_*")
+
+
+def foreign(what: str, reason: str) -> ResourceError:
+    """Return the error for an answer that is not AWS's."""
+    return ResourceError(
+        f"{what}: not an answer of AWS's ({reason}); something between this machine and AWS answers: a proxy, a "
+        "filter or a portal that wants a login"
+    )
 
 
 def credentials_error(reason: str) -> UsageError:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.logs import all_jobs, jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
@@ -25,7 +24,7 @@ POLL_SECONDS = 1.0
 
 
 @click.command("stop")
-@click.argument("run", required=False, shell_complete=complete_run)
+@click.argument("run", required=False)
 @click.option("--all", "stops_all", is_flag=True, help="Stop every run, notebook and other job that is under way.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:

@@ -258,9 +258,9 @@ class StackCluster(Cluster):
 
     def explain(self, cause: ResourceError) -> ResourceError:
         """See Cluster."""
-        from ray_on_ecs.cluster import aws
+        from ray_on_ecs.cluster.aws_status import explain_head
 
-        return aws.explain_head(self.stack) or cause
+        return explain_head(self.stack) or cause
 
     def s3_options(self) -> dict[str, Any]:
         """See Cluster."""

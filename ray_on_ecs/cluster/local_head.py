@@ -23,7 +23,7 @@ from urllib.error import HTTPError
 import psutil
 
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.nodes import nodes
+from ray_on_ecs.cluster.ray_status import nodes
 from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api, ports

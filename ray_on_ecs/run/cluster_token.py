@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import grpc
 
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.run.queue import LOCAL
 from ray_on_ecs.run.ray_private import (
     AUTH_MODE_ENV_VAR,
     AuthenticationTokenLoader,
@@ -43,7 +44,7 @@ def check(address: str) -> None:
     if error not in (None, REFUSED):
         raise ResourceError(
             f"RAY_ADDRESS: what listens at {address!r} does not answer as a Ray cluster does ({error.name}); correct "
-            "it, or unset it to use this machine"
+            f"it, or train on this machine by {LOCAL}"
         )
     mode = os.environ.get(AUTH_MODE_ENV_VAR)
     if error is None:

@@ -5,10 +5,11 @@ Those of the image's commands are in `ray_on_ecs.node`, which no run imports.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from ray import JobID
+from ray._private import worker
 from ray._private.authentication.authentication_token_setup import (
     AUTH_MODE_ENV_VAR,
     AuthenticationTokenLoader,
@@ -37,8 +38,11 @@ __all__ = [
     "available_resources_per_node",
     "draining_nodes",
     "enable_token_authentication",
+    "print_by",
 ]
 
+# The function of `worker` that prints the lines that Ray forwards to a driver.
+PRINT = "print_to_stdstream"
 # Ray Train's own look at draining nodes, by an actor; the driver of a script looks by `draining_nodes`.
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -59,6 +63,11 @@ class Trainer(DataParallelTrainer):
             for callback in super()._create_default_callbacks()
             if not isinstance(callback, PlacementGroupCleanerCallback)
         ]
+
+
+def print_by(function: Callable[..., None]) -> None:
+    """Make Ray print forwarded lines by a function; call it before `ray.init`, which passes the function to threads."""
+    setattr(worker, PRINT, function)
 
 
 def draining_nodes() -> dict[str, float | None]:

@@ -6,21 +6,20 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from uuid import uuid4
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.bucket import Bucket, Denied, Upload
+from ray_on_ecs.storage.bucket import Bucket, Upload
 from ray_on_ecs.storage.disk import Disk, Listing, StoredFile
 from ray_on_ecs.storage.filesystem import open_filesystem, short_reason
 
-T = TypeVar("T")
 # Of an integer that 64 bits can hold; Python converts longer ones slowly, and most of them not to floats.
 MAX_DIGITS = 20
 
@@ -92,26 +91,6 @@ class RunStorage:
         except (OSError, ValueError) as cause:
             raise _unusable(self.storage_path, cause) from cause
 
-    def denied(self) -> list[str]:
-        """Return the permissions on a bucket that are denied, of those that a laptop's commands need.
-
-        Raises:
-            StorageFault: S3 can't be reached, or the bucket is missing.
-        """
-        probe = self.path(f".doctor-{uuid4().hex}")
-        denied = []
-        for permission, call in (
-            ("s3:ListBucket", self.listing),
-            ("s3:GetObject", lambda: self.store.find(probe)),  # S3 says that it is missing, if it may
-            ("s3:PutObject", lambda: self.store.write_if(probe, b"", None)),
-            ("s3:DeleteObject", lambda: self.store.delete(probe)),
-        ):
-            try:
-                call()
-            except Denied:
-                denied.append(permission)
-        return denied
-
     def check_shared(self) -> None:
         """Refuse a folder without the settings that the driver has written: it is local to this node.
 
@@ -156,22 +135,6 @@ class RunStorage:
         """Read a whole file; FileNotFoundError if it is missing."""
         return self.store.read(self.path(name))
 
-    def read_parsed(self, name: str, parse: Callable[[bytes], T]) -> T:
-        """Read a whole file and parse it; on a disk it may be read while it is written, and is read again then.
-
-        Raises:
-            FileNotFoundError: The file is missing.
-            ValueError: It can't be parsed.
-        """
-        content = None
-        while True:
-            previous, content = content, self.read(name)
-            try:
-                return parse(content)
-            except ValueError:
-                if content == previous:
-                    raise
-
     def open_reader(self, name: str) -> io.BufferedIOBase | io.RawIOBase:
         """Open a file for random access; FileNotFoundError if it is missing."""
         return self.store.open_reader(self.path(name))
@@ -200,7 +163,7 @@ class RunStorage:
             UsageError: The file is not a JSON object.
         """
         try:
-            document = self.read_parsed(name, parse_json)
+            document = parse_json(self.read(name))
         except FileNotFoundError:
             return None
         except ValueError as cause:

@@ -21,7 +21,6 @@ from ray_on_ecs.cluster import history, jobs, local_head, ray_status
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.errors import TrainingError, UsageError
 from ray_on_ecs.node import api, dashboard, gcs, health, ports, protection, worker
 from ray_on_ecs.node import jobs as node_jobs
@@ -177,7 +176,7 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "the agent of ECS": (lambda url: protection.put(url, {}), (OSError,)),
     "a start on this machine": (started, (OSError,)),
     "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
-    "nodes": (lambda url: nodes(Head(url)), (TrainingError,)),
+    "nodes": (lambda url: ray_status.nodes(Head(url)), (TrainingError,)),
     "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
     "runs under way": (lambda url: Head(url).runs_under_way(), ()),
     "jobs of runs": (lambda url: history.ray_jobs(Head(url)), (TrainingError,)),

@@ -14,7 +14,7 @@ import pytest
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.cluster.nodes import nodes
+from ray_on_ecs.cluster.ray_status import nodes
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.node import ports
 from tests.serving import serving
