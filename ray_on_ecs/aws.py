@@ -27,7 +27,7 @@ BAD_CREDENTIALS = {
 SKEWED = {"RequestTimeTooSkewed", "RequestInTheFuture"}
 # S3 answers them with an ETag; a page of a proxy or a portal lacks it.
 WITH_ETAG = {"HeadObject", "GetObject", "PutObject", "UploadPart"}
-_making = threading.Lock()
+_making = threading.RLock()
 
 
 class Refused(ResourceError):
@@ -109,8 +109,12 @@ def _client(environment: object, service: str, limits: tuple[float, float, int],
     return made
 
 
-# A forked process must not send requests over its parent's connections.
-os.register_at_fork(after_in_child=_client.cache_clear)
+def _begin_child() -> None:
+    _client.cache_clear()  # it must not send requests over its parent's connections
+    _making.release()
+
+
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_begin_child)
 
 
 def _address_by_path(builtins: dict[str, Any], **_: Any) -> None:

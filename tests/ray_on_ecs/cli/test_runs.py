@@ -266,7 +266,7 @@ def test_many_s3_runs_need_few_requests(
         found = listed("--no-head")
     assert len(found) == 20
     logged = [record.getMessage() for record in caplog.records]
-    requests = {found[1] for line in logged if (found := re.search('"(.*?)"', line))}  # one may be repeated
+    requests = {words[1] for line in logged if (words := re.search('"(.*?)"', line))}  # one may be repeated
     lists = [request for request in requests if "list-type=2" in request]
     assert all("delimiter=/" in request for request in lists), "none has the objects below a run's folder"
     assert len(lists) == 61
