@@ -26,7 +26,7 @@ from bench.harness import Bench, on_two_workers
 from bench.report import Comparison, at_most, spread
 from ray_on_ecs import Checkpointer
 from ray_on_ecs.node.ports import free_ports
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.waiting import until
 
 ROUNDS = 7

@@ -11,12 +11,12 @@ from unittest.mock import patch
 import psutil
 from pyarrow import fs
 
-from ray_on_ecs.run import run_folder as module
+from ray_on_ecs.run.files import folder as module
+from ray_on_ecs.run.files.folder import RunFolder
+from ray_on_ecs.run.files.rounds import SnapshotRounds
 from ray_on_ecs.run.group import FilesStatus
-from ray_on_ecs.run.run_folder import RunFolder
-from ray_on_ecs.run.snapshot_rounds import SnapshotRounds
-from ray_on_ecs.tracking.snapshot import read_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
 
 
 class Clock:

@@ -93,7 +93,7 @@ from torchvision.models import get_model, list_models
 from torchvision.transforms.v2 import CenterCrop, Compose, PILToTensor, Resize
 
 from ray_on_ecs import Checkpointer, DistributedSampler
-from ray_on_ecs.filesystem import fetch
+from ray_on_ecs.storage.filesystem import fetch
 
 
 def resolve_defaults(args: argparse.Namespace, data: Data, device: torch.device) -> None:

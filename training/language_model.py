@@ -124,8 +124,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5To
 
 from ray_on_ecs import Checkpointer, DistributedSampler, log, microbatches
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.filesystem import fetch, open_filesystem
 from ray_on_ecs.sdk import alive
+from ray_on_ecs.storage.filesystem import fetch, open_filesystem
 
 say = partial(print, flush=True) if RANK == 0 else lambda *words: None
 # Results that selective activation checkpointing saves: of matrix products and attention.

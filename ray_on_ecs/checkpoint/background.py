@@ -16,8 +16,8 @@ from ray_on_ecs.checkpoint.index import CheckpointIndex
 from ray_on_ecs.checkpoint.manifest import FileRecord
 from ray_on_ecs.checkpoint.staging import Copy
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # Time for a write in progress to notice that it has been given up.
 GIVE_UP_SECONDS = 5.0

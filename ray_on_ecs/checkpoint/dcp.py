@@ -27,8 +27,8 @@ from torch.futures import Future
 from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.checkpoint.manifest import CHUNK_BYTES, FileRecord, Heartbeat
 from ray_on_ecs.names import fault_of
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 
 
 class StagingPlanner(DefaultSavePlanner):

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
 from ray_on_ecs.checkpoint.modules import plain_name
-from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # Size of a file; each rank holds one file in memory.
 FILE_BYTES = 2 * 10**9

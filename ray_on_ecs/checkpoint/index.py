@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from ray_on_ecs.checkpoint.manifest import FileRecord
-from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking.layout import MANIFEST, step_order
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.layout import MANIFEST, step_order
+from ray_on_ecs.storage.run_storage import RunStorage
 
 PREFIX = "step-"
 # A checkpoint of another format is refused and stays. Only a change that this code can't read needs another number: a

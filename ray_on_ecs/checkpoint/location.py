@@ -7,8 +7,8 @@ import posixpath
 from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.tracking.layout import CHECKPOINTS_FOLDER
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.layout import CHECKPOINTS_FOLDER
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # The run's folder in the storage, set by the runner.
 RUN_VARIABLE = "RUN_URI"

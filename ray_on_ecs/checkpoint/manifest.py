@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypedDict
 
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # Files are read in chunks of this size.
 CHUNK_BYTES = 16 * 2**20

@@ -19,7 +19,7 @@ from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.totals import total_seconds, total_usd
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 PICTURE = "compare.png"
 SUBPLOTS_BESIDE = 3

@@ -28,12 +28,12 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import UsageError, counted
 from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_bare_repositories
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
 
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 FOLDER = "runs"
 # The manifest of a script's files, and the folders that hold them.
@@ -178,8 +178,8 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
     """List a run's folder, as the target can have it; the files of the script are from the last snapshot."""
     from pyarrow import fs
 
-    from ray_on_ecs.filesystem import list_files
-    from ray_on_ecs.tracking.snapshot import keys_outside, read_snapshot, stored_files
+    from ray_on_ecs.storage.filesystem import list_files
+    from ray_on_ecs.storage.snapshot import keys_outside, read_snapshot, stored_files
 
     start = len(storage.path()) + 1
     try:

@@ -18,12 +18,12 @@ from rich import filesize
 from ray_on_ecs.cli.screen import note, notes
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
 
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 COPIES_AT_ONCE = 8
 CHUNK_BYTES = 8 * 2**20

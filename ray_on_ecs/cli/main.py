@@ -13,7 +13,7 @@ import click
 
 import ray_on_ecs
 from ray_on_ecs.errors import Interrupted, TrainingError
-from ray_on_ecs.run.stop import SIGNALLED, leave_terminals, open_terminals
+from ray_on_ecs.signals import SIGNALLED, leave_terminals, open_terminals
 
 ABOUT = """\
 Train on your own cluster from your laptop.

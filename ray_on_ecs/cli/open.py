@@ -19,11 +19,11 @@ from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.stack import Stack
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 # AWS's console by the beginning of the region's name; elsewhere it is CONSOLE.
 CONSOLES = {"us-gov-": "console.amazonaws-us-gov.com", "cn-": "console.amazonaws.cn"}

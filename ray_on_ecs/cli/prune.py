@@ -16,10 +16,10 @@ from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Folders, Job, RunInfo, list_folders
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 DAY_SECONDS = 86400.0
 

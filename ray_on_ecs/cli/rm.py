@@ -15,10 +15,10 @@ from ray_on_ecs.cli.screen import note
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 # States of a run that a driver may still write to.
 BUSY = (*layout.UNDER_WAY, "starting")

@@ -33,8 +33,8 @@ from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.run.code_files import check_is_project
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
-from ray_on_ecs.run.program_source import driver_reason, syntax_error
-from ray_on_ecs.run.stop import SIGNALLED
+from ray_on_ecs.run.program.source import driver_reason, syntax_error
+from ray_on_ecs.signals import SIGNALLED
 
 ABOUT = """\
 Run SCRIPT on every GPU of the cluster, as torchrun would start it, and follow its output.
@@ -279,7 +279,7 @@ def _ray(cluster: Cluster, work: Submission, secret_names: Sequence[str], *, sta
 
 def _again(cluster: Cluster, work: Submission) -> str:
     """Return what the same command does with a run that has been stopped."""
-    from ray_on_ecs.run.newest import has_stored, newest_stored, nothing_stored_line
+    from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 
     name = work.run["run_name"]
     again = f"the same command with --run-name {name}"
@@ -366,14 +366,14 @@ def _submit(
     from ray_on_ecs.cluster.jobs import find_or_submit, is_under_way
 
     with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
-        if not is_under_way(head.jobs, work):
+        if not is_under_way(head, work):
             note(f"uploading {work.script.folder}")
             work = work.with_code(cluster.code_storage(work.run["run_name"]), note, is_here=cluster.is_here)
             if values:
                 cluster.secrets_of(cluster.storage(work.run["run_name"]).uri).put(values)
         if quiet:
             opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-        return find_or_submit(head.jobs, work, metadata, follows=follows)
+        return find_or_submit(head, work, metadata, follows=follows)
 
 
 _own = [

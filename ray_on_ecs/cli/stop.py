@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.logs import all_jobs, jobs_of
+from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted, one_line
-from ray_on_ecs.node.jobs import stored_secrets
-
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
+from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted
+from ray_on_ecs.node.api import AnswerError, Job
+from ray_on_ecs.node.jobs import ENDED, stored_secrets
 
 # A driver that is asked to stop writes a last checkpoint.
 STOP_SECONDS = 180.0
@@ -63,7 +60,7 @@ def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
         ResourceError: It has not ended in time, or the head or AWS doesn't answer.
         UsageError: There are other runs of this name (see `jobs_of`).
     """
-    jobs = jobs_of(cluster, head.jobs, run, "stop")
+    jobs = jobs_of(cluster, head, run, "stop")
     was_under_way = _stop(head, _under_way(jobs), f"run {run}")
     _delete_secrets(cluster, jobs)
     return was_under_way
@@ -75,40 +72,36 @@ def stop_all(cluster: Cluster, head: Head) -> bool:
     Raises:
         ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    jobs = all_jobs(head.jobs)
-    under_way = _under_way(jobs)
-    for job_id in under_way:
+    jobs = _under_way(head.submitted_jobs())
+    for job_id in jobs:
         note(f"stopping job {job_id}")
-    was_under_way = _stop(head, under_way, counted(len(under_way), "job"))
-    _delete_secrets(cluster, {job_id: jobs[job_id] for job_id in under_way})
+    was_under_way = _stop(head, jobs, counted(len(jobs), "job"))
+    _delete_secrets(cluster, jobs)
     return was_under_way
 
 
-def _under_way(jobs: dict[str, Any]) -> list[str]:
-    return [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
+def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:
+    return {job_id: job for job_id, job in jobs.items() if job["status"] not in ENDED}
 
 
-def _stop(head: Head, job_ids: list[str], what: str) -> bool:
+def _stop(head: Head, jobs: dict[str, Job], what: str) -> bool:
     try:
-        for job_id in job_ids:
-            head.jobs.stop_job(job_id)
+        for job_id in jobs:
+            head.stop_job(job_id)
+        deadline = time.monotonic() + STOP_SECONDS
         with out.status(f"stopping {what}"):
-            for job_id in job_ids:
-                _wait(head.jobs, job_id)
-    except (OSError, RuntimeError) as cause:
-        raise ResourceError(f"{what} could not be stopped ({one_line(cause)}); try again") from cause
-    return bool(job_ids)
+            for job_id in jobs:
+                while head.job(job_id)["status"] not in ENDED:
+                    if time.monotonic() > deadline:
+                        line = f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does"
+                        raise ResourceError(line)
+                    time.sleep(POLL_SECONDS)
+    except AnswerError as cause:
+        raise ResourceError(f"{what} could not be stopped: {cause}") from cause
+    return bool(jobs)
 
 
-def _delete_secrets(cluster: Cluster, jobs: dict[str, Any]) -> None:
+def _delete_secrets(cluster: Cluster, jobs: dict[str, Job]) -> None:
     """Delete the secrets of the runs of these jobs, also if an earlier command could not."""
-    for uri, *names in {tuple(stored_secrets(job.metadata)) for job in jobs.values()} - {()}:
+    for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
-
-
-def _wait(client: JobSubmissionClient, job_id: str) -> None:
-    deadline = time.monotonic() + STOP_SECONDS
-    while not client.get_job_status(job_id).is_terminal():
-        if time.monotonic() > deadline:
-            raise ResourceError(f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does")
-        time.sleep(POLL_SECONDS)

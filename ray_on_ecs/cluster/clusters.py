@@ -18,14 +18,14 @@ from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.cluster.s3_access import S3Access
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
 from ray_on_ecs.node import ports
+from ray_on_ecs.storage.s3 import S3Access
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.stack import Stack
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 # Set in the image, where commands are for the container's own cluster.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
@@ -172,7 +172,7 @@ class Cluster(ABC):
         Raises:
             UsageError: The storage path can't be reached.
         """
-        from ray_on_ecs.tracking.storage import RunStorage
+        from ray_on_ecs.storage.run_storage import RunStorage
 
         access = self.s3_access() if "://" in self.storage_path else None
         if access is not None:

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from ray_on_ecs.cluster.s3_access import S3Access
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.s3 import S3Access
 from ray_on_ecs.tracking.totals import total_usd
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ray_on_ecs.cluster.clusters import Cluster
     from ray_on_ecs.cluster.head import Head
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.
 LOST_SECONDS = 120.0
@@ -270,7 +270,7 @@ def _list_all(storage: RunStorage) -> Iterator[FileInfo]:
 def _list(storage: RunStorage, *, recursive: bool = False) -> Iterable[FileInfo]:
     from pyarrow import fs
 
-    from ray_on_ecs.filesystem import short_reason
+    from ray_on_ecs.storage.filesystem import short_reason
 
     try:
         return storage.filesystem.get_file_info(

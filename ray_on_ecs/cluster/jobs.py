@@ -16,11 +16,11 @@ from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageEr
 from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED, MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.run.command_line import parse
-from ray_on_ecs.run.program_source import with_driver
+from ray_on_ecs.run.program.source import with_driver
 from ray_on_ecs.tracking.shown_log import printable
 
 if TYPE_CHECKING:
-    from ray_on_ecs.tracking.storage import RunStorage
+    from ray_on_ecs.storage.run_storage import RunStorage
 
 # Resubmissions of a run in a row.
 DEFAULT_MAX_RESUBMISSIONS = 3

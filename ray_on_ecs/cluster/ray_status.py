@@ -15,7 +15,7 @@ from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 
 HEAD, WORKERS = "head", "workers"
 # Kinds of nodes, in the order of the screen.

@@ -15,14 +15,14 @@ from rich.markup import escape
 
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
-from ray_on_ecs.filesystem import short_reason
 from ray_on_ecs.run import code, queue, results, run_secrets
-from ray_on_ecs.run.newest import has_stored, nothing_stored_line
-from ray_on_ecs.run.program_source import driver_reason, with_driver
-from ray_on_ecs.run.stop import Stop, stoppable
-from ray_on_ecs.tracking.lock import hold_lock
+from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
+from ray_on_ecs.run.program.source import driver_reason, with_driver
+from ray_on_ecs.signals import Stop, stoppable
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.lock import hold_lock
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
-from ray_on_ecs.tracking.storage import RunStorage
 
 
 @dataclass(frozen=True)

@@ -24,20 +24,21 @@ from rich.markup import escape
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, ScriptError, one_line
-from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.run import admission, failure_report, program_resources, ray_cluster, worker_dump
+from ray_on_ecs.run import admission, failure_report, ray_cluster, worker_dump
 from ray_on_ecs.run.backend import ScriptBackend
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.program_resources import Needs, ProgramWatch
+from ray_on_ecs.run.program import resources as program_resources
+from ray_on_ecs.run.program.resources import Needs, ProgramWatch
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import START_TIMEOUT, Trainer
 from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.progress_bar import ProgressBar
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
-from ray_on_ecs.tracking.storage import RunStorage
 
 MIN_START_SECONDS = 60.0
 # Workers that have places for so long, and not begun, are started again: Ray Train waits without a limit for one whose

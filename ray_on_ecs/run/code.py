@@ -14,10 +14,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.filesystem import open_filesystem, short_reason
 from ray_on_ecs.run import code_archive
 from ray_on_ecs.run.code_files import check_size, list_code
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.filesystem import open_filesystem, short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # In a storage that is a folder of this machine larger files are linked, and not copied.
 LARGE_BYTES = 32 * 2**20

@@ -14,25 +14,26 @@ from rich.markup import escape
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
-from ray_on_ecs.run import code, inputs, program_resources, ray_cluster, results
+from ray_on_ecs.run import code, inputs, ray_cluster, results
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
+from ray_on_ecs.run.files.newest import newest_stored
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.metrics import STEP
-from ray_on_ecs.run.newest import newest_stored
-from ray_on_ecs.run.program import run_program
+from ray_on_ecs.run.program import resources as program_resources
+from ray_on_ecs.run.program.driver import run_program
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
 from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
 from ray_on_ecs.run.script_group import Decider, ScriptGroup
 from ray_on_ecs.run.worker import Settings, run_script
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.snapshot import publish, read_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
 
 # A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
 MIN_WAIT_SECONDS = 30.0

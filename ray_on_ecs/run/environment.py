@@ -1,4 +1,4 @@
-"""Environment variables by which a script finds the other workers: torchrun's, and TensorFlow's TF_CONFIG.
+"""Environment of a script: torchrun's variables and TensorFlow's TF_CONFIG, packages, secrets and inputs.
 
 https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
@@ -7,10 +7,19 @@ https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConf
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import ray
+
+from ray_on_ecs import sdk
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run import nccl_interface
 from ray_on_ecs.run.worker_rank import WorkerRank
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # True if the process group's store is served already, so that rank 0's script does not serve it.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -22,11 +31,14 @@ OF_EVERY_RANK = (
 
 # Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.
 CALLBACK_VARIABLES = ("RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS")
-NOT_A_DRIVER = dict.fromkeys(CALLBACK_VARIABLES, "ray_on_ecs.run.not_a_driver.NotADriver")
+NOT_A_DRIVER = dict.fromkeys(CALLBACK_VARIABLES, "ray_on_ecs.run.program.not_a_driver.NotADriver")
 # Of Ray's own variables, what a script needs that joins the cluster itself.
 OF_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 OF_RAY = ("RAY_", "__RAY_")
 OWN = "RAY_ON_ECS_"
+# W&B's variables of a run's ID and of resuming it, and the most characters of the former.
+WANDB = ("WANDB_RUN_ID", "WANDB_RESUME")
+WANDB_LENGTH = 64
 
 
 def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
@@ -92,3 +104,70 @@ class WorkerEnvironment(WorkerRank):
     def _tf_config(self, addresses: Sequence[tuple[str, int]]) -> str:
         hosts = [f"{host}:{port}" for host, port in addresses]
         return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": self.rank}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptEnvironment:
+    """The node's preparation for a run's script, which is the same at each start.
+
+    Attributes:
+        config: The run's settings.
+        storage: The run's folder in the storage.
+        run_id: The run's ID, which a run of the same name does not share.
+        folder: The script's working directory.
+        python: The interpreter with the packages of --requirements.
+        secrets: The values of --secret, by variable.
+        inputs: Where the inputs are, by variable.
+    """
+
+    config: RunConfig
+    storage: RunStorage
+    run_id: str
+    folder: Path
+    python: str
+    secrets: Mapping[str, str]
+    inputs: Mapping[str, str]
+
+    def variables(self, launcher: Mapping[str, str], exchange: Path) -> dict[str, str]:
+        """Return the script's variables: this process's without Ray's, then the runner's, then the user's.
+
+        Args:
+            launcher: The variables that a launcher, such as torchrun, would set.
+            exchange: The folder of the messages from the script to its worker.
+        """
+        cluster = ray.get_runtime_context().gcs_address
+        base = without_ray(os.environ)
+        programs = [str(Path(python).parent) for python in (self.python, sys.executable)]  # of the packages
+        return {
+            **base,
+            **nccl_interface.variables(cluster.rpartition(":")[0], base),
+            "RAY_ADDRESS": cluster,
+            "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+            **launcher,
+            "RUN_NAME": self.storage.run_name,
+            "RUN_DIR": str(self.folder),
+            "RUN_URI": self.storage.uri,
+            **self.config.git,
+            sdk.FOLDER_VARIABLE: str(exchange),
+            **self.inputs,
+            **self.config.variables,
+            **self.secrets,
+        }
+
+    def wandb_variables(self, rank: int) -> dict[str, str]:
+        """Return the variables with which `wandb.init()` continues a W&B run after restarts, unless the user sets them.
+
+        Only rank 0's: ranks with one ID would write into one run of W&B, and mpirun's ranks share their variables.
+        https://docs.wandb.ai/models/runs/resuming
+        """
+        users = {*os.environ, *self.config.variables, *self.secrets}
+        if rank != 0 or self.config.mpi or not users.isdisjoint(WANDB):
+            return {}
+        return dict(zip(WANDB, (wandb_id(self.storage.run_name, self.run_id), "allow"), strict=True))
+
+
+def wandb_id(run_name: str, run_id: str) -> str:
+    """Return the ID that W&B knows a run by."""
+    return f"{run_name[: WANDB_LENGTH - len(run_id) - 1]}-{run_id}"

@@ -14,8 +14,8 @@ from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.ray_private import WorkerGroupStartupTimeoutError
 from ray_on_ecs.run.worker_dump import WorkerDump
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 
 NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
 

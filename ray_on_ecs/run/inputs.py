@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ray_on_ecs import filesystem
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.filesystem import short_reason
-from ray_on_ecs.tracking.snapshot import read_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import filesystem
+from ray_on_ecs.storage.filesystem import short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
 
 VARIABLE_PREFIX = "INPUT_"
 OTHER_RUN = "run:"

@@ -7,9 +7,9 @@ from typing import Any
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.metrics import MetricsLog, tracker_url
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
-from ray_on_ecs.tracking.storage import RunStorage
 
 
 class MetricsRecorder:

@@ -36,7 +36,7 @@ from ray_on_ecs.run import mpi_agent
 from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import BLANKS, LastWords
 from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
-from ray_on_ecs.run.stop import SIGNALLED
+from ray_on_ecs.signals import SIGNALLED
 
 AGENT = "agent"
 HOST_PREFIX = "node-"

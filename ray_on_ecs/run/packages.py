@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.secrets import Masker
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import layout, node_cache
+from ray_on_ecs.storage.run_storage import RunStorage
 
 LAST_LINES = 3
 # Interval of the progress lines of a long installation.

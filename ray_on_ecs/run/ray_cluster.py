@@ -33,8 +33,8 @@ from ray_on_ecs.private_folder import new_short
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.failure_report import is_of_ray
 from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
-from ray_on_ecs.run.stop import stoppable
 from ray_on_ecs.run.zone_failover import ZoneFailover
+from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
 

@@ -9,12 +9,12 @@ from typing import Any
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.metrics import STEP
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
 from ray_on_ecs.tracking.cost import Cost
 from ray_on_ecs.tracking.records import merge_records
 from ray_on_ecs.tracking.results import png, run_times, versions
-from ray_on_ecs.tracking.snapshot import read_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
 from ray_on_ecs.tracking.tensorboard import write_events
 from ray_on_ecs.tracking.totals import Earlier
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from ray_on_ecs import secrets
 from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
-from ray_on_ecs.tracking.lock import HeldError
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.lock import HeldError
+from ray_on_ecs.storage.run_storage import RunStorage
 
 
 def take(config: RunConfig) -> dict[str, str]:

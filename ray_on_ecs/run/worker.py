@@ -26,23 +26,22 @@ from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, mpi, nccl_interface, packages, worker_dump
 from ray_on_ecs.run.code import Code
-from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, WorkerEnvironment
+from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, ScriptEnvironment, WorkerEnvironment
+from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
+from ray_on_ecs.run.files.folder import RunFolder
+from ray_on_ecs.run.files.node_files import WAIT_SECONDS, NodeFiles
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.group_member import LOST_SECONDS, GroupMember
 from ray_on_ecs.run.local_store import LocalStore
 from ray_on_ecs.run.metrics import ReportReader
 from ray_on_ecs.run.metrics_recorder import MetricsRecorder
 from ray_on_ecs.run.mpi import MpiNode, MpiRun
-from ray_on_ecs.run.node_files import WAIT_SECONDS, NodeFiles
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
-from ray_on_ecs.run.run_folder import POLL_SECONDS as FOLDER_SECONDS
-from ray_on_ecs.run.run_folder import RunFolder
-from ray_on_ecs.run.script_environment import ScriptEnvironment
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.run.worker_rank import WorkerRank
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.shown_log import cut
-from ray_on_ecs.tracking.storage import RunStorage
 
 # How often a worker looks after its script, and how often it reports to the run's actor while the script runs.
 POLL_SECONDS = 0.1

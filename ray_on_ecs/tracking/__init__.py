@@ -1,1 +1,1 @@
-"""Run folder: storage, lock, status, metrics, progress, cost and report."""
+"""Record of a run for people: status, metrics, progress, cost, log and report."""

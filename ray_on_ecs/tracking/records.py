@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage, parse_json
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 
 # Records per part. The last part is rewritten until it is full.
 PART_RECORDS = 5000

@@ -16,9 +16,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ray_on_ecs.errors import TrainingError, UsageError, one_line
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import read_records
-from ray_on_ecs.tracking.storage import RunStorage
 from ray_on_ecs.tracking.totals import total_seconds, total_usd
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.shown_log import Filter
-from ray_on_ecs.tracking.storage import RunStorage
 
 STORE_SECONDS = 60.0
 MAX_BYTES = 10 * 2**20

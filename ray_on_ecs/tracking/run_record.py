@@ -22,12 +22,12 @@ import psutil
 from ray_on_ecs.config import JOB_VARIABLE, OWNER, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
 from ray_on_ecs.tracking.report import try_write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.storage import RunStorage, parse_json
 from ray_on_ecs.tracking.totals import Earlier, earlier_of
 
 WRITE_SECONDS = 10.0

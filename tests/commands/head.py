@@ -159,7 +159,7 @@ def scripts(name: str, storage: Path) -> list[psutil.Process]:
 
 def programs(run: Path) -> list[psutil.Process]:
     """The processes of the Ray program of a run, without their supervisors."""
-    own = "ray_on_ecs.run.program_main"
+    own = "ray_on_ecs.run.program.main"
     return _processes_below(run, lambda words: own in words and supervisor.__file__ not in words)
 
 

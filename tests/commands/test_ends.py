@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ray_on_ecs.tracking.snapshot import read_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, scripts, started
 from tests.commands.terminal import Terminal
 from tests.local_cluster import have_ended

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.tracking.snapshot import read_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until, scripts
 from tests.waiting import until

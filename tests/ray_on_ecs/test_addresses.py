@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs import filesystem
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import filesystem
+from ray_on_ecs.storage.run_storage import RunStorage
 
 ADDRESSES = ["s3://AKIA:SECRET@bucket/x", "s3://bucket/x?secret_key=SECRET", "AKIA:SECRET@bucket"]
 COMMANDS = [

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from ray_on_ecs.checkpoint.index import FORMAT, CheckpointIndex, Manifest
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 
 
 def index(storage: RunStorage) -> CheckpointIndex:

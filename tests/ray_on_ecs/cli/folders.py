@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, write_snapshot
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
 from tests.aws import REGION
 from tests.serving import serving
 

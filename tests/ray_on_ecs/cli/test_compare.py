@@ -11,7 +11,7 @@ from ray_on_ecs.cli import compare
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 from tests.ray_on_ecs.cli.folders import Folders
 
 

@@ -13,7 +13,7 @@ import pytest
 from ray_on_ecs.cli.fetch import fetch_run
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import LocalCluster
-from ray_on_ecs.tracking.snapshot import KeptFile, Snapshot, publish, write_snapshot
+from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, publish, write_snapshot
 from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders
 

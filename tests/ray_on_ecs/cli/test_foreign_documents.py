@@ -10,7 +10,7 @@ from ray_on_ecs.cli import compare as compare_module
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.ray_status import QueuedRun, _queue
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 from tests.ray_on_ecs.cli.folders import Folders, job
 
 NESTED = "[" * 900 + "]" * 900

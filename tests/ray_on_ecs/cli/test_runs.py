@@ -15,8 +15,9 @@ import pytest
 
 from ray_on_ecs.cli import completion
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cluster import history, s3_access
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.cluster import history
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage import s3 as s3_access
 from tests.aws import BUCKET
 from tests.ray_on_ecs.cli.folders import Folders, head, job, moment, outputs
 

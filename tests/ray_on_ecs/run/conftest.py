@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.run import run_folder
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
 from tests.run_folders import Clock
 

@@ -12,7 +12,7 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import code as module
 from ray_on_ecs.run.code import Code
 from ray_on_ecs.run.code import store as store_code
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
 
 LARGE = 2000

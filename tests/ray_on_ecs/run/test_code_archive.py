@@ -15,10 +15,10 @@ import pytest
 from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError
-from ray_on_ecs.filesystem import open_filesystem
 from ray_on_ecs.run import code_archive
 from ray_on_ecs.run.code_archive import fetch, pack, revision, store
 from ray_on_ecs.run.code_files import list_code
+from ray_on_ecs.storage.filesystem import open_filesystem
 from tests.aws import BUCKET
 
 LOCAL = fs.LocalFileSystem()

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.metrics import MetricsLog
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import RecordFile
-from ray_on_ecs.tracking.storage import RunStorage
 from tests.lazy import Lazy
 
 driver = Lazy("ray_on_ecs.run.driver")

@@ -9,7 +9,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.failure_policy import Raise
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.lazy import Lazy
 
 failure_report = Lazy("ray_on_ecs.run.failure_report")

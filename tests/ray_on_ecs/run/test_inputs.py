@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from ray_on_ecs import filesystem
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import inputs
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import filesystem
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET
 from tests.waiting import LIMIT_SECONDS
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs import node_cache
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import packages
 from ray_on_ecs.run.packages import Requirements
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import layout, node_cache
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # The build of a package finds setuptools here, and would fetch it otherwise.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}

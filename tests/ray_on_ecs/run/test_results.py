@@ -7,7 +7,7 @@ import pytest
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.results import check_not_finished, write_results
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.totals import earlier_of
 
 

@@ -9,9 +9,9 @@ from ray_on_ecs import secrets
 from ray_on_ecs.config import JOB_VARIABLE, RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.run import run_secrets
-from ray_on_ecs.tracking import layout
-from ray_on_ecs.tracking.lock import HeldError
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.lock import HeldError
+from ray_on_ecs.storage.run_storage import RunStorage
 
 
 @pytest.mark.parametrize(

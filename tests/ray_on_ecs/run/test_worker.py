@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.run import group_member, node_files
+from ray_on_ecs.run import group_member
+from ray_on_ecs.run.files import node_files
+from ray_on_ecs.run.files.node_files import NodeFiles
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.run.group_member import GroupMember
-from ray_on_ecs.run.node_files import NodeFiles
-from ray_on_ecs.tracking.storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 
-script_environment = Lazy("ray_on_ecs.run.script_environment")
+environment_module = Lazy("ray_on_ecs.run.environment")
 
 
 class Actor:
@@ -104,7 +105,7 @@ def test_only_rank_0_continues_a_wandb_run(
     tmp_path: Path, rank: int, mpi: bool, users: dict[str, str], expected: dict[str, str]
 ) -> None:
     config: Any = type("Config", (), {"mpi": mpi, "variables": users})
-    environment = script_environment.ScriptEnvironment(
+    environment = environment_module.ScriptEnvironment(
         config=config,
         storage=RunStorage.open(str(tmp_path), "night"),
         run_id="0123abcd",
@@ -117,7 +118,7 @@ def test_only_rank_0_continues_a_wandb_run(
 
 
 def test_wandb_id_has_at_most_64_characters() -> None:
-    assert script_environment.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
+    assert environment_module.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
 
 
 def test_unstored_last_files_are_reported(

@@ -10,9 +10,9 @@ import pytest
 from pyarrow import fs
 
 from ray_on_ecs.run.metrics import MetricsLog
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import records as module
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
-from ray_on_ecs.tracking.storage import RunStorage
 from tests.aws import BUCKET
 
 LAST = 24

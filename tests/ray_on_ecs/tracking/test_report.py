@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.report import Documents, read_documents, render, try_write_report, write_report
-from ray_on_ecs.tracking.storage import RunStorage
 
 NEXT = "ray-on-ecs run --run-name mine train.py --epochs 5"
 PICTURE = b"\x89PNG of the curves"

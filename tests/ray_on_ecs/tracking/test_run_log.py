@@ -8,9 +8,9 @@ from typing import IO
 
 import pytest
 
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import run_log
 from ray_on_ecs.tracking.run_log import RunLog
-from ray_on_ecs.tracking.storage import RunStorage
 
 NAME = "logs/20261123T181500Z.txt"
 STARTED = datetime(2026, 11, 23, 18, 15, tzinfo=UTC)

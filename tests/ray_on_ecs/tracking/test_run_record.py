@@ -13,13 +13,14 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.admission import Admission, hold
-from ray_on_ecs.tracking import lock, run_record
+from ray_on_ecs.storage import lock
+from ray_on_ecs.storage.lock import RunLock
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking import run_record
 from ray_on_ecs.tracking.cost import InstanceKind
-from ray_on_ecs.tracking.lock import RunLock
 from ray_on_ecs.tracking.run_actor import Progress, RunClient, RunState
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
-from ray_on_ecs.tracking.storage import RunStorage
 from tests.waiting import until
 
 

@@ -1,0 +1,438 @@
+"""A run's folder on one node: it begins with the user's code, and what the script changes in it is soon in the storage.
+
+A part is stored when nothing in the folder has changed for a moment and nothing is open for writing. The parts of all
+nodes are a snapshot (run/files/rounds.py), from which a restart begins.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from ray_on_ecs.errors import one_line
+from ray_on_ecs.private_folder import node_folder
+from ray_on_ecs.run.files.scan import (
+    LOG_SECONDS,
+    MAX_ENTRIES,
+    FileState,
+    FolderActivity,
+    FolderScanner,
+    Scan,
+    open_for_writing,
+    select_within_limits,
+    state_of,
+    without_logs,
+)
+from ray_on_ecs.run.gitignore import from_options
+from ray_on_ecs.storage import layout, node_cache
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import (
+    KeptFile,
+    Snapshot,
+    copy_on_disk,
+    delete_others,
+    key_of,
+    read_snapshot,
+    restore,
+    write_snapshot,
+)
+
+# How often a node is asked if it is time for a scan, and how often it is: scans take a 20th of the time at most.
+POLL_SECONDS, SCAN_SECONDS, SCAN_SHARE = 0.5, 2.0, 20
+QUIET_SECONDS = 2.0
+# After this time without such a pause, scans in quick succession find a short one.
+OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
+MAX_FILES = 20_000
+UPLOADS_AT_ONCE = 8
+CHUNK_BYTES = 16 * 2**20
+COPIED_BYTES = 64 * 2**10
+# Prefix of the old folder's name while a reset puts a new one in its place.
+BEFORE = ".before-"
+ROOM_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class SnapshotPart:
+    """One node's part of a snapshot: the stored state of its folder.
+
+    Attributes:
+        number: Counts the parts of a node since the folder was reset.
+        files: The files that are stored.
+        states: The states of the files on the node's disk, also of files that are not stored.
+        left_out: Lines that name the files that are not kept.
+    """
+
+    number: int = 0
+    files: Mapping[str, KeptFile] = field(default_factory=dict)
+    states: Mapping[str, FileState] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+class RunFolder:
+    """The folder of one node.
+
+    Args:
+        storage: The run's folder in the storage.
+        name: The name of the folder with the user's code.
+        node: The node's rank.
+        node_id: The node's ID, if another node is on its machine.
+        place_code: Writes the user's code into a new folder.
+        is_direct: True on the only node of a run whose storage is a folder, into which the script itself may write.
+        exclude: Patterns, as in .gitignore, of files that are not kept.
+        max_bytes: The bytes of all files that are kept.
+
+    Attributes:
+        folder: The working directory of the script.
+        target: The folder in the storage below which its files stand at the run's end.
+        part: The last part that was stored.
+        is_current: True if the folder was equal to that part when it was last scanned.
+        failed: The reasons why files could not be stored, by their names.
+    """
+
+    def __init__(
+        self,
+        storage: RunStorage,
+        name: str,
+        node: int,
+        place_code: Callable[[Path], None],
+        *,
+        node_id: str = "",
+        is_direct: bool = False,
+        exclude: Sequence[str] = (),
+        max_bytes: float = math.inf,
+    ) -> None:
+        self._storage = storage
+        self._node = node
+        self._place_code = place_code
+        self._is_direct = is_direct
+        self._max_bytes = max_bytes
+        self.target = f"{layout.FILES_FOLDER}/{name}" if is_direct else layout.FILES_FOLDER
+        self._root = Path(storage.path()) if is_direct else node_folder("runs", f"{storage.uri} {node_id}")
+        self.folder = Path(storage.path(self.target)) if is_direct else self._root / "work" / name
+        self._frozen = self._root / ".snapshot"  # on the same disk, for hard links
+        patterns = from_options(exclude, "/", "--exclude")
+        self._scanner = FolderScanner(self.folder, lambda name, is_folder: bool(patterns.decide(f"/{name}", is_folder)))
+        self._base: Scan = {}
+        self._snapshot = Snapshot()
+        self._restored: Scan = {}
+        self.begin(1)
+
+    def reset(self) -> None:
+        """Make the folder the user's code and the files of the last snapshot, before any script of the node starts.
+
+        Raises:
+            OSError: A file can't be read from the storage, or not be written here.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        if not self._is_direct:
+            node_cache.make_room(ROOM_BYTES)
+            node_cache.hold(self._root)
+        snapshot = read_snapshot(self._storage)
+        if self._is_direct:
+            snapshot = self._copy_to_versions(snapshot)
+        if self._node == 0:
+            with suppress(OSError):  # the run's end deletes what is left
+                delete_others(self._storage, snapshot)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        for folder in self._old_folders():  # a reset that was killed has left them
+            shutil.rmtree(folder, ignore_errors=True)
+        old_folder = self.folder.with_name(f"{BEFORE}{uuid.uuid4().hex}")
+        with suppress(FileNotFoundError):
+            self.folder.rename(old_folder)
+        self._place_code(self.folder)
+        self._scanner.too_many.clear()
+        self._base = self._scanner.scan()
+        on_disk: dict[str, Path] = {}
+        for name, file in snapshot.files.items():
+            if self._is_as_stored(old_folder / name, name, file):
+                on_disk[name] = old_folder / name
+        left_out = [*snapshot.refused, *restore(self._storage, snapshot.files, self.folder, on_disk)]
+        if left_out:
+            print(f"not restored, as they can't be files here: {', '.join(map(repr, left_out))}", flush=True)
+        shutil.rmtree(old_folder, ignore_errors=True)
+        self._snapshot, self._restored = snapshot, self._scanner.scan()
+        self.begin(1)
+
+    def _copy_to_versions(self, snapshot: Snapshot) -> Snapshot:
+        """Store as versions the files that a snapshot has in this folder, which is about to be recreated."""
+        files = dict(snapshot.files)
+        for name, file in snapshot.files.items():
+            if not file.key.startswith(f"{self.target}/"):
+                continue
+            state = state_of(self._storage.path(file.key))
+            if state is None or state.link is not None:  # the user has deleted it
+                del files[name]
+                continue
+            key = key_of(f"{layout.VERSIONS_FOLDER}/0-0-{self._lease}", name)
+            copy_on_disk(Path(self._storage.path(file.key)), Path(self._storage.path(key)))
+            files[name] = replace(file, key=key, size=state.size, written_at=state.written_at)
+        copied = Snapshot(files, snapshot.left_out, self.target)
+        if copied != snapshot:
+            write_snapshot(self._storage, copied)
+        return copied
+
+    def _is_as_stored(self, path: Path, name: str, file: KeptFile) -> bool:
+        """Return whether a file of a snapshot is still on this disk as it was stored."""
+        if self.part.files.get(name) != file or file.is_log or file.link is not None:
+            return False
+        state = state_of(path)
+        return state is not None and state == self.part.states.get(name)
+
+    def ignore_new(self) -> None:
+        """Count files that have appeared since the reset as code, which is not kept."""
+        for name, state in self._scanner.scan().items():
+            if name not in self._restored:
+                self._base[name] = state
+
+    @property
+    def outside(self) -> list[str]:
+        """Relative paths of files that the script has made next to the folder: they are not kept."""
+        with suppress(OSError):
+            paths = {*self.folder.parent.iterdir()} - {self.folder, *self._old_folders()}
+            return sorted(f"../{path.name}" for path in paths)
+        return []
+
+    def _old_folders(self) -> list[Path]:
+        return list(self.folder.parent.glob(f"{BEFORE}*"))
+
+    def remove(self) -> None:
+        """Delete the folder, unless it is in the storage."""
+        if not self._is_direct:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def begin(self, nodes: int) -> None:
+        """Take what the reset has restored as stored. The files of a node that was lost pass to another one.
+
+        Args:
+            nodes: The number of nodes.
+        """
+        snapshot, restored = self._snapshot, self._restored
+        owned = {name: file for name, file in snapshot.files.items() if file.node % nodes == self._node}
+        states = {name: restored[name] for name in owned if name in restored}
+        self.part = SnapshotPart(0, owned, states, snapshot.left_out)
+        self._of_others = {n: restored[n] for n in snapshot.files.keys() - owned.keys() if n in restored}
+        self._committed = snapshot.keys
+        self._lease = uuid.uuid4().hex[:8]
+        self.is_current = True
+        self.failed: dict[str, str] = {}
+        self._activity = FolderActivity(restored)
+        self._next_scan_at = self._logs_stored_at = 0.0
+        self._stored_at = time.monotonic()
+
+    def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
+        """Look at the folder, and store a part once it is quiet; return False if it is too early for another look.
+
+        Args:
+            writers: The script's processes.
+            at_once: True to scan the folder now, because the others wait for the answer.
+
+        Raises:
+            OSError: The storage can't be written; the next call tries again.
+        """
+        now = time.monotonic()
+        if now < self._next_scan_at and not at_once:
+            return False
+        files = self._changed_files()
+        writers = list(writers)
+        activity = self._activity
+        activity.update(files, open_for_writing(self.folder, writers), now)
+        self._next_scan_at = now + max(SCAN_SECONDS, SCAN_SHARE * (time.monotonic() - now))
+        self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
+        if self.is_current:
+            self._stored_at = now
+        elif not activity.busy and now - activity.quiet_since >= QUIET_SECONDS:
+            self.is_current = self._store(files, activity.logs)
+            return True
+        elif now - self._stored_at >= OVERDUE_SECONDS:
+            files_in_pause = self._find_pause(writers, activity.logs)
+            if files_in_pause is not None:
+                self.is_current = self._store(files_in_pause, activity.logs)
+                if self.is_current:
+                    self._stored_at = time.monotonic()
+                return True
+        if now - self._logs_stored_at >= LOG_SECONDS:
+            self._store_logs(files, activity.logs, now)
+        return True
+
+    def _find_pause(self, writers: Iterable[psutil.Process], logs: set[str]) -> Scan | None:
+        """Return the files at a moment when none is open for writing, in a short pause if there is one, or None."""
+        previous: Scan | None = None
+        for look in range(LOOKS):
+            time.sleep(LOOK_SECONDS)
+            files = self._changed_files()
+            busy = (open_for_writing(self.folder, writers).keys() & files.keys()) - logs
+            data = without_logs(files, logs)
+            if not busy and (data == previous or look == LOOKS - 1):
+                time.sleep(LOOK_SECONDS)  # a process that is killed closes its files before it has ended
+                return files if all(map(_is_running, writers)) else None
+            previous = data
+        return None
+
+    def finish(self) -> None:
+        """Store the last part: the script has ended, so that every file is complete.
+
+        Raises:
+            OSError: The storage can't be written.
+        """
+        files = self._changed_files()
+        states = {name: state for name, state in self.part.states.items() if name not in self.failed}
+        self.part = replace(self.part, states=states)
+        self.is_current = self._is_stored(files, set()) or self._store(files, set())
+        if not self.is_current:
+            raise OSError("files still change after the script has ended")
+
+    def before_commit(self, keys: Set[str]) -> None:
+        """Protect the objects of a snapshot that is about to be written: it may be, even if that seems to fail."""
+        self._committed |= keys
+
+    def after_commit(self, keys: Set[str]) -> set[str]:
+        """Take note of the objects of the last snapshot; return the ones that are no longer needed."""
+        in_use = keys | self._part_keys()
+        earlier, self._committed = self._committed, set(keys)
+        return earlier - in_use
+
+    def _part_keys(self) -> set[str]:
+        return {file.key for file in self.part.files.values()}
+
+    def _changed_files(self) -> Scan:
+        """Return the files that this node keeps: the ones that its script has created or changed."""
+        files: Scan = {}
+        for name, state in self._scanner.scan().items():
+            if self._base.get(name) != state and self._of_others.get(name) != state:
+                files[name] = state
+        return files
+
+    def _is_stored(self, data: Scan, logs: set[str]) -> bool:
+        return data == without_logs(self.part.states, logs) and logs <= self.part.states.keys()
+
+    def _store(self, files: Scan, logs: set[str]) -> bool:
+        """Store a part; return False if a file has changed meanwhile."""
+        names, left_out = select_within_limits(files, self._max_bytes, MAX_FILES)
+        number = self.part.number + 1
+        links: dict[str, KeptFile] = {}
+        unchanged: dict[str, KeptFile] = {}
+        for name in names:
+            is_stored = name in self.part.files and self.part.states.get(name) == files[name]
+            if files[name].link is not None:
+                links[name] = KeptFile(link=files[name].link, node=self._node)
+            elif is_stored and name not in logs:
+                unchanged[name] = self.part.files[name]
+        new = names - links.keys() - unchanged.keys()
+        with self._freeze(files, new) as copies:
+            if not _are_unchanged(files, {name: self.folder / name for name in new - logs}):
+                return False
+            stored, failed = self._upload_all(copies, files, logs, number)
+            # A hard link, or the file itself, may have been rewritten in place while it was read.
+            shared: dict[str, Path] = {}
+            for name in new - logs:
+                if files[name].size > COPIED_BYTES or copies[name] == self.folder / name:
+                    shared[name] = copies[name]
+            if not _are_unchanged(files, shared):
+                return False
+        self.failed = failed
+        too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
+        unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
+        left_out = [*too_many, *unreadable, *left_out]
+        self.part = SnapshotPart(number, {**unchanged, **links, **stored}, files, tuple(left_out))
+        return True
+
+    @contextmanager
+    def _freeze(self, files: Scan, names: Set[str]) -> Generator[dict[str, Path]]:
+        """Yield a copy of each file; of a large one a hard link, which stays when the script replaces the file.
+
+        A small one, such as a status file, may be rewritten in place while the others are uploaded.
+        """
+        shutil.rmtree(self._frozen, ignore_errors=True)
+        self._frozen.mkdir(parents=True)
+        copies: dict[str, Path] = {}
+        try:
+            for number, name in enumerate(names):
+                copies[name] = self._frozen / str(number)
+                try:
+                    copy = shutil.copyfile if files[name].size <= COPIED_BYTES else os.link
+                    copy(self.folder / name, copies[name])
+                except OSError:  # the script has just deleted it, or the disk does not support hard links
+                    copies[name] = self.folder / name
+            yield copies
+        finally:
+            shutil.rmtree(self._frozen, ignore_errors=True)
+
+    def _upload_all(
+        self, copies: Mapping[str, Path], states: Scan, logs: set[str], number: int
+    ) -> tuple[dict[str, KeptFile], dict[str, str]]:
+        """Upload files; return the stored ones, and the reasons why others could not be stored.
+
+        Raises:
+            OSError: The storage can't be written at all.
+        """
+        stored: dict[str, KeptFile] = {}
+        failed: dict[str, str] = {}
+
+        def upload(name: str) -> None:
+            try:
+                stored[name] = self._upload(name, copies[name], states[name], name in logs, number)
+            except Exception as cause:  # a fault of one file must not hold up the others
+                failed[name] = one_line(cause)
+
+        with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
+            list(threads.map(upload, copies))
+        if failed:
+            # This raises where the storage is at fault.
+            self._storage.write(f"{layout.PARTS_FOLDER}/{self._node}.probe", b"")
+            to_retry = list(failed)
+            failed.clear()
+            for name in to_retry:
+                upload(name)
+        return stored, failed
+
+    def _upload(self, name: str, copy: Path, state: FileState, is_log: bool, number: int) -> KeptFile:
+        key = self._key(name, is_log, number)
+        size = 0
+        with copy.open("rb") as source, self._storage.replace(key) as target:
+            while chunk := source.read(CHUNK_BYTES):
+                target.write(chunk)
+                size += len(chunk)
+        return KeptFile(key, size, state.written_at, state.mode, is_log=is_log, node=self._node)
+
+    def _key(self, name: str, is_log: bool, number: int) -> str:
+        """Return the key of a file: in S3 its final one, unless another node or the last snapshot may have that."""
+        earlier = self.part.files.get(name)
+        if is_log and earlier and earlier.is_log:
+            return earlier.key
+        final_key = key_of(self.target, name)
+        # On a disk, a folder may be where a file was, or the other way round.
+        if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self._part_keys():
+            return final_key
+        return key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
+
+    def _store_logs(self, files: Scan, logs: set[str], now: float) -> None:
+        """Store the logs that have grown, each under its present key."""
+        self._logs_stored_at = now
+        grown: dict[str, Path] = {}
+        for name in logs & self.part.files.keys():
+            if self.part.files[name].is_log and self.part.states.get(name) != files[name]:
+                grown[name] = self.folder / name
+        if grown:
+            stored, _ = self._upload_all(grown, files, logs, self.part.number)
+            states = {**self.part.states, **{name: files[name] for name in stored}}
+            self.part = replace(self.part, files={**self.part.files, **stored}, states=states)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _are_unchanged(states: Scan, paths: Mapping[str, Path]) -> bool:
+    return all(state_of(path) == states[name] for name, path in paths.items())

@@ -1,0 +1,79 @@
+"""Newest stored file or checkpoint of a run, from which a restart continues, and the line for a run without one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run.files.scan import is_log
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
+
+
+def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the file from which a restart continues, or None if it starts from the beginning.
+
+    Raises:
+        OSError: The storage can't be read.
+    """
+    return newest_of_program(storage) if config.driver else newest_of_script(storage)
+
+
+def has_stored(config: RunConfig, storage: RunStorage) -> bool:
+    """Return whether the script finds files of the run when it starts again; a text file may be its state.
+
+    Raises:
+        OSError: The storage can't be read.
+    """
+    if newest_stored(config, storage) is not None:
+        return True
+    return not config.driver and any(name.endswith(".txt") for name in read_snapshot(storage).files)
+
+
+def nothing_stored_line(run_name: str) -> str:
+    """Return the way on for a stopped run that has not stored a file."""
+    return f"nothing is stored yet, so the same command with --run-name {run_name} starts from the beginning"
+
+
+def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
+    files: dict[str, datetime] = {}
+    for name, info in storage.files(layout.RAY_FOLDER).items():
+        is_of_checkpoint = any(folder.startswith("checkpoint_") for folder in name.split("/")[:-1])
+        if is_of_checkpoint and info.mtime:
+            files[name] = info.mtime
+    newest = max(files, key=lambda name: files[name], default=None)
+    return (f"{layout.RAY_FOLDER}/{newest}", files[newest].astimezone(UTC)) if newest else None
+
+
+def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
+    stored = [file for file in (_newest_file(storage), _newest_checkpoint(storage)) if file]
+    return max(stored, key=lambda file: file[1], default=None)
+
+
+def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest complete checkpoint of a Checkpointer, in any folder of the run."""
+    found: dict[str, dict[tuple[int, ...], tuple[str, datetime]]] = {}  # by the folder of a Checkpointer
+    for top in storage.folders(""):
+        files = {} if top in layout.NO_CHECKPOINTS else storage.files(top)
+        for name, info in files.items():
+            path, _, file = f"{top}/{name}".rpartition("/")
+            folder, _, step = path.rpartition("/")
+            order = layout.step_order(step)
+            if file == layout.MANIFEST and order and info.mtime:
+                found.setdefault(folder, {})[order] = (path, info.mtime.astimezone(UTC))
+    newest = [checkpoints[max(checkpoints)] for checkpoints in found.values()]  # a Checkpointer resumes from it
+    return max(newest, key=lambda checkpoint: checkpoint[1], default=None)
+
+
+def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
+    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
+    files = {
+        name: file.written_at
+        for name, file in read_snapshot(storage).files.items()
+        if file.key and not file.is_log and not is_log(name)
+    }
+    newest = max(files, key=lambda name: files[name], default=None)
+    return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None

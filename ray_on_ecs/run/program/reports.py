@@ -1,0 +1,141 @@
+"""The reports of Ray Train and Ray Tune as metrics of the run; Ray creates these classes in a program's `fit`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback
+
+from ray_on_ecs import sdk
+from ray_on_ecs.run.ray_private import (
+    CHECKPOINT_MANAGER_SNAPSHOT_FILENAME,
+    ControllerCallback,
+    ReportCallback,
+    WorkerGroupCallback,
+)
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.filesystem import open_filesystem
+
+# Ray Tune's numbers about a result, which are not metrics of the program.
+OF_TUNE = ("pid", "timestamp", "iterations_since_restore", "time_since_restore", "time_this_iter_s", "time_total_s")
+# Names that a record has for itself.
+RESERVED = ("step", "time", "trial")
+# The calls of `fit` in this process.
+_fits = itertools.count()
+
+
+def numbers_of(metrics: dict[str, Any] | None) -> dict[str, float]:
+    """Return the metrics that are finite numbers, by name."""
+    found = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real) and name not in RESERVED}
+    return {name: float(value) for name, value in found.items() if not isinstance(value, bool) and math.isfinite(value)}
+
+
+def kept_reports(run_config: Any) -> tuple[dict[int, dict[str, Any]], int] | None:
+    """Return the metrics of the checkpoints that Ray Train has kept, by the number of their report from 1.
+
+    Returns:
+        The metrics, and the number of reports until the last checkpoint: nothing and 0 for a new run. None if they
+        can't be read, as in a storage that needs more than a path.
+    """
+    path = f"{run_config.storage_path}/{run_config.name}/{CHECKPOINT_MANAGER_SNAPSHOT_FILENAME}"
+    try:
+        filesystem = run_config.storage_filesystem
+        if filesystem is None:
+            filesystem, path = open_filesystem(path)
+        with filesystem.open_input_file(path) as file:
+            snapshot = json.loads(file.read())
+        reports = zip(snapshot["checkpoint_report_indices"], snapshot["checkpoint_results"], strict=True)
+        return {index + 1: result["metrics"] for index, result in reports}, snapshot["current_report_index"]
+    except FileNotFoundError:
+        return {}, 0
+    except Exception:  # an error here would end the training
+        return None
+
+
+class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
+    """Logs the metrics that rank 0 reports, each under the number of its report.
+
+    Ray Train calls it in the process of its controller, which is on the driver's node. The reports of a trainer that is
+    not the first of the program, or whose storage can't be read, follow what there is, without such a number.
+    """
+
+    def __init__(self) -> None:
+        self._folder = os.environ.get(sdk.FOLDER_VARIABLE)
+        self._is_counted = next(_fits) == 0
+        self._number = self._stored = 0
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Log the reports of the run's earlier part whose checkpoints are kept: it may have been killed before that."""
+        if not self._is_counted or (kept := kept_reports(train_run_context.run_config)) is None:
+            self._is_counted = False
+            return
+        reports, self._stored = kept
+        for number, metrics in sorted(reports.items()):
+            self._log(number, metrics, again=True)
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        """Count from the last checkpoint, from which the workers start."""
+        self._number = self._stored
+        if self._is_counted:
+            self._report(self._stored)
+
+    def after_report(self, training_report: Any, metrics: list[dict[str, Any]]) -> None:
+        """Log the report of rank 0."""
+        self._number += 1
+        if training_report.checkpoint:
+            self._stored = self._number
+        self._log(self._number, metrics[0])
+
+    def _log(self, number: int, metrics: dict[str, Any], *, again: bool = False) -> None:
+        self._report(number if self._is_counted else None, numbers_of(metrics), again=again)
+
+    def _report(self, number: int | None, values: dict[str, float] | None = None, *, again: bool = False) -> None:
+        if self._folder is not None:
+            os.environ[sdk.FOLDER_VARIABLE] = self._folder
+            sdk.write_report(number, values, again=again)
+
+
+class TuneReporter(Callback):
+    """Logs the results of all trials, one after the other, and keeps a table of the trials for the run's driver."""
+
+    def __init__(self) -> None:
+        self._folder = os.environ.get(sdk.FOLDER_VARIABLE)
+        next(_fits)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Log a result."""
+        sdk.write_report(None, {"trial": float(trials.index(trial)), **_of_trial(result)})
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Write the table."""
+        self._write(trials)
+
+    on_trial_error = on_trial_complete
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Write the table."""
+        self._write(trials)
+
+    def _write(self, trials: list[Any]) -> None:
+        if self._folder is None:
+            return
+        path = Path(self._folder, layout.TRIALS)
+        table = json.loads(path.read_text()) if path.exists() else {}  # of an earlier sweep of the program
+        for trial in trials:
+            shown = _of_trial(trial.last_result)
+            table[trial.trial_id] = {"status": trial.status, "config": trial.config, "metrics": shown}
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(table, indent=2, default=str))
+        part.replace(path)
+
+
+def _of_trial(result: dict[str, Any] | None) -> dict[str, float]:
+    return {name: value for name, value in numbers_of(result).items() if name not in OF_TUNE}

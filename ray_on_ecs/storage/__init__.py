@@ -1,0 +1,1 @@
+"""Folder of a run on a disk or in S3: files, snapshots, lock, and a cache on each node."""

@@ -1,0 +1,335 @@
+"""Lock of a run: a lease in the run's folder, which keeps a second command from training the same run.
+
+S3's conditional writes make it exclusive (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html),
+on a disk exclusive creation and renaming. The lock of a dead owner is taken over: at once if the owner was a process of
+this machine, else once it hasn't been refreshed for a while by this machine's clock.
+
+A write may succeed although its response is lost, and its retry then fails, because the lock has a new version. So each
+owner has a token, and every write is unique: a lock with this owner's token is never mistaken for another command's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import psutil
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.periodic import run_every
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+
+T = TypeVar("T")
+
+REFRESH_SECONDS = 15.0
+STALE_SECONDS = 60.0
+POLL_SECONDS = 1.0
+# A call that hangs must end before the lock becomes stale.
+CALL_SECONDS = 10
+# Attempts of a write while the lock changes, as with S3's ConditionalRequestConflict.
+WRITE_ATTEMPTS = 5
+NOT_THIS_VERSION = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
+
+
+@contextmanager
+def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunLock]:
+    """Hold the lock of a run and refresh it until the block ends.
+
+    This process gets SIGTERM if another command takes the run over, because this one did not refresh for too long.
+
+    Args:
+        storage: The run's folder.
+        say: Prints why this command waits or ends.
+
+    Raises:
+        HeldError: Another command trains the run.
+    """
+
+    def refresh() -> None:
+        if not lock.refresh():
+            say("another command has taken this run over")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with RunLock(storage, say) as lock, run_every(REFRESH_SECONDS, refresh, "run lock"):
+        yield lock
+
+
+class HeldError(UsageError):
+    """Another command holds the run's lock."""
+
+
+class RunLock:
+    """Lock of a run as a context manager. Call `refresh` every `REFRESH_SECONDS`.
+
+    Args:
+        storage: The run's folder.
+        say: Prints why this command waits.
+
+    Raises:
+        HeldError: Another command holds it and is alive.
+    """
+
+    def __init__(self, storage: RunStorage, say: Callable[[str], None] = print) -> None:
+        self._storage = storage
+        self._say = say
+        self._token = uuid.uuid4().hex
+        self._file: _LockFile = _LocalFile(storage, self._token) if storage.is_local else _Object(storage)
+        self._version: str | None = None
+        self._refreshed_at = 0.0
+        self._has_ended = False
+        self._write_count = 0
+
+    def __enter__(self) -> RunLock:
+        other = self._write(None, may_create=True)
+        if other is not None:
+            self._take_over(other)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_ended = True  # a refresh in progress writes no new lock
+        if self._version:
+            with suppress(OSError):  # it goes stale
+                self._file.delete(self._is_owned)
+
+    @property
+    def is_held(self) -> bool:
+        """True until a refresh has found that another command has taken the lock over."""
+        return self._version is not None
+
+    def refresh(self) -> bool:
+        """Renew the lease; returns False if another command has taken the lock over.
+
+        A storage that doesn't answer changes nothing. A missing lock was deleted by a person and is written again,
+        unless it may have become stale before: then another command may have taken it over and ended.
+        """
+        if self._version is None:
+            return False
+        is_fresh = time.time() - self._refreshed_at < STALE_SECONDS
+        try:
+            other = self._write(self._version, may_create=is_fresh and not self._has_ended)
+        except OSError:
+            return True
+        if other is not None and not self._has_ended:  # else this command itself has deleted it
+            self._version = None
+        return self._version is not None
+
+    def _write(self, replaces: str | None, *, may_create: bool) -> _Version | None:
+        """Write the lock if it has this version, None for a missing lock, or this owner's token.
+
+        Args:
+            replaces: The version to replace.
+            may_create: Also write a lock that has been deleted meanwhile.
+
+        Returns:
+            The lock that is there instead; None if this one is written.
+        """
+        for _ in range(WRITE_ATTEMPTS):
+            began = time.time()
+            content = self._next_content()
+            version = self._file.write(json.dumps(content).encode(), replaces)
+            if version is None:
+                current = self._file.read()
+                if current.content == content:  # written, and the response was lost
+                    version = current.version
+            if version is not None:
+                self._version = version
+                self._refreshed_at = began
+                return None
+            may_replace = may_create if current.version is None else self._is_owned(current.content)
+            if current.version == replaces:  # a conflict with a request in progress
+                time.sleep(POLL_SECONDS)
+            elif not may_replace:
+                return current
+            replaces = current.version
+        raise OSError(f"the lock of the run could not be written in {WRITE_ATTEMPTS} attempts: it keeps changing")
+
+    def _is_owned(self, content: Mapping[str, Any]) -> bool:
+        return content.get("token") == self._token
+
+    def _take_over(self, current: _Version) -> None:
+        """Wait until the other owner is known to be dead, and write the lock; HeldError if it is alive."""
+        began = time.monotonic()
+        is_announced = False
+        while current.version is not None and not _is_dead(current.content):
+            if time.monotonic() - began > STALE_SECONDS:
+                break
+            if not is_announced:
+                owner = _owner_name(current.content)
+                self._say(f"waiting up to {STALE_SECONDS:.0f} s to see whether {owner} still trains this run")
+                is_announced = True
+            time.sleep(POLL_SECONDS)
+            previous, current = current, self._file.read()
+            if current.version not in (None, previous.version):  # refreshed
+                raise self._refusal(current)
+        other = self._write(current.version, may_create=True)
+        if other is not None:
+            raise self._refusal(other)
+
+    def _refusal(self, other: _Version) -> HeldError:
+        return HeldError(
+            f"--run-name: run {self._storage.run_name!r} is being trained by {_owner_name(other.content)}; wait for it "
+            "or stop it, or give another --run-name"
+        )
+
+    def _next_content(self) -> dict[str, Any]:
+        self._write_count += 1  # makes every content unique
+        process = psutil.Process()
+        owner = {"host": socket.gethostname(), "pid": process.pid, "created": process.create_time()}
+        return {**owner, "token": self._token, "refreshed": self._write_count}
+
+
+class _Version(NamedTuple):
+    """Version of the lock and its content; None and empty for a missing lock."""
+
+    version: str | None
+    content: Mapping[str, Any]
+
+
+class _LockFile(Protocol):
+    """File with a version for every content."""
+
+    def write(self, content: bytes, replaces: str | None) -> str | None:
+        """Write the file if it has this version, None for a missing file.
+
+        Returns:
+            The new version; None if it had another one, or if the response of a successful write was lost.
+        """
+        ...
+
+    def read(self) -> _Version: ...
+
+    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Delete the file if its content is the owner's."""
+        ...
+
+
+class _Object:
+    """S3 object, whose version is its ETag."""
+
+    def __init__(self, storage: RunStorage) -> None:
+        self._bucket, _, self._key = storage.path(layout.LOCK).partition("/")
+        self._region = getattr(storage.filesystem, "region", None)
+
+    def write(self, content: bytes, replaces: str | None) -> str | None:
+        condition = {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
+
+        def put() -> str:
+            return self._client.put_object(Bucket=self._bucket, Key=self._key, Body=content, **condition)["ETag"]
+
+        return self._call(put)
+
+    def read(self) -> _Version:
+        def get() -> _Version:
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key)
+            return _Version(response["ETag"], _parsed(response["Body"].read()))
+
+        return self._call(get) or _Version(None, {})
+
+    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
+        if is_owned(self.read().content):
+            self._call(lambda: self._client.delete_object(Bucket=self._bucket, Key=self._key))
+
+    def _call(self, call: Callable[[], T]) -> T | None:
+        """Make a call; None if its condition fails or the object is missing, OSError for other errors."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return call()
+        except ClientError as cause:
+            if cause.response["Error"]["Code"] in NOT_THIS_VERSION:
+                return None
+            raise OSError(str(cause)) from cause
+        except BotoCoreError as cause:
+            raise OSError(str(cause)) from cause
+
+    @cached_property
+    def _client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        config = Config(retries={"mode": "standard"}, connect_timeout=CALL_SECONDS, read_timeout=CALL_SECONDS)
+        return boto3.client("s3", region_name=self._region, config=config)
+
+
+class _LocalFile:
+    """File on a disk, whose version is its content. The last command that replaces it wins."""
+
+    def __init__(self, storage: RunStorage, token: str) -> None:
+        self._path = Path(storage.path(layout.LOCK))
+        self._new = self._path.with_name(f"{self._path.name}.{token}")
+
+    def write(self, content: bytes, replaces: str | None) -> str | None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._new.write_bytes(content)
+            if replaces is None:
+                os.link(self._new, self._path)  # exclusive, also on NFS
+            elif self.read().version == replaces:
+                self._new.replace(self._path)
+            else:
+                return None
+        except FileExistsError:
+            return None
+        finally:
+            self._new.unlink(missing_ok=True)
+        return content.decode()
+
+    def read(self) -> _Version:
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return _Version(None, {})
+        return _Version(content.decode(errors="replace"), _parsed(content))
+
+    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
+        if is_owned(self.read().content):
+            self._delete_abandoned()
+            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder is not empty
+                self._path.parent.rmdir()
+
+    def _delete_abandoned(self) -> None:
+        """Delete the temporary files of commands that were killed during a write."""
+        now = self._path.stat().st_mtime
+        for temporary in self._path.parent.glob(f"{self._path.name}.*"):
+            with suppress(FileNotFoundError):
+                if now - temporary.stat().st_mtime > STALE_SECONDS:
+                    temporary.unlink()
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        owner = json.loads(content)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _owner_name(owner: Mapping[str, Any]) -> str:
+    if not owner:
+        return "another command"
+    return f"another command (process {owner.get('pid')} on {owner.get('host')})"
+
+
+def _is_dead(owner: Mapping[str, Any]) -> bool:
+    """Return True if the owner was a process of this machine and has ended."""
+    if owner.get("host") != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(owner["pid"])
+        return process.create_time() != owner["created"] or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

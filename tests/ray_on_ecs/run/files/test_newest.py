@@ -1,0 +1,64 @@
+"""The name of the checkpoint from which a script restarts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run.files.newest import has_stored, newest_of_script
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "ck", "a/b", ".", "step-000000001", "my step-1"])
+def test_newest_complete_checkpoint_is_named(tmp_path: Path, folder: str) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    assert newest_of_script(storage) is None
+    for seconds, step in enumerate((20, 9, 30), start=1_700_000_000):
+        storage.write(f"{folder}/step-{step:09d}/__0_0.distcp", b"weights")
+        if step < 30:  # the last one has no manifest yet
+            storage.write(f"{folder}/step-{step:09d}/checkpoint.json", b"{}")
+            os.utime(tmp_path / "run" / folder / f"step-{step:09d}" / "checkpoint.json", (seconds, seconds))
+    found = newest_of_script(storage)
+    assert found
+    name, written_at = found
+    assert (name, written_at.timestamp()) == (f"{folder}/step-000000020".removeprefix("./"), 1_700_000_000)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["000000020", "000000020-1"],
+        ["000000020-1", "000000020-2"],
+        ["000000020-9", "000000020-10"],
+        ["000000009-1", "000000020"],
+        ["999999999", "1000000000"],
+        ["999999999-3", "1000000000-2"],
+        ["00000020", "000000003"],
+        ["000000040x", "000000003"],
+        ["000000040-", "000000003"],
+        ["000000040-1-1", "000000003"],
+        ["٠٠٠٠٠٠٠٤٠", "000000003"],
+        ["9" * 200, "000000003"],
+    ],
+)
+def test_last_checkpoint_of_a_folder_is_the_newest(tmp_path: Path, steps: list[str]) -> None:
+    storage = RunStorage.open(str(tmp_path), "run")
+    for step in steps:
+        storage.write(f"ck/step-{step}/checkpoint.json", b"{}")
+    storage.write("ck/step-000000050/below/checkpoint.json", b"{}")
+    found = newest_of_script(storage)
+    assert found
+    assert found[0] == f"ck/step-{steps[1]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stored"),
+    [("state.txt", True), ("last.pt", True), ("train.log", False), ("events.out.tfevents.1", False)],
+)
+def test_text_files_may_be_the_state_of_a_script(tmp_path: Path, name: str, is_stored: bool) -> None:
+    storage = RunStorage.open(str(tmp_path / "storage"), "run")
+    assert not has_stored(RunConfig(), storage)
+    write_snapshot(storage, Snapshot({name: KeptFile("files/key", 1, written_at=1)}))
+    assert has_stored(RunConfig(), storage) is is_stored

@@ -1,0 +1,338 @@
+"""Snapshots of several nodes: complete, of one moment, and never torn after any failed storage call."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ray_on_ecs.run.files.folder import QUIET_SECONDS
+from ray_on_ecs.run.files.rounds import merge_parts
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import KeptFile, publish, read_snapshot, write_snapshot
+from tests.run_folders import Clock, FaultyStorage, Nodes, contents, in_manifest, write
+
+Start = Callable[..., Nodes]
+ON_DISK = pytest.mark.parametrize("storage", ["disk"], indirect=True)
+# In S3 each call takes long.
+NODES = pytest.mark.parametrize(("storage", "count"), [("disk", 1), ("disk", 2), ("s3", 2)], indirect=["storage"])
+
+
+@pytest.fixture
+def start(storage: RunStorage, tmp_path: Path, clock: Clock) -> Start:
+    """Start a run's nodes, each on an empty disk."""
+    number = iter(range(10_000))
+
+    def start(count: int = 2, *, on: RunStorage | None = None, code: Mapping[str, str] | None = None) -> Nodes:
+        return Nodes(on or storage, tmp_path / f"disks{next(number)}", clock, count, code)
+
+    return start
+
+
+def test_all_nodes_have_all_files(storage: RunStorage, start: Start) -> None:
+    first = start()
+    for node, each in enumerate(first.nodes):
+        write(each.folder, {f"shard{node}": str(node)})
+    first.settle()
+    assert in_manifest(storage) == {"shard0": "0", "shard1": "1"}
+    second = start()
+    for each in second.nodes:
+        assert contents(each.folder) == in_manifest(storage)
+    (second.nodes[1].folder / "shard1").unlink()
+    second.settle()
+    assert in_manifest(storage) == {"shard0": "0"}
+    assert len(storage.files("files")) + len(storage.files("versions")) == 1
+
+
+@ON_DISK
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_changed_node_count_keeps_all_files(storage: RunStorage, start: Start, count: int) -> None:
+    first = start(3)
+    for node, each in enumerate(first.nodes):
+        write(each.folder, {f"shard{node}": str(node)})
+    first.settle()
+    second = start(count)
+    write(second.folder, {"shard0": "new"})
+    second.settle()
+    assert in_manifest(storage) == {"shard0": "new", "shard1": "1", "shard2": "2"}
+    for name in ("shard1", "shard2"):
+        for each in second.nodes:
+            (each.folder / name).unlink()
+    second.end()
+    assert in_manifest(storage) == {"shard0": "new"}
+
+
+@ON_DISK
+def test_first_node_wins_with_one_warning(
+    storage: RunStorage, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = start()
+    for number in range(3):
+        for node, each in enumerate(first.nodes):
+            write(each.folder, {"same": f"{number} of {node}"})
+        first.settle()
+        assert in_manifest(storage) == {"same": f"{number} of 0"}
+    assert capsys.readouterr().out == "several nodes write same; those of the first node are kept\n"
+
+
+def test_shadowed_file_appears_after_deletion(storage: RunStorage, start: Start) -> None:
+    first = start()
+    for node, each in enumerate(first.nodes):
+        write(each.folder, {"same": str(node)})
+    first.settle()
+    write(first.nodes[1].folder, {"other": "1"})
+    first.settle()
+    (first.nodes[0].folder / "same").unlink()
+    first.settle()
+    assert in_manifest(storage) == {"same": "1", "other": "1"}
+    publish(storage)
+    assert contents(start().folder) == {"same": "1", "other": "1"}
+
+
+@ON_DISK
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("a/b/c", "a")])
+def test_folder_and_file_with_one_name(storage: RunStorage, start: Start, names: tuple[str, str]) -> None:
+    first = start()
+    for node, each in enumerate(first.nodes):
+        write(each.folder, {names[node]: str(node), f"own{node}": "1"})
+    first.settle()
+    assert in_manifest(storage) == {names[0]: "0", "own0": "1", "own1": "1"}
+    assert contents(start().folder) == in_manifest(storage)
+
+
+def test_files_of_one_folder_stand_together() -> None:
+    a, b = KeptFile("a"), KeptFile("b", node=1)
+    assert merge_parts([{"x": a, "d/x": a}, {"x": b, "y": b, "d": b, "x/z": b, "d/y": b}]) == {
+        "x": a,
+        "d/x": a,
+        "y": b,
+        "d/y": b,
+    }
+
+
+@ON_DISK
+def test_busy_node_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
+    first = start()
+    for step in range(8):
+        write(first.nodes[1].folder, {"checkpoint": str(step)})
+        for _ in range(2):
+            first.poll(QUIET_SECONDS)
+    assert int(in_manifest(storage)["checkpoint"]) >= 6
+
+
+@ON_DISK
+def test_parts_of_the_same_time_are_committed(storage: RunStorage, start: Start) -> None:
+    first = start()
+    for each in first.nodes:
+        write(each.folder, {f"shard{each._node}": "1"})
+    for _ in range(6):
+        told = dict(first.statuses)
+        first.wait(QUIET_SECONDS)
+        for node, each in enumerate(first.rounds):
+            each.poll(told)
+            first.statuses[node] = each.status
+    assert in_manifest(storage) == {"shard0": "1", "shard1": "1"}
+
+
+@ON_DISK
+def test_change_before_confirmation_counts(storage: RunStorage, start: Start) -> None:
+    first = start()
+    for each in first.nodes:
+        write(each.folder, {f"shard{each._node}": "1"})
+    for _ in range(2):
+        first.poll(QUIET_SECONDS)
+    leader = first.rounds[0]
+    first.wait(QUIET_SECONDS)
+    leader.poll(first.statuses)
+    first.statuses[0] = leader.status
+    assert leader.status.parts == {0: 1, 1: 1}
+    write(first.nodes[0].folder, {"shard0": "2"})
+    first.wait(QUIET_SECONDS)
+    leader.poll(first.statuses)
+    assert in_manifest(storage) == {}
+    write(first.nodes[1].folder, {"shard1": "2"})
+    first.settle(10)
+    assert in_manifest(storage) == {"shard0": "2", "shard1": "2"}
+
+
+@ON_DISK
+@pytest.mark.parametrize("late", [0, 1])
+def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late: int) -> None:
+    first = start()
+    write(first.nodes[1 - late].folder, {"ready": "1"})
+    for number in range(10):
+        write(first.nodes[late].folder, {f"shard{number}": "1"})
+        first.poll(QUIET_SECONDS / 2)
+    assert in_manifest(storage) == {}
+    first.settle()
+    assert len(in_manifest(storage)) == 11
+
+
+@ON_DISK
+def test_node_of_an_ended_script_delays_none(storage: RunStorage, start: Start) -> None:
+    first = start()
+    write(first.nodes[1].folder, {"last": "1"})
+    first.rounds[1].finish()
+    first.statuses[1] = first.rounds[1].status
+    write(first.folder, {"evaluation": "1"})
+    for _ in range(6):
+        first._clock.now += QUIET_SECONDS
+        first.rounds[0].poll(first.statuses)
+    assert in_manifest(storage) == {"evaluation": "1", "last": "1"}
+
+
+@ON_DISK
+def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
+    first = start()
+    write(first.nodes[0].folder, {"shard0": "1"})
+    write(first.nodes[1].folder, {"shard1": "1"})
+    first.rounds[0].finish()
+    assert not first.rounds[0].commit_last(first.statuses)
+    first.rounds[1].finish()
+    assert first.rounds[0].commit_last({1: first.rounds[1].status})
+    assert in_manifest(storage) == {"shard0": "1", "shard1": "1"}
+
+
+@ON_DISK
+def test_logs_of_a_restored_run_stay(storage: RunStorage, start: Start) -> None:
+    first = start()
+    with (first.folder / "train.log").open("a") as log:
+        print("1", file=log, flush=True)
+        first.writers = ()
+        first.settle()
+    second = start()
+    with (second.folder / "train.log").open("a") as log:
+        print("2", file=log)
+    second.end()
+    assert in_manifest(storage) == {"train.log": "1\n2\n"}
+
+
+def train(nodes: Nodes, step: int) -> None:
+    """Do a step of a script on each node: a restart must find files of one step."""
+    for node, each in enumerate(nodes.nodes):
+        folder = each.folder
+        write(folder, {f"in_place{node}": str(step), "new": str(step), f"ckpt-{step}/shard{node}": str(step)})
+        (folder / "new").rename(folder / f"renamed{node}")
+        for old in folder.glob(f"ckpt-*/shard{node}"):
+            if old.parent.name != f"ckpt-{step}":
+                old.unlink()
+        if node == 0:
+            (folder / "latest").unlink(missing_ok=True)
+            (folder / "latest").symlink_to(f"ckpt-{step}")
+
+
+def whole(step: int, count: int) -> dict[str, str]:
+    """Return the files of the nodes after this step."""
+    if step == 0:
+        return {}
+    names = [f"{kind}{node}" for kind in ("in_place", "renamed", f"ckpt-{step}/shard") for node in range(count)]
+    return {**dict.fromkeys(names, str(step)), "latest": f"-> ckpt-{step}"}
+
+
+def steps_of(storage: RunStorage) -> int:
+    return int(in_manifest(storage).get("in_place0", "0"))
+
+
+def attempt(nodes: Nodes, first: int) -> None:
+    """Train three steps: one is stored while the script runs, one never, and one at its end."""
+    train(nodes, first)
+    nodes.settle()
+    train(nodes, first + 1)
+    nodes.poll(QUIET_SECONDS)
+    train(nodes, first + 2)
+    nodes.end()
+
+
+def calls_of(storage: RunStorage, start: Start, count: int) -> int:
+    """Return the number of calls of an attempt after another one."""
+    attempt(start(count), 1)
+    faulty = FaultyStorage.of(storage, lambda call: None)
+    attempt(start(count, on=faulty), 4)
+    assert in_manifest(storage) == whole(6, count)
+    return faulty.calls
+
+
+@NODES
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_crash_at_any_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
+    calls = calls_of(storage, start, count)
+    lock = threading.Lock()
+    step = 6
+    # A crash after a call is one before the next call.
+    for crash in range(1, calls + 1, 2 if storage.is_local else calls // 4):
+        is_down = False
+
+        def fails(call: int, crash: int = crash) -> str | None:
+            nonlocal is_down
+            with lock:
+                fate = "before" if is_down else kind if call >= crash else None
+                is_down = is_down or call >= crash
+            return fate
+
+        with suppress(OSError):  # the last calls only clean up
+            attempt(start(count, on=FaultyStorage.of(storage, fails)), step + 1)
+        found = steps_of(storage)
+        assert step <= found <= step + 3
+        step = found
+        for each in start(count).nodes:
+            assert contents(each.folder) == whole(step, count)
+
+
+@NODES
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_failed_call_tears_no_snapshot(storage: RunStorage, start: Start, count: int, kind: str) -> None:
+    calls = calls_of(storage, start, count)
+    step = 6
+    first = 1 if kind == "before" else 2
+    for failing in range(first, calls + 1, 2 if storage.is_local else calls // 2):
+        faulty = FaultyStorage.of(storage, lambda call: None)
+        nodes = start(count, on=faulty)
+        object.__setattr__(faulty, "calls", 0)
+        object.__setattr__(faulty, "fails", lambda call, failing=failing: kind if call == failing else None)
+        for _ in range(2):
+            step += 1
+            train(nodes, step)
+            for _ in range(8):
+                try:
+                    nodes.poll(QUIET_SECONDS)
+                except OSError:
+                    found = steps_of(storage)
+                    assert in_manifest(storage) == whole(found, count)
+            assert in_manifest(storage) == whole(step, count)
+        if failing % 3 == 1:  # the next attempt has all files
+            assert contents(start(count).folder) == whole(step, count)
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_interrupted_publish_is_completed(storage: RunStorage, start: Start, kind: str) -> None:
+    first = start()
+    train(first, 1)
+    first.settle()
+    train(first, 2)
+    first.end()
+    manifest = read_snapshot(storage)
+    assert any(key.startswith("versions/") for key in manifest.keys)
+    for failing in range(1, 200, 1 if storage.is_local else 13):
+        faulty = FaultyStorage.of(storage, lambda call, failing=failing: kind if call == failing else None)
+        storage.write("versions/0-1-old/left", "1")
+        storage.write("parts/1-1.json", "1")
+        try:
+            publish(faulty)
+        except OSError:
+            assert in_manifest(storage) == whole(2, 2)
+        if faulty.calls < failing:
+            break
+        publish(storage)
+        assert {name: storage.read(f"files/{name}") for name in storage.files("files")} == {
+            name: text.encode() for name, text in whole(2, 2).items() if name != "latest"
+        }
+        assert storage.files("versions") == storage.files("parts") == {}
+        # The earlier state, for the next fault.
+        for name, kept in read_snapshot(storage).files.items():
+            if (was := manifest.files[name]).key.startswith("versions/"):
+                storage.write(was.key, storage.read(kept.key))
+                storage.delete(kept.key)
+        storage.write("files/left", "1")
+        write_snapshot(storage, manifest)
+    assert failing > 5

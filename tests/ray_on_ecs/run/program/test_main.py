@@ -1,0 +1,46 @@
+"""A Ray program begins as under `python SCRIPT`, and Ray's results lie in the run's folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Prints the defaults of Ray Train and Ray Tune for path and name, and the way it was started.
+SCRIPT = """
+import json, sys
+import helper
+from ray import train, tune
+first, second = train.RunConfig(), train.RunConfig()
+named = train.RunConfig(name="mine", storage_path="/elsewhere")
+print(json.dumps([
+    first.storage_path, tune.RunConfig().storage_path, first.name, second.name, named.name, named.storage_path,
+    sys.argv, __name__, helper.__file__,
+]))
+"""
+
+
+@pytest.mark.parametrize("started", [["train.py"], ["-m", "train"]], ids=["file", "module"])
+def test_ray_storage_defaults_to_the_run(started: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").touch()
+    variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program.main", *started, "--lr", "0.1"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found[:2] == ["/runs/one/ray", "/runs/one/ray"]
+    assert found[2:6] == ["ray_train_run-one", "ray_train_run-one-2", "mine", "/elsewhere"]
+    assert found[6][1:] == ["--lr", "0.1"]
+    assert found[7] == "__main__"
+    assert found[8] == str(tmp_path / "helper.py")
+
+
+def test_script_may_set_import_variables_of_ray(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print([each for each in sys.modules if each.startswith('ray.')])")
+    variables = {**os.environ, "RAY_ON_ECS_RAY_STORAGE": "/runs/one/ray", "RUN_NAME": "one"}
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run.program.main", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

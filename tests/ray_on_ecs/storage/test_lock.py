@@ -1,0 +1,255 @@
+"""Who may train a run: real processes, on a disk and in an S3 with conditional writes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.storage import lock
+from ray_on_ecs.storage.lock import RunLock
+from ray_on_ecs.storage.run_storage import RunStorage
+from tests.aws import BUCKET
+from tests.flaky_s3 import FlakyProxy, flaky_proxy
+
+# Of boto3's standard mode.
+ATTEMPTS = 3
+ROOT = Path(__file__).parents[3]
+OWNER = """
+import sys
+from ray_on_ecs.storage.lock import RunLock
+from ray_on_ecs.storage.run_storage import RunStorage
+RunLock(RunStorage.open(sys.argv[1], "mine")).__enter__()
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(params=["disk", "S3"])
+def storage(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    s3_client: Any,
+    aws_variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> RunStorage:
+    for name, value in aws_variables.items():
+        monkeypatch.setenv(name, value)
+    path = str(tmp_path) if request.param == "disk" else f"s3://{BUCKET}/{tmp_path.name}"
+    return RunStorage.open(path, "mine")
+
+
+@pytest.fixture
+def line(aws_server: str) -> Iterator[FlakyProxy]:
+    with flaky_proxy(aws_server, 0.0) as line:
+        yield line
+
+
+@pytest.fixture
+def bucket(s3: Any, line: FlakyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStorage:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+    return RunStorage.open(f"s3://{BUCKET}/{tmp_path.name}", "mine")
+
+
+@pytest.fixture
+def owner(storage: RunStorage) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock."""
+    path = storage.uri.removesuffix("/mine")
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "locked\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(lock, "POLL_SECONDS", 0.01)
+
+
+def elsewhere(storage: RunStorage) -> None:
+    """Let the lock look as if its owner were on another machine."""
+    owner = json.loads(storage.read("run.lock"))
+    storage.write("run.lock", json.dumps({**owner, "host": "elsewhere"}))
+
+
+def test_lock_exists_only_while_held(storage: RunStorage) -> None:
+    with RunLock(storage) as held:
+        assert storage.exists("run.lock")
+        assert held.refresh()
+        assert held.refresh()
+    assert not storage.exists("run.lock")
+    with RunLock(storage):
+        pass
+
+
+def test_refreshed_lock_refuses_a_second_owner(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunLock(storage) as held:
+
+        def refresh_instead(seconds: float) -> None:
+            assert held.refresh()
+
+        monkeypatch.setattr(lock, "time", SimpleNamespace(**{**vars(time), "sleep": refresh_instead}))
+        with pytest.raises(UsageError, match=r"--run-name: run 'mine' is being trained by another command \(process"):
+            RunLock(storage).__enter__()
+        assert held.refresh(), "the first one keeps it"
+
+
+def test_lock_of_killed_local_process_is_taken_over(
+    storage: RunStorage, owner: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner.kill()
+    owner.wait()
+    with RunLock(storage):
+        assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_stale_lock_of_another_machine_is_taken_over(
+    storage: RunStorage, owner: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere(storage)
+    with RunLock(storage) as held:
+        assert "on elsewhere) still trains this run" in capsys.readouterr().out
+        assert held.refresh()
+
+
+@pytest.mark.usefixtures("quick")
+def test_refresh_notices_a_take_over(storage: RunStorage) -> None:
+    with RunLock(storage) as first:
+        elsewhere(storage)
+        with RunLock(storage) as second:
+            assert not first.refresh(), "two would write the same checkpoints"
+            assert second.refresh()
+
+
+def test_a_lock_that_was_deleted_is_written_again(storage: RunStorage) -> None:
+    with RunLock(storage) as held:
+        storage.delete("run.lock")
+        assert held.refresh()
+        assert storage.exists("run.lock")
+        assert held.refresh()
+
+
+def test_a_refresh_after_the_end_does_nothing(storage: RunStorage) -> None:
+    with RunLock(storage) as held:
+        pass
+    assert held.refresh(), "as of a thread that was interrupted"
+    assert not storage.exists("run.lock")
+
+
+@pytest.mark.usefixtures("quick")
+def test_missing_stale_lock_counts_as_taken_over(storage: RunStorage) -> None:
+    with RunLock(storage) as first:
+        elsewhere(storage)
+        with RunLock(storage):
+            pass
+        assert not storage.exists("run.lock"), "the other command has trained the run and ended"
+        assert not first.refresh()
+        assert not first.is_held
+    assert not storage.exists("run.lock")
+
+
+LOCK = "PUT .*/run.lock"
+
+
+def test_a_lost_answer_to_the_first_write_holds(bucket: RunStorage, line: FlakyProxy) -> None:
+    line.decide("lose", LOCK)
+    with RunLock(bucket, pytest.fail) as held:
+        assert line.lost == 1
+        assert held.refresh()
+
+
+@pytest.mark.parametrize("count", [1, 2, ATTEMPTS])
+def test_lost_answers_to_a_refresh_end_nothing(bucket: RunStorage, line: FlakyProxy, count: int) -> None:
+    with RunLock(bucket) as held:
+        line.decide("lose", LOCK, count)
+        assert held.refresh()
+        assert line.lost == count
+        assert held.refresh()
+        assert held.is_held
+    assert not bucket.exists("run.lock")
+
+
+def test_an_unanswered_last_refresh_leaves_no_lock(bucket: RunStorage, line: FlakyProxy) -> None:
+    with RunLock(bucket) as held:
+        line.decide("lose", LOCK, ATTEMPTS)
+        assert held.refresh()
+        line.decide("lose", "DELETE")
+    assert line.lost == ATTEMPTS + 1
+    assert not bucket.exists("run.lock")
+
+
+def test_lost_response_to_a_take_over(bucket: RunStorage, line: FlakyProxy) -> None:
+    bucket.write("run.lock", json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1, "created": 0.0}))
+    line.decide("pass", LOCK)
+    line.decide("lose", LOCK)
+    with RunLock(bucket) as held:
+        assert line.lost == 1
+        assert held.refresh()
+
+
+def test_owner_without_responses_notices_the_takeover(
+    bucket: RunStorage, line: FlakyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLock(bucket) as first:
+        line.decide("lose", LOCK, ATTEMPTS)
+        assert first.refresh()
+        elsewhere(bucket)
+        monkeypatch.setattr(lock, "STALE_SECONDS", 0.0)
+        monkeypatch.setattr(lock, "POLL_SECONDS", 0.01)
+        with RunLock(bucket) as second:
+            assert not first.refresh()
+            assert second.refresh()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_conflict_of_requests_is_tried_again(bucket: RunStorage, line: FlakyProxy) -> None:
+    line.decide("conflict", LOCK, 2)
+    with RunLock(bucket, pytest.fail) as held:
+        line.decide("conflict", LOCK, 2)
+        assert held.refresh()
+        line.decide("conflict", LOCK, lock.WRITE_ATTEMPTS)
+        assert held.refresh(), "a storage that does not answer is not another command"
+        assert held.refresh()
+
+
+def test_a_rename_that_reports_an_error_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(path: Path, target: Path) -> None:  # as over NFS, whose answers get lost, too
+        os.replace(path, target)
+        raise FileNotFoundError
+
+    with RunLock(RunStorage.open(str(tmp_path), "mine")) as held:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            assert held.refresh()
+        assert held.refresh()
+
+
+def test_files_of_killed_commands_go_with_the_lock(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path), "mine")
+    with RunLock(storage):
+        for name in ("run.lock.old", "run.lock.new"):
+            storage.write(name, "")
+        os.utime(storage.path("run.lock.old"), (1, 1))
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["run.lock.new"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+@pytest.mark.usefixtures("quick")
+def test_a_broken_lock_does_not_lock_for_ever(storage: RunStorage, content: str) -> None:
+    storage.write("run.lock", content)
+    with RunLock(storage) as held:
+        assert held.refresh()
