@@ -9,10 +9,9 @@ import requests
 
 from ray_on_ecs.cli.findings import ANSWER_SECONDS, UP, Findings, Notice, Problem
 from ray_on_ecs.cluster.clusters import COMPOSE_S3, choose
-from ray_on_ecs.cluster.nodes import ALIVE, head_code
-from ray_on_ecs.cluster.nodes import nodes as list_nodes
+from ray_on_ecs.cluster.head import ALIVE
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.node.code import fingerprint
+from ray_on_ecs.node.labels import fingerprint
 
 EXITED_SECONDS = 3600
 
@@ -39,7 +38,7 @@ def version(findings: Findings) -> str:
 
 def nodes(findings: Findings) -> str:
     """Look for nodes that died or are missing."""
-    listed = list_nodes(findings.head)
+    listed = findings.head.nodes()
     alive = [node for node in listed if node["state"] == ALIVE]
     line = f"{len(alive) - 1} and the head"
     now = findings.head.clock() or time.time()
@@ -56,7 +55,7 @@ def nodes(findings: Findings) -> str:
 
 def code(findings: Findings) -> str:
     """Compare the code of the image with this package."""
-    remote, local = head_code(findings.head), fingerprint()
+    remote, local = findings.head.code(), fingerprint()
     build = "docker compose --file docker/compose.yaml up --build --detach" if findings.flags["compose"] else UP
     if remote != local:
         raise Notice(f"the code in the image ({remote}) differs from the code here ({local})", build)

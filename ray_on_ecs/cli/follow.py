@@ -17,7 +17,7 @@ from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resub
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.node.api import Job
 from ray_on_ecs.node.jobs import ENDED
-from ray_on_ecs.tracking import layout
+from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
 # How long to try before giving up.

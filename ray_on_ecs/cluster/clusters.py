@@ -20,7 +20,8 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
-from ray_on_ecs.node import ports
+from ray_on_ecs.node import api, ports
+from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.storage.s3 import S3Access
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Cluster(ABC):
                 head.get("/api/version", "ray_version")
             except UsageError as refused:
                 raise UsageError(f"{refused}; {self.token_hint}") from refused
-            except ResourceError as cause:
+            except AnswerError as cause:
                 raise self.explain(cause) from cause
             yield head
 
@@ -162,7 +163,7 @@ class Cluster(ABC):
         """The way out of a wrong token."""
         return "set RAY_AUTH_TOKEN to the cluster's"
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """Return the most precise error for a head that doesn't answer."""
         return cause
 
@@ -259,7 +260,7 @@ class StackCluster(Cluster):
             f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
         )
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         from ray_on_ecs.cluster import aws
 
@@ -372,7 +373,7 @@ class LocalCluster(Cluster):
         # A busy head may be silent for a while.
         return active is None or bool(active - {own}) or local_head.is_reserved()
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         if self._address:
             return ResourceError(
@@ -381,7 +382,7 @@ class LocalCluster(Cluster):
             )
         started = local_head.find()
         pid = started.pid if started else 0
-        return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause}); kill -9 -{pid} ends it")
+        return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause.reason}); kill -9 -{pid} ends it")
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster."""
@@ -409,9 +410,9 @@ class HeadCluster(LocalCluster):
         """See Cluster: the workers are in other containers."""
         return False
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster: unavailable for a moment, as the head restarts its dashboard."""
-        return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause})")
+        return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause.reason})")
 
     def run_flags(self) -> dict[str, Any]:
         """See Cluster."""
@@ -419,19 +420,7 @@ class HeadCluster(LocalCluster):
 
 
 def _head_at(address: str) -> Head:
-    return Head(address if "://" in address else f"http://{address}", _token_of_this_machine())
-
-
-def _token_of_this_machine() -> str:
-    """Return the token from where Ray's clients look for it; empty if it is not there."""
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    if token:
-        return token
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    return Head(address if "://" in address else f"http://{address}", api.own_token())
 
 
 class ComposeCluster(Cluster):
@@ -457,7 +446,7 @@ class ComposeCluster(Cluster):
             return ""
         return next((line.partition("=")[2] for line in lines if line.startswith("RAY_AUTH_TOKEN=")), "")
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         return ResourceError(
             f"no Ray head answers at {DASHBOARD_URL}; docker compose --file docker/compose.yaml up --detach starts it"

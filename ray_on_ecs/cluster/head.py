@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api
 from ray_on_ecs.node.api import AnswerError, Job, TokenError
 from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.node.labels import CODE
 
 # Of silence. A head that starts a job may be silent for some ten seconds, and longer on a busy machine.
 REQUEST_SECONDS, JOB_SECONDS = 20.0, 60.0
@@ -52,6 +52,11 @@ class Head:
         """Return the nodes, dead ones included."""
         return self.get("/api/v0/nodes?detail=1&limit=1000", "data", "result", "result")
 
+    def code(self) -> str | None:
+        """Return the fingerprint of the head's code, or None without that label."""
+        heads = (node for node in self.nodes() if node["is_head_node"] and node["state"] == ALIVE)
+        return next((node["labels"].get(CODE) for node in heads), None)
+
     def list_jobs(self) -> list[Job]:
         """Return the jobs, also drivers that were started by hand."""
         return api.jobs_in(self.url, self.get("/api/jobs/"))
@@ -84,10 +89,14 @@ class Head:
 
     def tail(self, job_id: str, show: Callable[[str], None]) -> None:
         """Show a job's log, from its start, as it is written, until the job has ended."""
+        import asyncio  # other commands don't need it
+
         asyncio.run(self._tail(job_id, show))
 
     async def _tail(self, job_id: str, show: Callable[[str], None]) -> None:
-        import aiohttp  # other commands don't need it
+        import asyncio
+
+        import aiohttp
 
         url = f"{self.url}/api/jobs/{quote(job_id)}/logs/tail"
         async with aiohttp.ClientSession(headers=api.bearer(self.token)) as session:

@@ -18,29 +18,28 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.error import HTTPError
 
 import psutil
 
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.nodes import nodes
 from ray_on_ecs.config import LOCAL_VARIABLE
-from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.node import api, ports
-from ray_on_ecs.node import head as image_head
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.node import ports
+from ray_on_ecs.node.api import AnswerError, TokenError
+from ray_on_ecs.node.jobs import JOB_LIMIT, JOB_LIMIT_SECONDS
 from ray_on_ecs.private_folder import at_home, new_short
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.
 START_ATTEMPTS, START_SECONDS = 4, 300.0
-POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
+POLL_SECONDS = 0.2
 STOP_SECONDS = 10.0
 RAYLET = "raylet"
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
     **ports.METRICS,
-    image_head.JOB_LIMIT: image_head.JOB_LIMIT_SECONDS,
+    JOB_LIMIT: JOB_LIMIT_SECONDS,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a laptop does not get interruption notices
     "PYTHONUNBUFFERED": "1",
     LOCAL_VARIABLE: "1",
@@ -85,11 +84,8 @@ class LocalHead:
 
 def find() -> LocalHead | None:
     """Return the running head, or None."""
-    try:
-        head = LocalHead(**json.loads(_file().read_text()))
-    except (OSError, TypeError, ValueError):
-        return None
-    return head if head.processes else None
+    head = _remembered()
+    return head if head and head.processes else None
 
 
 def start(cpus: int) -> LocalHead:
@@ -127,8 +123,8 @@ def stop(head: LocalHead) -> None:
 
 def forget() -> None:
     """Remove the file and the folder of a head that has ended or was killed."""
-    with suppress(OSError, TypeError, ValueError):
-        shutil.rmtree(LocalHead(**json.loads(_file().read_text())).folder, ignore_errors=True)
+    if head := _remembered():
+        shutil.rmtree(head.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)
 
 
@@ -208,6 +204,7 @@ def _wait(head: LocalHead, numbers: list[int]) -> str:
 
     On a busy machine one of the servers may give up after the dashboard has answered, and Ray then ends the others.
     """
+    dashboard = Head(head.url, head.token)
     had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     while (processes := head.processes) and time.monotonic() < deadline:
@@ -216,38 +213,34 @@ def _wait(head: LocalHead, numbers: list[int]) -> str:
             return "the raylet has ended"
         had_raylet = has_raylet
         if has_raylet:
-            with suppress(OSError, ResourceError, UsageError):
-                if not _is_own_dashboard(head):
-                    return f"another program answers at {head.url}"
-                if nodes(Head(head.url, head.token)) and all(map(ports.listens, numbers)):
+            try:
+                session = dashboard.get("/api/version", "session_name")
+                is_foreign = session != Path(_rays(head.folder), "session_latest").resolve().name
+            except TokenError:
+                session, is_foreign = "", True
+            except AnswerError as cause:
+                session, is_foreign = "", not cause.is_passing and cause.status < 500
+            if is_foreign:  # it has taken the port, and Ray runs without its dashboard
+                return f"another program answers at {head.url}"
+            with suppress(AnswerError):  # the state API starts later
+                if session and dashboard.nodes() and all(map(ports.listens, numbers)):
                     return ""
         time.sleep(POLL_SECONDS)
     return _last_line(Path(head.folder, "ray.log"))
-
-
-def _is_own_dashboard(head: LocalHead) -> bool:
-    """Return whether the head's dashboard answers at its URL, or another program that has taken the port.
-
-    Ray then runs without its dashboard.
-
-    Raises:
-        OSError: Nothing answers yet.
-    """
-    try:
-        answer = api.get(f"{head.url}/api/version", ANSWER_SECONDS, head.token)
-        return answer["session_name"] == Path(_rays(head.folder), "session_latest").resolve().name
-    except HTTPError as refusal:
-        if refusal.code >= 500:
-            raise
-    except (LookupError, TypeError, api.AnswerError):
-        pass
-    return False
 
 
 def _is_raylet(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def _remembered() -> LocalHead | None:
+    """Return the head of the file, which may have ended."""
+    try:
+        return LocalHead(**json.loads(_file().read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
 
 
 def _remember(head: LocalHead) -> None:

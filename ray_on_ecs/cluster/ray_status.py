@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import Job, under_way
-from ray_on_ecs.cluster.nodes import ALIVE, nodes
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.storage import layout
@@ -84,7 +83,7 @@ def read_ray(cluster: Cluster, head: Head) -> RayStatus:
     status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
     load = status.get("loadMetricsReport") or {}
     now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
-    alive = [_node(node, load, now) for node in nodes(head) if node["state"] == ALIVE]
+    alive = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
     used = sum(node.gpus_used for node in alive)
     states = Counter(job["status"] for job in jobs)
     return RayStatus(

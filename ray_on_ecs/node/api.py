@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException, IncompleteRead
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -111,6 +112,18 @@ def ask(
         raise AnswerError(address, f"not an answer of Ray's: {cause!r}") from cause
     except OSError as cause:
         raise AnswerError(address, cause.reason if isinstance(cause, URLError) else cause, is_passing=True) from cause
+
+
+def own_token() -> str:
+    """Return this process's token from where Ray looks for it; empty if it is not there."""
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    if token:
+        return token
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def bearer(token: str) -> dict[str, str]:

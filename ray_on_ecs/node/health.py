@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ray_on_ecs.node import api, gcs, gpus, ports
+from ray_on_ecs.node import address, api, gpus, ports
 from ray_on_ecs.node.errors import GpuError, NodeError
 
 
@@ -27,13 +27,9 @@ def check(kind: str, num_gpus: int) -> None:
         NodeError: A GPU is not healthy, or the driver is missing.
     """
     if kind == "head":
-        gcs.check(gcs.own_address())
+        api.check_gcs(f"{address.default_address()}:{ports.GCS}")
         return
-    url = f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz"
-    try:
-        api.get(url)
-    except OSError as cause:
-        raise OSError(f"{url}: {cause}") from cause
+    api.get(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
     if num_gpus:
         _check_gpus(num_gpus)
 

@@ -21,6 +21,7 @@ from ray_on_ecs.config import is_run_name
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.node import api, ports
+from ray_on_ecs.node.api import Job
 from ray_on_ecs.node.state import State
 
 # Keys of a job's metadata. Jobs belong to the same run if they agree in RUN; the run's name is the first job's ID.
@@ -47,13 +48,14 @@ PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 
 POLL_SECONDS = 5.0
 SUBMIT_SECONDS = 30.0
+# Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
+# and its workers 30 s more to store its files.
+JOB_LIMIT, JOB_LIMIT_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S", "70"
 STOP_SECONDS = 75.0
 # A client that follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
 ORPHANS_SECONDS = 120.0
 ORPHANS_POLL_SECONDS = 2.0
-
-Job = dict[str, Any]
 
 
 def url() -> str:
@@ -261,7 +263,7 @@ def _list_jobs() -> list[Job]:
 
 
 def _list_all() -> list[Job]:
-    return api.jobs_in(api.get(url()), "submission_id", "status")
+    return api.jobs_in(url(), api.get(url()))
 
 
 def _is_running(job: Job) -> bool:

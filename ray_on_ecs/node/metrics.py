@@ -15,7 +15,7 @@ from typing import Any
 
 from ray_on_ecs.aws_client import aws_client
 from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
-from ray_on_ecs.node import api, demand, gcs, ports
+from ray_on_ecs.node import address, api, demand, ports
 
 PUBLISH_SECONDS = 60.0
 CONNECT_SECONDS = 5
@@ -54,8 +54,8 @@ def publish(namespace: str) -> None:
     Raises:
         Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
     """
-    own_address = gcs.own_address()
-    gcs.check(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    own_address = f"{address.default_address()}:{ports.GCS}"
+    api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     current = demand.read(own_address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
     # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
     # utilization. RunProgress=0 is a baseline: alarms take the maximum, so a run's value wins, and without a run the

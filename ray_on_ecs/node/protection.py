@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.error import HTTPError
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node import api
@@ -125,16 +124,10 @@ def put(url: str, state: dict[str, Any]) -> None:
     Raises:
         OSError: The agent doesn't answer, or ECS refuses.
     """
-    headers = {"Content-Type": "application/json"}
-    data = json.dumps(state).encode()
     try:
-        answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", data=data, headers=headers, method="PUT")
-    except HTTPError as refusal:
-        raise OSError(f"ECS's agent answers {refusal.code}: {refusal.read().decode(errors='replace')}") from None
+        answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", method="PUT", body=state)
     except api.AnswerError as cause:
-        raise OSError(f"not an answer of ECS's agent: {cause.__cause__!r}") from cause
-    if isinstance(answer, str):
-        raise OSError(f"not an answer of ECS's agent: {answer!r:.100}")
+        raise OSError(f"ECS's agent doesn't answer at {url} ({cause.reason})") from cause
     # A response with status 200 may have a `failure` instead, such as DEPLOYMENT_BLOCKED if a service has more
     # protected tasks than its desired count.
     if not isinstance(answer, dict) or "protection" not in answer:

@@ -39,9 +39,9 @@ asyncio.run(main())
 # The command, with a shorter limit for a silent log.
 IMPATIENT = """
 import sys
-import ray_on_ecs.cluster.head, ray_on_ecs.cli.follow
+from ray_on_ecs.cluster import head
 from ray_on_ecs.__main__ import main
-ray_on_ecs.cli.follow.SILENT_SECONDS, ray_on_ecs.cluster.head.REQUEST_SECONDS = 2, 10
+head.SILENT_SECONDS, head.REQUEST_SECONDS = 2, 10
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -15,13 +15,14 @@ import pytest
 
 from ray_on_ecs.cli import completion, run
 from ray_on_ecs.cli.main import COMMANDS, command_line, main
-from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import PulumiError, find
 from ray_on_ecs.config import secret_hints
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node import api
 from ray_on_ecs.node.ports import free_ports
 from ray_on_ecs.run.command_line import SETTINGS
+from tests.ray_on_ecs.cli.folders import Folders, head, job
 
 CONNECTION = {
     "region": "us-west-2",
@@ -74,6 +75,9 @@ def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return calls
 
 
+HEAVY = {"ray", "torch", "grpc", "pulumi", "aiohttp"}
+
+
 def test_help_lists_verbs_without_heavy_imports() -> None:
     code = (
         "import sys; from ray_on_ecs.__main__ import main; from ray_on_ecs.cli.main import COMMANDS\n"
@@ -82,9 +86,44 @@ def test_help_lists_verbs_without_heavy_imports() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, *others = [set(line.split()) for line in done.stderr.splitlines()]
-    assert not {"ray", "torch", "boto3", "aiohttp", "pyarrow", "matplotlib", "rich"} & first
+    assert not (HEAVY | {"boto3", "pyarrow", "matplotlib", "rich"}) & first
     for verb, modules in zip(COMMANDS, others, strict=True):
-        assert not {"ray", "torch", "boto3", "pyarrow", "matplotlib", "pulumi"} & modules, verb
+        assert not (HEAVY | {"boto3", "pyarrow", "matplotlib"}) & modules, verb
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("runs", "--local"), 0),
+        (("logs", "--local", "night"), 0),
+        (("stop", "--local", "night"), 2),
+        (("run", "--local", "--detach", "train.py"), 3),
+    ],
+    ids=["runs", "logs", "stop", "run"],
+)
+def test_command_imports_neither_ray_nor_torch(words: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    """Also with a head, whose jobs it lists."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").touch()
+    folders = Folders(str(tmp_path / "runs"))
+    folders.script("night")
+    folders.of("night").write("logs/20261125T141834Z.txt", b"a line\n")
+    code = (
+        "import sys; from ray_on_ecs.__main__ import main; status = main(sys.argv[1:])\n"
+        "print(*sys.modules, file=sys.stderr); sys.exit(status)"
+    )
+    with head([job("ended", "SUCCEEDED")]) as url:
+        variables = {"RAY_API_SERVER_ADDRESS": url, "RAY_ON_ECS_STORAGE_PATH": folders.path}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path / "code",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == status, done.stderr
+    assert not HEAVY & set(done.stderr.splitlines()[-1].split())
 
 
 def test_every_verb_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,12 +389,12 @@ def test_local_token_is_found_in_ray_files(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
-    assert clusters._token_of_this_machine() == ""
+    assert api.own_token() == ""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("of-this-machine\n")
-    assert clusters._token_of_this_machine() == "of-this-machine"
+    assert api.own_token() == "of-this-machine"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
-    assert clusters._token_of_this_machine() == "typed"
+    assert api.own_token() == "typed"
 
 
 def test_session_ends_with_the_command(tmp_path: Path) -> None:

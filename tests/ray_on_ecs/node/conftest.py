@@ -11,7 +11,7 @@ import boto3
 import grpc
 import pytest
 
-from ray_on_ecs.node import address, gcs, metrics, ports
+from ray_on_ecs.node import address, api, metrics, ports
 from tests.serving import serving
 
 TOKEN = "right"
@@ -66,7 +66,7 @@ class Gcs(grpc.GenericRpcHandler):
         self.error: grpc.StatusCode | None = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if handler_call_details.method != gcs.CHECK:
+        if handler_call_details.method != api.CHECK:
             return None
         given = dict(handler_call_details.invocation_metadata).get("authorization")
         error = grpc.StatusCode.UNAUTHENTICATED if given != f"Bearer {TOKEN}" else self.error

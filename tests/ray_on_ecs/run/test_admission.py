@@ -1,7 +1,6 @@
 """Commands of a run before anything starts: refused in one line, or with large files that are linked."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -78,14 +77,7 @@ def test_large_files_are_linked_on_this_machine(large: Path, capsys: pytest.Capt
 def test_too_much_code_is_one_line(
     large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Client:  # takes no job
-        def __init__(self, url: str) -> None:
-            pass
-
-        def list_jobs(self) -> list[Any]:
-            return []
-
-    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    monkeypatch.setattr(Head, "list_jobs", lambda head: [])
     monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     assert command(["run", "--num-workers", "1", "train.py"]) == 2
