@@ -66,7 +66,8 @@ class Follower:
                         raise
                     except ResourceError as cause:
                         self._wait(cause)
-                self._end_line()
+                if self._line:
+                    show(self._filter.shown([self._line]))
         except KeyboardInterrupt as stop:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
@@ -115,11 +116,6 @@ class Follower:
         self._lost_at, self._pause = None, FIRST_PAUSE
         *lines, self._line = (self._line + self._log.rest(text)).split("\n")
         show(self._filter.shown(lines))
-
-    def _end_line(self) -> None:
-        if self._line:
-            show(self._filter.shown([self._line]))
-            self._line = ""
 
     def _wait(self, cause: Exception) -> None:
         now = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
@@ -32,7 +34,10 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
             jobs = jobs_of(cluster, head, run, "logs")
             under_way = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
             if not (follow and under_way):
-                text = "".join(_log(head, job_id) for job_id in jobs)
+                text = ""
+                for job_id in jobs:
+                    with suppress(AnswerError):  # it was on a head that is gone
+                        text += head.log(job_id)
                 _print(text or _stored(cluster, run), tail)
                 return _exit_status(cluster, run, jobs) if follow else 0
             metadata = jobs[under_way[-1]]["metadata"]
@@ -115,13 +120,6 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
             f"run {run} was {state or 'not started'} at its last update; {cluster.command('runs')} shows its state"
         )
     return STATUSES[state]
-
-
-def _log(head: Head, job_id: str) -> str:
-    try:
-        return head.log(job_id)
-    except AnswerError:  # it was on a head that is gone
-        return ""
 
 
 def _stored(cluster: Cluster, run: str) -> str:

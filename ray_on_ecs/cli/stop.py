@@ -34,7 +34,13 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
     try:
         with cluster.connect() as head:
-            was_under_way = stop_run(cluster, head, run) if run else stop_all(cluster, head)
+            if run:
+                was_under_way = stop_run(cluster, head, run)
+            else:
+                jobs = _under_way(head.submitted_jobs())
+                for job_id in jobs:
+                    note(f"stopping job {job_id}")
+                was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
     except HeadGone:
         if run or not cluster.ends_with_run:
             raise
@@ -54,43 +60,26 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
 
 
 def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
-    """Stop the jobs of a run, wait for their end, and delete its secrets; return whether there was any job.
-
-    Raises:
-        ResourceError: It has not ended in time, or the head or AWS doesn't answer.
-        UsageError: There are other runs of this name (see `jobs_of`).
-    """
-    jobs = jobs_of(cluster, head, run, "stop")
-    was_under_way = _stop(head, _under_way(jobs), f"run {run}")
-    _delete_secrets(cluster, jobs)
-    return was_under_way
+    """Stop the jobs of a run, and return whether one was under way; raise as `_stop` and `jobs_of` do."""
+    return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
-def stop_all(cluster: Cluster, head: Head) -> bool:
-    """List all jobs under way, stop them, wait for their end, and delete their secrets; return whether there was any.
+def _stop(cluster: Cluster, head: Head, jobs: dict[str, Job], what: str) -> bool:
+    """Stop those jobs that are under way, and wait for their end; then delete the secrets of all, if they are left.
+
+    Returns:
+        True if a job was under way.
 
     Raises:
         ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    jobs = _under_way(head.submitted_jobs())
-    for job_id in jobs:
-        note(f"stopping job {job_id}")
-    was_under_way = _stop(head, jobs, counted(len(jobs), "job"))
-    _delete_secrets(cluster, jobs)
-    return was_under_way
-
-
-def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:
-    return {job_id: job for job_id, job in jobs.items() if job["status"] not in ENDED}
-
-
-def _stop(head: Head, jobs: dict[str, Job], what: str) -> bool:
+    running = _under_way(jobs)
     try:
-        for job_id in jobs:
+        for job_id in running:
             head.stop_job(job_id)
         deadline = time.monotonic() + STOP_SECONDS
         with out.status(f"stopping {what}"):
-            for job_id in jobs:
+            for job_id in running:
                 while head.job(job_id)["status"] not in ENDED:
                     if time.monotonic() > deadline:
                         line = f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does"
@@ -98,10 +87,10 @@ def _stop(head: Head, jobs: dict[str, Job], what: str) -> bool:
                     time.sleep(POLL_SECONDS)
     except AnswerError as cause:
         raise ResourceError(f"{what} could not be stopped: {cause}") from cause
-    return bool(jobs)
-
-
-def _delete_secrets(cluster: Cluster, jobs: dict[str, Job]) -> None:
-    """Delete the secrets of the runs of these jobs, also if an earlier command could not."""
     for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
+    return bool(running)
+
+
+def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:
+    return {job_id: job for job_id, job in jobs.items() if job["status"] not in ENDED}

@@ -21,7 +21,8 @@ from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
 from ray_on_ecs.node import api, ports
-from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.node.api import AnswerError, TokenError
+from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.storage.s3 import S3Access
 
 if TYPE_CHECKING:
@@ -368,10 +369,17 @@ class LocalCluster(Cluster):
 
     def _is_used(self, head: LocalHead, run_name: str = "") -> bool:
         """Return whether a head has other runs than this one, or another command is about to submit one."""
-        active = Head(head.url, head.token).runs_under_way()
-        own = (run_name, self.storage_path.rstrip("/"))
-        # A busy head may be silent for a while.
-        return active is None or bool(active - {own}) or local_head.is_reserved()
+        try:
+            jobs = Head(head.url, head.token).list_jobs()
+        except (AnswerError, TokenError):  # a busy head may be silent for a while
+            return True
+        for job in jobs:
+            metadata = job.get("metadata") or {}
+            path = str(metadata.get("storage_path") or "").rstrip("/")
+            is_own = (metadata.get("run_name"), path) == (run_name, self.storage_path.rstrip("/"))
+            if job["status"] not in ENDED and not is_own:
+                return True
+        return local_head.is_reserved()
 
     def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
@@ -391,7 +399,11 @@ class LocalCluster(Cluster):
     def shell(self) -> list[str]:
         """See Cluster."""
         with self._reach() as head:
-            head.export()
+            os.environ["RAY_API_SERVER_ADDRESS"] = head.url
+            if head.token:
+                os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=head.token)
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return [os.environ.get("SHELL", "sh")]
 

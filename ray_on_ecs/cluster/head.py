@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,10 +9,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
-from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api
 from ray_on_ecs.node.api import AnswerError, Job, TokenError
-from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.node.labels import CODE
 
 # Of silence. A head that starts a job may be silent for some ten seconds, and longer on a busy machine.
@@ -115,32 +112,6 @@ class Head:
                         return
                     else:
                         raise AnswerError(url, "the connection has ended", is_passing=True)
-
-    def runs_under_way(self) -> set[tuple[str, str]] | None:
-        """Return the runs that have not ended, or None if the head doesn't answer.
-
-        A run is its name and its storage path. A job without them, such as a driver that was started by hand, has its
-        ID as the name.
-        """
-        try:
-            jobs = self.list_jobs()
-        except (ResourceError, UsageError):
-            return None
-        runs = set()
-        for job in jobs:
-            if job["status"] not in ENDED:
-                metadata = job.get("metadata") or {}
-                name = metadata.get("run_name") or job.get("submission_id") or job.get("job_id")
-                runs.add((str(name), str(metadata.get("storage_path") or "").rstrip("/")))
-        return runs
-
-    def export(self) -> None:
-        """Set the environment variables through which Ray's commands find the head."""
-        os.environ["RAY_API_SERVER_ADDRESS"] = self.url
-        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
-            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
-        if self.token:
-            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.token)
 
 
 @contextmanager

@@ -106,7 +106,9 @@ def start(cpus: int) -> LocalHead:
             if not reason:
                 _remember(head)
                 return head
-            logs = _logs(folder) if attempt == START_ATTEMPTS - 1 else ""
+            if attempt == START_ATTEMPTS - 1:
+                logs = f"{_rays(folder)}/session_latest/logs"
+                logs = logs if Path(logs).exists() else folder  # Ray has not got as far
         finally:
             if head is None or find() != head:  # it failed, or the user is tired of waiting
                 _end(head, "" if logs else folder)
@@ -139,24 +141,24 @@ def lock() -> Generator[None]:
 
 def reserve() -> int:
     """Keep the head up until this file descriptor is closed or the command ends, for a run yet to be submitted."""
-    import fcntl  # not on Windows, where clients may run
-
-    from ray_on_ecs.run.process import hold
-
-    return hold(_file().with_suffix(".commands"), fcntl.LOCK_SH)
+    return _hold(exclusively=False)
 
 
 def is_reserved() -> bool:
     """Return whether another command keeps the head up."""
-    import fcntl
-
-    from ray_on_ecs.run.process import hold
-
     try:
-        os.close(hold(_file().with_suffix(".commands"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+        os.close(_hold(exclusively=True))
     except BlockingIOError:
         return True
     return False
+
+
+def _hold(*, exclusively: bool) -> int:
+    import fcntl  # not on Windows, where clients may run
+
+    from ray_on_ecs.run.process import hold
+
+    return hold(_file().with_suffix(".commands"), fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
 
 
 def _file() -> Path:
@@ -208,7 +210,10 @@ def _wait(head: LocalHead, numbers: list[int]) -> str:
     had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     while (processes := head.processes) and time.monotonic() < deadline:
-        has_raylet = any(map(_is_raylet, processes))
+        has_raylet = False
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                has_raylet |= process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
         if had_raylet and not has_raylet:  # Ray would wait for it for half a minute
             return "the raylet has ended"
         had_raylet = has_raylet
@@ -226,13 +231,8 @@ def _wait(head: LocalHead, numbers: list[int]) -> str:
                 if session and dashboard.nodes() and all(map(ports.listens, numbers)):
                     return ""
         time.sleep(POLL_SECONDS)
-    return _last_line(Path(head.folder, "ray.log"))
-
-
-def _is_raylet(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    lines = Path(head.folder, "ray.log").read_text(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
 
 
 def _remembered() -> LocalHead | None:
@@ -269,14 +269,3 @@ def _end(head: LocalHead | None, folder: str) -> None:
 def _rays(folder: str) -> str:
     """Return the folder that Ray uses. It makes it, and what is in it, writable for all; the one above stays closed."""
     return f"{folder}/r"
-
-
-def _logs(folder: str) -> Path:
-    """Return the folder with Ray's logs, or where they would be if Ray has not got as far."""
-    logs = Path(_rays(folder), "session_latest", "logs")
-    return logs if logs.exists() else Path(folder)
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "its log is empty")

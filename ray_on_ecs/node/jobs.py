@@ -125,7 +125,11 @@ class JobRecovery:
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS
         jobs = _running()
-        self._record_interrupted(jobs)
+        if self._state and jobs:
+            try:
+                self._state.record_interrupted(jobs)
+            except OSError as cause:
+                print(f"ray-head: the next head will not submit the jobs again ({cause})", file=sys.stderr)
         for job in jobs:
             print(f"ray-head: stopping job {job}", flush=True)
             try:
@@ -175,14 +179,6 @@ class JobRecovery:
             except Exception as cause:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
-    def _record_interrupted(self, jobs: list[str]) -> None:
-        if not self._state or not jobs:
-            return
-        try:
-            self._state.record_interrupted(jobs)
-        except OSError as cause:
-            print(f"ray-head: the next head will not submit the jobs again ({cause})", file=sys.stderr)
-
     def _poll(self) -> None:
         with suppress(OSError):  # the dashboard is busy, or the head is ending
             self.resubmit_lost_jobs()
@@ -198,7 +194,9 @@ class JobRecovery:
         lost = job["submission_id"]
         metadata = job["metadata"]
         maximum = _number(metadata, MAX_RESUBMISSIONS)
-        resubmissions = _resubmissions_in_a_row(job)
+        seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
+        # In a row: without progress in between, before this job was lost.
+        resubmissions = 0 if seconds >= PROGRESS_SECONDS else _number(metadata, RESUBMISSIONS)
         if resubmissions >= maximum:
             self._delete_secrets(job)
             if maximum:
@@ -296,12 +294,6 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
         if RUN[0] in metadata:
             last[tuple(str(metadata.get(key)) for key in RUN)] = job
     return list(last.values())
-
-
-def _resubmissions_in_a_row(job: Job) -> int:
-    """Return the number of resubmissions without progress in between, before this job was lost."""
-    seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
-    return 0 if seconds >= PROGRESS_SECONDS else _number(job["metadata"], RESUBMISSIONS)
 
 
 def _number(metadata: dict[str, str], key: str) -> int:

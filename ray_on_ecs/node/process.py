@@ -66,19 +66,15 @@ def ray_start(
         return _exit_status(child.wait())
     stopped_at = time.monotonic()
     print(f"{name}: asked to stop; draining", flush=True)
-    child.send_signal(_stop_signal(name, before_stop))
+    stop_signal = signal.SIGTERM
+    try:
+        stop_signal = before_stop()
+    except Exception as cause:  # Ray must be drained in any case
+        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
+    child.send_signal(stop_signal)
     returncode = child.wait()
     print(f"{name}: stopped after {time.monotonic() - stopped_at:.0f} s", flush=True)
     return 0 if returncode in CLEAN_EXITS else _exit_status(returncode)
-
-
-def _stop_signal(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
-    """Return the signal of `before_stop`, or SIGTERM if it fails: Ray must be drained in any case."""
-    try:
-        return before_stop()
-    except Exception as cause:
-        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
-        return signal.SIGTERM
 
 
 def _exit_status(returncode: int) -> int:

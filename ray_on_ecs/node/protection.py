@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import failure_of
 from ray_on_ecs.node import api
 
 AGENT_VARIABLE = "ECS_AGENT_URI"  # ECS sets it in every container
@@ -74,8 +74,8 @@ class Protection:
 
     def poll(self) -> None:
         """Check the use once, and set or renew the protection; a failure costs at most one line."""
-        check_failure = _failure(self._check)
-        update_failure = _failure(self._update)  # also after a failed check: the protection may have to be renewed
+        check_failure = failure_of(self._check)
+        update_failure = failure_of(self._update)  # also after a failed check: the protection may have to be renewed
         self._report(check_failure or update_failure)
 
     def _check(self) -> None:
@@ -132,12 +132,3 @@ def put(url: str, state: dict[str, Any]) -> None:
     # protected tasks than its desired count.
     if not isinstance(answer, dict) or "protection" not in answer:
         raise OSError(f"ECS refuses: {json.dumps(answer)}")
-
-
-def _failure(call: Callable[[], None]) -> str | None:
-    """Call a function; return the reason of a failure on one line, or None."""
-    try:
-        call()
-    except Exception as cause:
-        return one_line(f"{type(cause).__name__}: {cause}")
-    return None

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
-from ray_on_ecs.node import address, api, demand, gpus, labels, ports, process, protection, replacement
+from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
@@ -48,7 +48,7 @@ def start() -> int:
     check_gpus(expected_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     try:
-        own = address.source_address_for(host)
+        own = ports.source_address_for(host)
     except OSError as cause:
         raise HeadError(f"{host} has no address any longer, or is not routable ({cause})") from cause
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)

@@ -1,6 +1,6 @@
 """The names of Ray that are not public: an upgrade of Ray that moves one fails in the tests of this module.
 
-Those of the image's commands are in `ray_on_ecs.node`, which no run imports.
+Those of the image's commands are in `ray_on_ecs.node`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ray_on_ecs.cluster import head as cluster_head
 from ray_on_ecs.cluster import history, jobs, ray_status
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.node import api, dashboard, health, ports, protection, worker
 from ray_on_ecs.node import jobs as node_jobs
@@ -171,6 +172,10 @@ def connected(url: str) -> None:
         pytest.fail("this is not Ray")
 
 
+def in_use(url: str) -> None:
+    assert LocalCluster()._is_used(LocalHead(url, "", 1, 1.0, "/tmp/ray", 1)), "its runs are not known"
+
+
 def supervised(url: str) -> None:
     port = SimpleNamespace(dashboard_port=url.rpartition(":")[2])
     dashboard._answers(cast(Any, SimpleNamespace(_ray_params=port)))
@@ -186,7 +191,7 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
     "nodes": (lambda url: Head(url).nodes(), (TrainingError,)),
     "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
-    "runs under way": (lambda url: Head(url).runs_under_way(), ()),
+    "a head in use": (in_use, ()),
     "jobs of runs": (lambda url: history.ray_jobs(Head(url)), (TrainingError,)),
     "a status": (lambda url: ray_status.read_ray(LocalCluster(), Head(url)), (TrainingError,)),
     "a connection": (connected, (TrainingError,)),

@@ -59,7 +59,7 @@ def test_no_proxy_reads_the_token(head: Head, gcs_server: Gcs, monkeypatch: pyte
     for name in ("http_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert api.get(f"http://127.0.0.1:{head.server_port}/api/version") == head.answer
-    api.check_gcs(f"127.0.0.1:{ports.GCS}")
+    api.check_gcs(ports.own_gcs())
 
 
 def test_the_health_check_knows_two_kinds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,7 +222,7 @@ def test_a_worker_asks_the_gcs_about_itself(
     monkeypatch.setenv("RAY_HEAD_HOST", "localhost")
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
     monkeypatch.setattr(demand, "node_in_use", lambda gcs, address: (gcs, address) == ("localhost:6379", "127.0.0.1"))
-    monkeypatch.setattr(worker.address, "source_address_for", lambda host: "127.0.0.1")
+    monkeypatch.setattr(worker.ports, "source_address_for", lambda host: "127.0.0.1")
     worker.start()
     assert started["ray-worker"]()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ray_on_ecs.node import address, gpus, ports, replacement, worker
+from ray_on_ecs.node import gpus, ports, replacement, worker
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
@@ -169,5 +169,5 @@ def test_a_task_without_gpus_needs_none() -> None:
 
 
 def test_address_is_on_the_route_to_head() -> None:
-    assert address.source_address_for("127.0.0.1") == "127.0.0.1"
-    assert address.default_address() != "0.0.0.0"
+    assert ports.source_address_for("127.0.0.1") == "127.0.0.1"
+    assert ports.default_address() != "0.0.0.0"
