@@ -15,7 +15,7 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resubmitted, say, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
-from ray_on_ecs.node.api import Job
+from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
@@ -117,13 +117,14 @@ class Follower:
         *lines, self._line = (self._line + self._log.rest(text)).split("\n")
         show(self._filter.shown(lines))
 
-    def _wait(self, cause: Exception) -> None:
+    def _wait(self, cause: ResourceError) -> None:
         now = time.monotonic()
+        reason = cause.reason if isinstance(cause, AnswerError) else one_line(cause)
         if self._lost_at is None:
             self._lost_at = now
-            note(f"lost the connection ({one_line(cause)}); connecting again")
+            note(f"lost the connection ({reason}); connecting again")
         if now - self._lost_at > LOST_SECONDS:
-            raise ResourceError(f"lost the connection ({one_line(cause)}); {self._goes_on}") from cause
+            raise ResourceError(f"lost the connection ({reason}); {self._goes_on}") from cause
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

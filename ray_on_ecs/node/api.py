@@ -6,6 +6,7 @@ limits, and send the token through the environment's proxy.
 
 import json
 import os
+import re
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -179,11 +180,13 @@ def check_gcs(address: str, timeout: float = TIMEOUT_SECONDS, token: str | None 
 
 
 def _refusal(address: str, refusal: HTTPError, deadline: float) -> TokenError | AnswerError:
-    """Return the error for an HTTP status; its reason is the last line of the body, as of a traceback of Ray's."""
+    """Return the error for an HTTP status; its reason is the last line of the body with a word, as of a traceback."""
     if refusal.code in (401, 403):
         return TokenError()
     try:
-        lines = _read(refusal, deadline).decode(errors="replace").strip().splitlines()
+        lines = [
+            line for line in _read(refusal, deadline).decode(errors="replace").splitlines() if re.search(r"\w", line)
+        ]
     except (OSError, HTTPException):
         lines = []
     return AnswerError(address, f"{refusal.code}: {lines[-1] if lines else refusal.reason}", refusal.code)
