@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 
 REPOSITORY = Path(__file__).parents[1]
-# One thread per process, and a Ray cluster of their own.
+# One thread per process, and a separate Ray cluster.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
 
 

@@ -121,7 +121,7 @@ def _train(bench: Bench, *flags: str) -> Epochs:
     name, runs = f"run-{time.time_ns()}", bench.folder / "runs"
     run = ["--num-workers", "2", "--storage-path", str(runs), "--run-name", name, "--working-dir", "training"]
     script = ["image_classifier.py", "--data", str(bench.folder), *flags]
-    harness.call([sys.executable, "-P", "-m", "ray_on_ecs.run", *run, *script])
+    harness.call([sys.executable, "-P", "-m", "ray_on_ecs", "run", "--local", *run, *script])
     records = map(json.loads, Path(runs, name, "metrics.jsonl").read_text().splitlines())
     return [record for record in records if "test_accuracy" in record]
 

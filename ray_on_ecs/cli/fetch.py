@@ -12,7 +12,6 @@ import click
 from rich import filesize
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.local_copy import (
     ATTEMPTS,
     check_room,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 FOLDER = "runs"
 # The manifest of a script's files, and the folders that hold them.
 OF_SNAPSHOTS = (layout.FILES, layout.FILES_FOLDER, layout.VERSIONS_FOLDER, layout.PARTS_FOLDER)
-# What runs leave in their folders for themselves: the lock, and files that are being written.
+# Files that runs keep for themselves: the lock, and parts of files.
 INTERNAL = (layout.LOCK, f"{layout.LOCK}.*", ".write-check*", ".snapshot/*", "*.part")
 NAMES_SHOWN = 8
 
@@ -68,7 +67,7 @@ class Fetched:
 
 
 @click.command("fetch")
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
 @click.option("--checkpoints", is_flag=True, help="Copy the checkpoints, too.")
 @click.option(

@@ -80,8 +80,18 @@ class Follower:
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
     def _follow_at(self, head: Head) -> Job:
-        """Show the log as long as this head answers; return what Ray reports of the last job."""
-        self._begin(self._current(head))
+        """Show the log as long as this head answers; return what Ray reports of the last job.
+
+        Raises:
+            TrainingError: The head doesn't know the run.
+        """
+        jobs = of_run(head.submitted_jobs(), self._run)
+        if not jobs:
+            raise TrainingError(
+                f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
+            )
+        # Meanwhile the head may have submitted another job.
+        self._begin(under_way(jobs, self._run) or list(jobs)[-1])
         while True:
             self._log.connect()
             head.tail(self._job, self._show)
@@ -97,19 +107,6 @@ class Follower:
     def _begin(self, job_id: str) -> None:
         if job_id != self._job:
             self._job, self._log = job_id, UnreadLog()
-
-    def _current(self, head: Head) -> str:
-        """Return the job that has the run now: meanwhile the head may have submitted another one.
-
-        Raises:
-            TrainingError: The head knows none.
-        """
-        jobs = of_run(head.submitted_jobs(), self._run)
-        if not jobs:
-            raise TrainingError(
-                f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
-            )
-        return under_way(jobs, self._run) or list(jobs)[-1]
 
     def _show(self, text: str) -> None:
         """Print whole lines of what is new: the progress line would cut a line that is not complete yet."""

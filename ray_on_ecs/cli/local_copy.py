@@ -1,4 +1,4 @@
-"""A run's folder on this machine: copies of its files, its links, the curves, and the report as it is rendered here."""
+"""A run's folder on this machine: copies of its files, its links, the curves, and its report, rendered here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -178,7 +178,9 @@ def _delete_links_out(target: Path) -> list[str]:
     """
 
     def links_out() -> list[str]:
-        links = [(path, path.relative_to(target).as_posix()) for path in _links_in(target / layout.FILES_FOLDER)]
+        inside = os.walk(target / layout.FILES_FOLDER)
+        paths = [Path(parent, name) for parent, folders, names in inside for name in (*folders, *names)]
+        links = [(path, path.relative_to(target).as_posix()) for path in paths if path.is_symlink()]
         return [name for path, name in links if not is_inside(path, target) and not leads_out(name, os.readlink(path))]
 
     deleted: list[str] = []
@@ -187,11 +189,6 @@ def _delete_links_out(target: Path) -> list[str]:
             (target / name).unlink()
         deleted += found
     return deleted
-
-
-def _links_in(top: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(top):
-        yield from (path for name in (*folders, *names) if (path := Path(parent, name)).is_symlink())
 
 
 def delete_false_curves(target: Path) -> list[str]:

@@ -7,7 +7,6 @@ from contextlib import suppress
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, LocalCluster
 from ray_on_ecs.cluster.head import Head
@@ -23,7 +22,7 @@ STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": I
 
 
 @click.command("logs")
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log to the end, and exit with the run's status.")
 @click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
 @on_cluster

@@ -29,7 +29,7 @@ Session Manager. With --local they use a Ray cluster on this machine, and with -
 Exit status: 0 success, 1 the run or the check failed, 2 a flag or a file can't be used, 3 the cluster can't be reached,
 130 interrupted. run and logs --follow exit with the status of the run.
 
-Tab completion: eval "$(ray-on-ecs completion bash)"
+Tab completion: eval "$(_RAY_ON_ECS_COMPLETE=bash_source ray-on-ecs)"
 """
 # The module of each command, with a click command named `command`, and its line in the help, which needs no import.
 COMMANDS = {
@@ -40,15 +40,12 @@ COMMANDS = {
     "stop": ("stop", "Stop a run; it can be resumed."),
     "fetch": ("fetch", "Copy the results of a run to this machine."),
     "open": ("open", "Show the report of a run in the browser."),
-    "rm": ("rm", "Delete runs with their results and checkpoints."),
-    "prune": ("prune", "Delete runs that ended long ago."),
-    "compare": ("compare", "Compare the settings and results of runs, with their curves."),
+    "rm": ("rm", "Delete runs with their results and checkpoints, by name or age."),
     "status": ("status", "Show the nodes, GPUs, queue and cost per hour."),
     "shell": ("shell", "Open a shell on the head."),
     "dashboard": ("dashboard", "Open Ray's dashboard in the browser."),
     "notebook": ("notebook", "Open Jupyter on the head or on a worker's GPU."),
     "doctor": ("doctor", "Check everything from this machine to the cluster."),
-    "completion": ("completion", "Print the script for tab completion in a shell."),
 }
 
 
@@ -78,7 +75,7 @@ class Commands(click.Group):
 )
 @click.version_option(ray_on_ecs.__version__, prog_name="ray-on-ecs")
 def command_line() -> None:
-    """See ABOUT."""
+    """Group of the commands; its help is ABOUT."""
 
 
 def main(arguments: list[str] | None = None) -> Any:

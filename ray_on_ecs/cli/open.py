@@ -12,7 +12,6 @@ from urllib.parse import quote
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.fetch import FOLDER
 from ray_on_ecs.cli.local_copy import make_folder
 from ray_on_ecs.cli.screen import note, out, print_json
@@ -31,7 +30,7 @@ CONSOLE = "console.aws.amazon.com"
 
 
 @click.command("open")
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run")
 @click.argument("folder", metavar="[DIR]", default=FOLDER)
 @click.option("--no-browser", is_flag=True, help="Only print where the report is.")
 @click.option("--cloudwatch", is_flag=True, help="Open the stack's CloudWatch dashboard, too.")

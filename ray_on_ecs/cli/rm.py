@@ -1,25 +1,27 @@
-"""`ray-on-ecs rm`: delete runs."""
+"""`ray-on-ecs rm`: delete runs, by their names or by their age."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
-from ray_on_ecs.cli.runs import ask_head
-from ray_on_ecs.cli.screen import note
+from ray_on_ecs.cli.runs import ask_head, table
+from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
     from ray_on_ecs.storage.run_storage import RunStorage
 
+DAY_SECONDS = 86400.0
 # States of a run that a driver may still write to.
 BUSY = (*layout.UNDER_WAY, "starting")
 # States of a run whose driver is not heard of.
@@ -31,16 +33,33 @@ FIRST = (layout.RESULT, layout.STATUS)
 
 
 @click.command("rm")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    metavar="DAYS",
+    help="In place of names: delete the runs that ended more than DAYS ago, and stored code that no run needs.",
+)
+@click.option("--yes", is_flag=True, help="With --older-than, delete without asking.")
 @on_cluster
-def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
+def command(cluster: Cluster, runs: tuple[str, ...], older_than: float | None, yes: bool) -> None:
     """Delete RUNs with all that they left: results, files, logs and checkpoints.
 
-    A run that is under way is refused; stop it first.
+    --older-than lists the runs, and asks first. A run that is under way is never deleted; stop it first.
     """
+    if bool(runs) == (older_than is not None):
+        listed = cluster.command("runs")
+        raise UsageError(f"RUN...: give the names of runs, or --older-than DAYS alone; {listed} lists the runs")
+    if older_than is None:
+        _delete_named(cluster, runs)
+    else:
+        _delete_old(cluster, older_than, is_confirmed=yes)
+
+
+def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
     folders = {name: find_run(cluster, name) for name in dict.fromkeys(runs)}
     listed, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
-    busy = under_way(cluster, listed, jobs, listed.runs(jobs))
+    busy = _under_way(cluster, listed, jobs, listed.runs(jobs))
     for name in folders:
         if not listed.files.get(name, {}).keys() & OF_RUNS:
             raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
@@ -49,11 +68,47 @@ def command(cluster: Cluster, runs: tuple[str, ...]) -> None:
             killed = f"; if it was killed, try again in {LOST_SECONDS:.0f} s" if unknown and cluster.is_here else ""
             raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it{killed}")
     for name, storage in folders.items():
-        delete(cluster, storage)
+        _delete(cluster, storage)
         note(f"run {name} is deleted")
 
 
-def under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, runs: Sequence[RunInfo]) -> set[str]:
+def _delete_old(cluster: Cluster, older_than: float, *, is_confirmed: bool) -> None:
+    folders, jobs, old = _old_runs(cluster, older_than)
+    if not old:
+        note(f"no runs ended more than {older_than:g} days ago")
+        return
+    out.print(table(old))
+    if not is_confirmed:
+        try:
+            answer = click.confirm(f"Delete {counted(len(old), 'run')} with results and checkpoints?", err=True)
+        except click.Abort:  # Ctrl-C, or the end of the input
+            if sys.stdin.isatty():
+                raise
+            raise UsageError("nothing was deleted; --yes deletes these runs without asking") from None
+        if not answer:
+            raise click.Abort
+        confirmed = {run.name for run in old}
+        folders, jobs, old = _old_runs(cluster, older_than)  # one may have been resumed meanwhile
+        old = [run for run in old if run.name in confirmed]
+    for run in old:
+        _delete(cluster, cluster.storage(run.name))
+    code = 0
+    if jobs is not None or cluster.is_here:
+        code = _delete_code(folders, folders.files.keys() - {run.name for run in old}, jobs or (), older_than)
+    note(f"{counted(len(old), 'run')} deleted, and {counted(code, 'archive')} of code")
+
+
+def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] | None, list[RunInfo]]:
+    """Return all folders, Ray's jobs, and the runs that ended `older_than` days ago, by the storage's clock."""
+    folders, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
+    runs = [run for run in folders.runs(jobs) if folders.files.get(run.name, {}).keys() & OF_RUNS]
+    busy = _under_way(cluster, folders, jobs, runs)
+    latest = folders.now - older_than * DAY_SECONDS
+    ended = [run for run in runs if run.name not in busy and run.updated]
+    return folders, jobs, [run for run in ended if datetime.fromisoformat(str(run.updated)).timestamp() < latest]
+
+
+def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, runs: Sequence[RunInfo]) -> set[str]:
     """Return the names of the runs that a driver may still write to, by its job, its lock or its status."""
     of_jobs = folders.jobs_under_way(jobs)
     # A head of a stack that does not answer may have jobs; this machine without a head has none.
@@ -61,7 +116,7 @@ def under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, ru
     return {run.name for run in runs if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)}
 
 
-def delete(cluster: Cluster, storage: RunStorage) -> None:
+def _delete(cluster: Cluster, storage: RunStorage) -> None:
     """Delete a run's secrets and its folder.
 
     Raises:
@@ -82,3 +137,42 @@ def _stored_secrets(storage: RunStorage) -> list[str]:
         return [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]
     except UsageError:  # a document that is broken does not name a secret
         return []
+
+
+def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job], older_than: float) -> int:
+    """Delete the stored code that is as old and that no run or job names; return how many archives that were.
+
+    A queued job names its code only in its command.
+
+    Raises:
+        ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
+    """
+    from pyarrow import fs
+
+    from ray_on_ecs.run.code_archive import FOLDER
+
+    storage = folders.storage
+    try:
+        listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
+        with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
+        needed = [_settings_text(folders.of(name)) for name in with_settings]
+        needed += [str(job.get("entrypoint")) for job in jobs]
+        unused = [
+            archive
+            for archive in listed
+            if folders.now - (archive.mtime_ns or 0) / 1e9 > older_than * DAY_SECONDS
+            and not any(archive.base_name in code for code in needed)
+        ]
+        for archive in unused:
+            storage.filesystem.delete_file(archive.path)
+    except OSError as cause:
+        raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
+    return len(unused)
+
+
+def _settings_text(storage: RunStorage) -> str:
+    """Return the text of a run's settings, which has the name of its code; also of broken ones."""
+    try:
+        return str(storage.read_json(layout.SETTINGS))
+    except UsageError:
+        return storage.read(layout.SETTINGS).decode(errors="replace")

@@ -225,8 +225,8 @@ def _local_inputs(cluster: Cluster, work: Submission) -> tuple[str, ...]:
 
 def _check_earlier_command(cluster: Cluster, work: Submission) -> None:
     """Raise UsageError, before the upload, if the run is finished or had a secret that is missing now."""
-    from ray_on_ecs.run.results import check_not_finished
     from ray_on_ecs.run.run_secrets import check_repeated
+    from ray_on_ecs.tracking.results import check_not_finished
 
     with contextlib.suppress(OSError):  # the job says what is wrong with the storage
         storage = cluster.storage(work.run["run_name"])

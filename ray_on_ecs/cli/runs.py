@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import remember_runs
 from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
@@ -57,7 +56,6 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
         listing = elsewhere.submit(list_folders, cluster, storage)
         jobs = None if no_head else ask_head(cluster)
         runs = listing.result().runs(jobs, limit + 1)
-    remember_runs(run.name for run in runs)
     if as_json:
         print_json([asdict(run) for run in runs[:limit]])
     elif not runs:
@@ -102,7 +100,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
             _progress(run, longest_name),
             _loss(run.loss),
             ago(run),
-            _cost(run.cost_usd),
+            "" if run.cost_usd is None else f"{run.cost_usd:.2f} USD",
         )
     return shown
 
@@ -147,7 +145,3 @@ def _loss(loss: float | None) -> str:
     if loss is None:
         return ""
     return f"{loss:.4f}" if loss == 0 or 0.001 <= abs(loss) < 10000 else f"{loss:.2e}"
-
-
-def _cost(usd: float | None) -> str:
-    return "" if usd is None else f"{usd:.2f} USD"

@@ -27,7 +27,7 @@ class Screen(Console):
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def status(self, status: RenderableType, **options: Any) -> Status:
-        """See Console; a text is not markup."""
+        """Return a status line; a text in it is not markup."""
         return super().status(Text(status) if isinstance(status, str) else status, **options)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:

@@ -7,7 +7,6 @@ import time
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.completion import complete_run
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
@@ -22,7 +21,7 @@ POLL_SECONDS = 1.0
 
 
 @click.command("stop")
-@click.argument("run", required=False, shell_complete=complete_run)
+@click.argument("run", required=False)
 @click.option("--all", "stops_all", is_flag=True, help="Stop every run, notebook and other job that is under way.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:

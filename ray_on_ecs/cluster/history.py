@@ -19,7 +19,7 @@ from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.s3 import S3Access
-from ray_on_ecs.tracking.totals import total_usd
+from ray_on_ecs.tracking.cost import total_usd
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -51,6 +51,7 @@ class RunInfo:
         behind: The run that it is queued behind.
         step: Steps done.
         loss: The last loss that its script logged.
+        metrics: The last value of each metric that it logged.
         started: The start of the last command, in UTC (ISO 8601).
         started_seconds_ago: The time since then by the storage's clock; never negative.
         updated: The driver's last write, in UTC (ISO 8601).
@@ -66,6 +67,7 @@ class RunInfo:
     behind: str | None = None
     step: int | None = None
     loss: float | None = None
+    metrics: dict[str, float] | None = None
     started: str | None = None
     started_seconds_ago: float | None = None
     updated: str | None = None
@@ -180,6 +182,7 @@ class Folders:
             behind=_text(status.get("behind")),
             step=_integer(status.get("step")),
             loss=_number(status.get("loss")),
+            metrics=_numbers(status.get("metrics")),
             started=_utc(status["started"]),
             updated=_iso(last_write),
             cost_usd=_number(total_usd(status, {})),
@@ -343,6 +346,12 @@ def _modified(file: FileInfo) -> float:
 
 def _number(value: Any, divisor: float = 1) -> float | None:
     return value / divisor if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _numbers(values: Any) -> dict[str, float] | None:
+    if not isinstance(values, dict):
+        return None
+    return {name: number for name, value in values.items() if (number := _number(value)) is not None}
 
 
 def _integer(value: Any) -> int | None:

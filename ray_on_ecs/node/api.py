@@ -184,9 +184,7 @@ def _refusal(address: str, refusal: HTTPError, deadline: float) -> TokenError | 
     if refusal.code in (401, 403):
         return TokenError()
     try:
-        lines = [
-            line for line in _read(refusal, deadline).decode(errors="replace").splitlines() if re.search(r"\w", line)
-        ]
+        lines = re.findall(r".*\w.*", _read(refusal, deadline).decode(errors="replace"))
     except (OSError, HTTPException):
         lines = []
     return AnswerError(address, f"{refusal.code}: {lines[-1] if lines else refusal.reason}", refusal.code)

@@ -252,16 +252,12 @@ def any_under_way() -> bool:
     Raises:
         OSError: The Jobs API doesn't answer, or is not Ray's.
     """
-    return any(_is_running(job) for job in _list_all())
+    return any(_is_running(job) for job in api.jobs_in(url(), api.get(url())))
 
 
 def _list_jobs() -> list[Job]:
     """Return the submitted jobs, without drivers that were started by hand, which have no submission ID."""
-    return [job for job in _list_all() if job["submission_id"]]
-
-
-def _list_all() -> list[Job]:
-    return api.jobs_in(url(), api.get(url()))
+    return [job for job in api.jobs_in(url(), api.get(url())) if job["submission_id"]]
 
 
 def _is_running(job: Job) -> bool:

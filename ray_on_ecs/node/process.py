@@ -31,7 +31,12 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
-        _check_token()
+        if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
+            raise StartError(
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token anyone can use the cluster"
+            )
+        if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):  # the line never contains the token
+            raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")
         sys.exit(start())
     except NodeError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -80,13 +85,3 @@ def ray_start(
 def _exit_status(returncode: int) -> int:
     """Return the exit status as a shell reports it: 137 for SIGKILL."""
     return returncode if returncode >= 0 else 128 - returncode
-
-
-def _check_token() -> None:
-    """Raise StartError if the environment has no usable token. The message never contains the token."""
-    if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
-        raise StartError(
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token anyone can use the cluster"
-        )
-    if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):
-        raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")

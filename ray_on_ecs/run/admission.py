@@ -15,13 +15,14 @@ from rich.markup import escape
 
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
-from ray_on_ecs.run import code, queue, results, run_secrets
+from ray_on_ecs.run import code, queue, run_secrets
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
 from ray_on_ecs.run.program.source import driver_reason, with_driver
 from ray_on_ecs.signals import Stop, stoppable
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.lock import hold_lock
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.results import check_not_finished
 from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
 
 
@@ -49,14 +50,16 @@ def admit(config: RunConfig, console: Console) -> Generator[Admission]:
         console: Shows lines.
 
     Raises:
+        ResourceError: There is no Ray cluster to join.
         UsageError: A setting, the script or a file that it needs can't be used, or the run has finished.
         StorageError, Interrupted: See `hold`.
     """
+    queue.head_address()  # raises, before anything is stored
     values = run_secrets.take(config)
     requested = config if config.code is None else replace(config.without_code(), working_dir=".")
     config, storage = _resolve(config)
     storage.check_writable()
-    results.check_not_finished(storage)
+    check_not_finished(storage)
     run_secrets.check_repeated(config, storage)
     if config.code is None:
         config = code.store(config, storage, print, links=True)

@@ -36,7 +36,6 @@ from ray_on_ecs.run.script_group import POLL_SECONDS, Decider, ScriptGroup
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import cloudwatch
-from ray_on_ecs.tracking.progress_bar import ProgressBar
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
 
@@ -47,7 +46,7 @@ BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 
-def wait_for_workers(config: RunConfig, seconds: float, record: RunRecord, console: Console) -> WorkerAllocation:
+def wait_for_workers(config: RunConfig, record: RunRecord, console: Console) -> WorkerAllocation:
     """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
     Not on the Ray that `run --local` started, which no other node can join.
@@ -55,8 +54,7 @@ def wait_for_workers(config: RunConfig, seconds: float, record: RunRecord, conso
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    if LOCAL_VARIABLE in os.environ:
-        seconds = 0
+    seconds = 0.0 if LOCAL_VARIABLE in os.environ else config.worker_timeout
     with suppress(ResourceError):
         return ray_cluster.wait_for_workers(config, 0, console)
     with record.waiting() if seconds else nullcontext():
@@ -93,7 +91,7 @@ class Attempts:
         allocation: The workers, or None if the function runs in a thread of this process and starts workers itself.
         monitor: Reads how far they are.
         record: Records that in the run's folder.
-        console: Shows the progress, and each failure.
+        console: Shows each failure.
         instance_hours: Counts the hours of their instances.
         wait_seconds: How long a Ray program may wait for its workers.
     """
@@ -122,9 +120,8 @@ class Attempts:
             watching_nodes = self._program.running()
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
-            ProgressBar(self.monitor, self.console) as bar,
             cloudwatch.publish_metrics(self.monitor, self.config.cloudwatch_namespace, self.console),
-            self.monitor.polling(bar.draw),
+            self.monitor.polling(),
             self.instance_hours.running(),
             self.record.training(self.monitor, self.instance_hours.by_kind, num_workers),
             watching_nodes,

@@ -8,6 +8,7 @@ import time
 
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api
+from ray_on_ecs.run.queue import LOCAL
 from ray_on_ecs.run.ray_private import AUTH_MODE_ENV_VAR, enable_token_authentication
 
 ANSWER_SECONDS = 3.0
@@ -61,6 +62,6 @@ def _accepts(address: str, token: str) -> bool:
             if not cause.is_passing or time.monotonic() >= deadline:
                 raise ResourceError(
                     f"RAY_ADDRESS: what listens at {address!r} does not answer as a Ray cluster does ({cause.reason}); "
-                    "correct it, or unset it to use this machine"
+                    f"correct it, or train on this machine by {LOCAL}"
                 ) from cause
         time.sleep(RETRY_SECONDS)

@@ -14,7 +14,7 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import environment_variable, flags_of, help_line
 
 ABOUT = (
-    "Start a script that torchrun could start, unmodified, on every worker of a Ray cluster, or on this machine; "
+    "Start a script that torchrun could start, unmodified, on every worker of the Ray cluster of RAY_ADDRESS; "
     "restart it after failures, and keep the files that it writes."
 )
 EPILOG = """\

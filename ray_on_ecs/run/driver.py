@@ -14,13 +14,12 @@ from rich.markup import escape
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
-from ray_on_ecs.run import code, inputs, ray_cluster, results
+from ray_on_ecs.run import code, inputs, ray_cluster
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.files.newest import newest_stored
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.metrics import STEP
 from ray_on_ecs.run.program import resources as program_resources
 from ray_on_ecs.run.program.driver import run_program
 from ray_on_ecs.run.ray_cluster import WorkerAllocation
@@ -30,12 +29,13 @@ from ray_on_ecs.run.worker import Settings, run_script
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot
+from ray_on_ecs.tracking import results
 from ray_on_ecs.tracking.cost import cost_line, cost_of
-from ray_on_ecs.tracking.records import read_records
+from ray_on_ecs.tracking.records import STEP, read_records
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
-# A Ray program on a machine that gets no more nodes: its workers may wait for those before them.
+# The workers of a Ray program may wait for those before them, also without a --worker-timeout.
 MIN_WAIT_SECONDS = 30.0
 
 
@@ -58,8 +58,8 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    with ray_cluster.connected(config) as seconds:
-        allocation = None if config.driver else wait_for_workers(config, seconds, record, console)
+    with ray_cluster.connected():
+        allocation = None if config.driver else wait_for_workers(config, record, console)
         is_one_node = ray_cluster.is_one_node()
         config, run_id = _begin(config, storage, allocation)
         _print_header(config, storage, allocation, console)
@@ -102,7 +102,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             record,
             console,
             InstanceHours(program_resources.instances) if config.driver else InstanceHours(),
-            wait_seconds=max(seconds, MIN_WAIT_SECONDS),
+            wait_seconds=max(config.worker_timeout, MIN_WAIT_SECONDS),
         )
         summary = attempts.fit()
         _publish(storage, console)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
 
 from ray_on_ecs.config import RunConfig
@@ -23,16 +23,6 @@ NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a syst
 def is_start_timeout(error: BaseException) -> bool:
     """Return whether Ray Train gave up because it did not get the workers' resources."""
     return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
-
-
-def is_of_ray(error: BaseException | None) -> bool:
-    """Return whether Ray failed, or a process of Ray ended, rather than the user's script or a setting."""
-    while error is not None and not isinstance(error, TrainingFailedError | RayError):
-        error = error.__cause__
-    if error is None or is_start_timeout(error):
-        return False
-    cause = _first_cause(error)[1]
-    return isinstance(error, ControllerError) or (isinstance(cause, RayError) and not isinstance(cause, RayTaskError))
 
 
 def describe_failure(error: TrainingFailedError | RayError, workers: Sequence[WorkerDump]) -> Failure:

@@ -14,10 +14,7 @@ from typing import Any
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import NUMBER
-
-# The metric that is the number of the step, if the output has it.
-STEP = "step"
-
+from ray_on_ecs.tracking.records import STEP
 
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")

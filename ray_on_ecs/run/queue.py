@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ from typing import Self
 
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import counted
+from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.private_folder import temporary
 
 POLL_SECONDS = 2.0
@@ -32,6 +33,8 @@ STACK_POLLS = 30  # between two looks at the stack's description
 TIMEOUT_SECONDS = 10
 # Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
+# The command of a run that brings its own Ray.
+LOCAL = "ray-on-ecs run --local"
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,24 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
+def head_address() -> str:
+    """Return the address of the head in `RAY_ADDRESS`, which Ray sets for its jobs: `host:port`.
+
+    Without it, or by Ray's words `auto` and `local`, Ray would join any cluster on this machine, or start one.
+
+    Raises:
+        ResourceError: It is not set.
+        UsageError: It is not such an address.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        raise ResourceError(f"RAY_ADDRESS: is not set, so there is no Ray cluster to join; use {LOCAL}")
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(r"[^\s/@]+", host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise UsageError(f"RAY_ADDRESS: {address!r} is not the HOST:PORT of a Ray head; correct it, or use {LOCAL}")
+    return address
+
+
 def folder_of(gcs_address: str) -> Path:
     """Return the folder with the tickets of this user's runs on a head, which all its drivers find."""
     name = hashlib.sha256(gcs_address.encode()).hexdigest()[:16]
@@ -157,16 +178,11 @@ def folder_of(gcs_address: str) -> Path:
 def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[None]:
     """Wait for the run's turn, and keep its place until the block ends.
 
-    If RAY_ADDRESS is unset, the run starts a Ray cluster for itself and does not wait.
-
     Args:
         ticket: The run.
         waits_behind: Called with the run before it when it waits, and whenever that is another one.
     """
-    address = os.environ.get("RAY_ADDRESS", "")
-    if ":" not in address:
-        yield
-        return
+    address = head_address()
     with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
         gpus_of_stack = 0  # that it can start

@@ -1,21 +1,16 @@
-"""The Ray cluster that a run is on: join it or start one on this machine, and find room for the workers."""
+"""The Ray cluster that a run is on: join it, and find room for the workers."""
 
-import atexit
 import logging
 import math
 import os
-import shutil
 import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray import PlacementGroupID
 from ray.exceptions import AuthenticationError, RayError
@@ -27,22 +22,20 @@ from rich.markup import escape
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, counted
+from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.private_folder import new_short
 from ray_on_ecs.run import cluster_token
-from ray_on_ecs.run.failure_report import is_of_ray
-from ray_on_ecs.run.ray_private import PREEMPTION_WATCHER, available_resources_per_node
+from ray_on_ecs.run.queue import LOCAL, head_address
+from ray_on_ecs.run.ray_private import available_resources_per_node, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.signals import stoppable
-from ray_on_ecs.tracking import shown_log
 from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.shown_log import ForwardedLines
 
 WORKERS_WITHOUT_GPUS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 WATCH_SECONDS = 20.0
-START_ATTEMPTS = 3
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 
 Resources = dict[str, float]
@@ -88,110 +81,41 @@ class WorkerAllocation:
 
 
 @contextmanager
-def connected(config: RunConfig) -> Generator[float]:
-    """Be on a cluster until the block ends.
-
-    Yields:
-        The seconds for which workers may be waited for: none on a cluster that was started here for this run.
+def connected() -> Generator[None]:
+    """Be on the cluster until the block ends.
 
     Raises:
         ResourceError, UsageError: See `connect`.
     """
-    folder = ""
     try:
-        folder = connect(config)
+        connect()
         with stoppable():  # replaces the handlers that ray.init has set
-            yield 0.0 if folder else config.worker_timeout
-    except Exception as error:
-        if folder and is_of_ray(error):
-            _keep_logs(folder, error)
-        raise
+            yield
     finally:
         ray.shutdown()
 
 
-def connect(config: RunConfig) -> str:
-    """Join the cluster of `RAY_ADDRESS` or one that runs on this machine, or else start one here.
-
-    Args:
-        config: The run's settings.
-
-    Returns:
-        The folder of Ray's files if the cluster is only this machine, started for this run; else nothing.
+def connect() -> None:
+    """Join the cluster of `RAY_ADDRESS`.
 
     Raises:
-        ResourceError: `RAY_ADDRESS` names a cluster that doesn't answer.
-        UsageError: The cluster wants another token than `RAY_AUTH_TOKEN`, or any.
+        ResourceError: It doesn't answer, or see `head_address`.
+        UsageError: It wants another token than `RAY_AUTH_TOKEN`, or any, or see `head_address`.
     """
-    shown_log.install()
+    address = head_address()
+    _check_reachable(address)
+    print_by(ForwardedLines().print)
     try:
         # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would
         # hide Python's.
         with chdir("/"):
-            return _join_or_start(config, os.environ.get("RAY_ADDRESS") or "auto")
+            ray.init(address=address, logging_level=logging.ERROR)
     except AuthenticationError as cause:
         raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
-
-
-def _join_or_start(config: RunConfig, address: str) -> str:
-    init = partial(ray.init, logging_level=logging.ERROR)
-    if address != "local":
-        _check_reachable(address)
-        try:
-            init(address=address)
-            return ""
-        except ConnectionError as cause:
-            if address != "auto":
-                raise ResourceError(
-                    f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
-                ) from cause
-    cpus = max(os.cpu_count() or 1, config.workers[0] if config.workers else WORKERS_WITHOUT_GPUS)
-    os.environ.setdefault(PREEMPTION_WATCHER, "0")  # the end of a laptop is not announced
-    folder = new_short("ray-")  # Ray makes the folder in it writable for all users; this one stays private
-    atexit.register(_delete, folder)
-    try:
-        _start_here(partial(init, address="local", num_cpus=cpus, _temp_dir=f"{folder}/r"))
-    except AuthenticationError:
-        raise
-    except Exception as error:
-        _keep_logs(folder, error)
-        raise
-    return folder
-
-
-def _delete(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _keep_logs(folder: str, error: Exception) -> None:
-    """Keep the folder of Ray's files after this process, and name Ray's logs in an error."""
-    atexit.unregister(_delete)
-    logs = Path(folder, "r", "session_latest", "logs")
-    line = f"Ray's logs are in {logs if logs.exists() else folder}"
-    if isinstance(error, TrainingError):
-        error.args = (f"{error}; {line}",)
-    else:
-        error.add_note(line)
-
-
-def _start_here(init: Callable[[], Any]) -> None:
-    """Start Ray on this machine; Ray itself gives up after 30 s, which a busy machine may need.
-
-    Raises:
-        ResourceError: Ray did not start.
-    """
-    others = set(psutil.Process().children())
-    for attempt in range(1, START_ATTEMPTS + 1):
-        try:
-            init()
-            return
-        except Exception as cause:  # the type that Ray raises
-            if "timed out during startup" not in str(cause):
-                raise
-            for process in set(psutil.Process().children()) - others:  # Ray leaves what did start until this exits
-                process.kill()
-            if attempt == START_ATTEMPTS:
-                raise ResourceError(f"Ray did not start on this machine in {attempt} times 30 s: {cause}") from cause
+    except ConnectionError as cause:
+        raise ResourceError(
+            f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
+        ) from cause
 
 
 def describe_nodes() -> str:
@@ -230,10 +154,9 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
         return allocation
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
-    if not console.is_terminal:  # a terminal shows the status line below
-        line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
-        console.print(escape(line), highlight=False, soft_wrap=True)
-    with _pending_placement_group(config), console.status("looking for workers") as status:
+    line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
+    console.print(escape(line), highlight=False, soft_wrap=True)
+    with _pending_placement_group(config):
         failover = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while True:
@@ -242,14 +165,10 @@ def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAll
             if allocation:
                 return allocation
             remaining = deadline - time.monotonic()
-            shortage = failover.shortage if failover else ""
             if remaining <= 0:
-                raise ResourceError(_shortage_message(config, nodes, seconds, shortage))
+                raise ResourceError(_shortage_message(config, nodes, seconds, failover.shortage if failover else ""))
             if failover:
                 failover.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
-                shortage = failover.shortage
-            reason = f": {escape(shortage)}" if shortage else ""
-            status.update(f"{_describe_resources(nodes)}; waiting up to {remaining:.0f} s for more{reason}")
             time.sleep(min(POLL_SECONDS, remaining))
 
 
@@ -432,13 +351,11 @@ def _check_reachable(address: str) -> None:
         UsageError: The cluster wants another token, or any.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or "/" in host:
-        return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as cause:
+    except (OSError, UnicodeError) as cause:  # the latter of a name that can't be a host's
         raise ResourceError(
-            f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or unset it to use this machine"
+            f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or train on this machine by {LOCAL}"
         ) from cause
     cluster_token.check(address)
 

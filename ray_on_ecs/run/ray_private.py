@@ -5,10 +5,11 @@ Those of the image's commands are in `ray_on_ecs.node`.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from ray import JobID
+from ray._private import worker
 from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR, _enable_token_auth
 from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
@@ -30,8 +31,11 @@ __all__ = [
     "available_resources_per_node",
     "draining_nodes",
     "enable_token_authentication",
+    "print_by",
 ]
 
+# The function of `worker` that prints the lines that Ray forwards to a driver.
+PRINT = "print_to_stdstream"
 # Ray Train's own look at draining nodes, by an actor; the driver of a script looks by `draining_nodes`.
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -52,6 +56,11 @@ class Trainer(DataParallelTrainer):
             for callback in super()._create_default_callbacks()
             if not isinstance(callback, PlacementGroupCleanerCallback)
         ]
+
+
+def print_by(function: Callable[..., None]) -> None:
+    """Make Ray print forwarded lines by a function; call it before `ray.init`, which passes the function to threads."""
+    setattr(worker, PRINT, function)
 
 
 def draining_nodes() -> dict[str, float | None]:

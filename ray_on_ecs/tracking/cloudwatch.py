@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -96,22 +97,15 @@ class Publisher:
         new = self._monitor.history[self._published :]
         steps = max(steps_made - self._published_steps, 1)
         data: list[Datum] = [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps}]
-        for metrics in new:
-            data += self._data(metrics)
+        for key, value in chain.from_iterable(metrics.items() for metrics in new):
+            if isinstance(value, float) and math.isfinite(value):  # CloudWatch rejects infinities and NaN
+                name = "".join(word[:1].upper() + word[1:] for word in key.split("_"))
+                data.append({"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value})
         for start in range(0, len(data), MAX_DATA_PER_CALL):
             chunk = data[start : start + MAX_DATA_PER_CALL]
             self._client.put_metric_data(Namespace=self._namespace, MetricData=chunk)
         self._published_steps = steps_made
         self._published += len(new)
-
-    def _data(self, metrics: Any) -> list[Datum]:
-        """Return the data of one record's metrics; CloudWatch rejects infinities and NaN."""
-        data: list[Datum] = []
-        for key, value in metrics.items():
-            if isinstance(value, float) and math.isfinite(value):
-                name = "".join(word[:1].upper() + word[1:] for word in key.split("_"))
-                data.append({"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value})
-        return data
 
     @cached_property
     def _client(self) -> Any:

@@ -1,4 +1,7 @@
-"""Cost of a run's workers, at the stack's on-demand prices and EC2's current spot prices."""
+"""Cost of a run's workers, at the stack's on-demand prices and EC2's current spot prices, and totals over its commands.
+
+Each command writes its time and cost, and the totals of the commands before it under `earlier`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple, TypedDict
+from datetime import datetime
+from typing import Any, NamedTuple, TypedDict
 
 from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
@@ -15,6 +19,8 @@ from ray_on_ecs.contract import ON_DEMAND, SPOT
 # Prices change while a run trains: spot prices, and the stack's list at `pulumi up`.
 SPOT_SECONDS = 300.0
 INFO_SECONDS = 300.0
+
+Document = Mapping[str, Any]
 
 
 class _SpotPrice(NamedTuple):
@@ -60,6 +66,17 @@ class Cost(TypedDict):
     instances: list[InstanceCost]
 
 
+class Earlier(TypedDict):
+    """Totals of the commands before this one.
+
+    Attributes:
+        usd: Cost of the workers, in dollars; None if the cost of one of the commands is not known.
+    """
+
+    seconds: float
+    usd: float | None
+
+
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of the hours of each kind of instance, or None if a price is not known."""
     info = _cluster_info()
@@ -100,6 +117,41 @@ def cost_line(cost: Cost | None) -> str:
     return line
 
 
+def earlier_of(status: Document | None) -> Earlier:
+    """Return the totals up to and including the command with this status."""
+    if not status:
+        return {"seconds": 0.0, "usd": 0.0}
+    return {"seconds": total_seconds(status, {}) or 0.0, "usd": total_usd(status, {})}
+
+
+def total_seconds(status: Document, result: Document) -> float | None:
+    """Return the total time of a run's commands, or None if it has not begun.
+
+    Raises:
+        Exception: A document is not one of the runner's, such as TypeError for a text in place of a number.
+    """
+    if not (status or result):
+        return None
+    if result:
+        seconds = result["times"]["total_seconds"]
+    else:
+        started = datetime.fromisoformat(status["started"])
+        updated = datetime.fromisoformat(status["updated"])
+        seconds = (updated - started).total_seconds()
+    return math.fsum((seconds, _earlier(status, result)["seconds"]))
+
+
+def total_usd(status: Document, result: Document) -> float | None:
+    """Return the total cost of a run's workers in dollars, or None if a part of it is not known; raise likewise."""
+    usd = status.get("cost_usd")
+    if result:
+        usd = (result.get("cost") or {}).get("usd")
+    earlier_usd = _earlier(status, result)["usd"]
+    if usd is None or earlier_usd is None:
+        return None
+    return math.fsum((usd, earlier_usd))
+
+
 def _cluster_info() -> ClusterInfo | None:
     """Return the stack's description: a run asks for its cost every few seconds."""
     global _info_cache
@@ -131,3 +183,7 @@ def _with_defaults(hours: Mapping[InstanceKind, float], info: ClusterInfo) -> di
     for kind, count in hours.items():
         labelled_hours[kind.instance_type or info["types"][0], kind.market or default_market] += count
     return labelled_hours
+
+
+def _earlier(status: Document, result: Document) -> Earlier:
+    return result.get("earlier") or status.get("earlier") or {"seconds": 0.0, "usd": 0.0}

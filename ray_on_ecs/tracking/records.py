@@ -19,6 +19,8 @@ from typing import Any, Protocol
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 
+# The metric that is the number of the step.
+STEP = "step"
 # Records per part. The last part is rewritten until it is full.
 PART_RECORDS = 5000
 DELETE_THREADS = 16

@@ -6,7 +6,6 @@ It is built from the documents in the folder, so it can also be written for a ru
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,15 +17,14 @@ from jinja2 import Environment, StrictUndefined
 from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.records import read_records
-from ray_on_ecs.tracking.totals import total_seconds, total_usd
+from ray_on_ecs.tracking.shown_log import printable
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
 LOG_BYTES = 2**18
 MAX_TRIALS = 20
-# Terminal escape sequences, and other control characters that HTML does not allow.
-CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Any]]
 
@@ -37,7 +35,6 @@ class Documents:
 
     Attributes:
         uri: The run's folder.
-        settings: The settings in `config.json`.
         curves: The plot of the metrics, as a PNG.
         log: The last lines of the newest log.
     """
@@ -63,22 +60,12 @@ class Documents:
         return "failed" if self.error else "unfinished"
 
 
-def try_write_report(storage: RunStorage, say: Callable[[str], None]) -> None:
-    """Write the report of a run; a failure costs one line."""
+def write_report(storage: RunStorage, say: Callable[[str], None]) -> None:
+    """Write the report of a run into its folder; a failure costs one line."""
     try:
-        write_report(storage)
+        storage.write(layout.REPORT, render(read_documents(storage)))
     except Exception as cause:
         say(f"{layout.REPORT} could not be written ({one_line(cause)})")
-
-
-def write_report(storage: RunStorage) -> None:
-    """Write the report of a run into its folder.
-
-    Raises:
-        OSError: The folder can't be read or written.
-        UsageError: A document in it is broken.
-    """
-    storage.write(layout.REPORT, render(read_documents(storage)))
 
 
 def render_here(storage: RunStorage) -> bytes:
@@ -125,16 +112,13 @@ def render(documents: Documents) -> str:
     """Return the report as HTML."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = template.from_string(TEMPLATE.read_text())
-    resume_command = None
-    if not documents.result:
-        resume_command = (documents.status or documents.error).get("next")
     changed, defaults = _settings(documents)
     return page.render(
         name=documents.run_name,
         uri=documents.uri,
         state=documents.state,
         outcome=_outcome(documents),
-        command=resume_command,
+        command=None if documents.result else (documents.status or documents.error).get("next"),
         is_under_way=documents.state in layout.UNDER_WAY,
         url=layout.page_url(documents.status.get("url")),
         facts=_facts(documents),
@@ -159,7 +143,7 @@ def _read_log(storage: RunStorage) -> list[str]:
         stream.seek(max(sizes[newest] - LOG_BYTES, 0))
         text = stream.read().decode(errors="replace")
     lines = text.removesuffix("\n").split("\n")
-    return [CONTROLS.sub("", line) for line in lines[-LOG_LINES:]]
+    return [printable(line) for line in lines[-LOG_LINES:]]
 
 
 def _outcome(documents: Documents) -> str:

@@ -1,33 +1,141 @@
-"""Versions and times of `result.json`, and figures as PNG."""
+"""Results of a run beside the files of its script: metrics, their plot, TensorBoard events, result.json."""
 
 from __future__ import annotations
 
 import io
 import platform
 import runpy
+import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import Any
 
 import psutil
 
 import ray_on_ecs
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import read_snapshot
+from ray_on_ecs.tracking.cost import Cost, Earlier
+from ray_on_ecs.tracking.records import STEP, merge_records
 
-if TYPE_CHECKING:  # matplotlib takes a second to import
-    from matplotlib.figure import Figure
-
+COLUMNS = 3
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
+# Of the files that a Checkpointer exports into the run's folder.
+WEIGHTS = ".safetensors"
 
 
-def png(figure: Figure) -> bytes:
-    """Return a matplotlib figure as a PNG."""
+def write_results(
+    storage: RunStorage, config: RunConfig, summary: dict[str, Any], cost: Cost | None, earlier: Earlier
+) -> dict[str, Any]:
+    """Write the results of a run that has ended well.
+
+    Args:
+        storage: The run's folder.
+        config: The run's settings.
+        summary: The return value of rank 0: `hardware`, and `started_at`, when its script was started (Unix time).
+        cost: Cost of its instances, if that is known.
+        earlier: Time and cost of the commands before this one.
+
+    Returns:
+        The document written to `result.json`.
+
+    Raises:
+        OSError: A file could not be written.
+    """
+    records = merge_records(storage)
+    files = {"report": layout.REPORT}
+    snapshot = read_snapshot(storage)
+    if snapshot.files:
+        files["files"] = snapshot.folder
+    names = metric_names(records)
+    if names:
+        storage.write(layout.CURVES, plot(records, names))
+        storage.write(layout.EVENTS, event_file(records, names))
+        files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
+    files |= {PurePath(name).stem: name for name in sorted(storage.file_sizes()) if _is_weights(name)}
+    files |= {name: f"{name}/" for name in storage.folders("") if any(map(_is_weights, storage.file_sizes(name)))}
+    document = {
+        "run_name": config.run_name,
+        "storage_path": storage.uri,
+        "command": config.command,
+        "metrics": records[-1] if records else None,
+        "hardware": summary["hardware"],
+        "versions": _versions(),
+        "times": run_times(summary["started_at"]),
+        "cost": cost,
+        "earlier": earlier,
+        "config": config.to_dict(),
+        "files": files,
+    }
+    storage.write_json(layout.RESULT, document)
+    return document
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(WEIGHTS)
+
+
+def check_not_finished(storage: RunStorage) -> None:
+    """Raise UsageError if a run has its results already, or its folder has another format."""
+    settings = storage.read_json(layout.SETTINGS)
+    if settings is not None and settings.get("format") != layout.FORMAT:
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} was written by another version; give another --run-name"
+        )
+    if storage.exists(layout.RESULT):
+        raise UsageError(
+            f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
+            "--run-name, or delete that run (ray-on-ecs rm)"
+        )
+
+
+def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the metrics, in the order in which they first appear."""
+    return list(dict.fromkeys(name for record in records for name in record if name not in (STEP, "time")))
+
+
+def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Return a PNG with a plot of each metric by step."""
+    from matplotlib.figure import Figure  # takes a second: not before the end
+
+    columns = min(len(names), COLUMNS)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes in grid[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid, names, strict=False):
+        points = [record for record in records if record.get(name) is not None]
+        axes.plot([record[STEP] for record in points], [record[name] for record in points], marker="o", markersize=3)
+        axes.set(title=name, xlabel=STEP)
+        axes.grid(alpha=0.3)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     return picture.getvalue()
 
 
-def versions() -> dict[str, str | None]:
+def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Return the metrics by step as an event file, for `tensorboard --logdir FOLDER`."""
+    from tensorboardX import SummaryWriter  # slow to import
+
+    with tempfile.TemporaryDirectory() as folder:
+        with SummaryWriter(folder) as writer:
+            for record in records:
+                moment = datetime.fromisoformat(record["time"]).timestamp()
+                for name in names:
+                    if record.get(name) is not None:
+                        writer.add_scalar(name, record[name], record[STEP], moment)
+        [file] = Path(folder).iterdir()
+        return file.read_bytes()
+
+
+def _versions() -> dict[str, str | None]:
     """Return the versions of Python, CUDA and the packages."""
     # torch takes a second to import, and its version.py is enough.
     torch_version = metadata.distribution("torch").locate_file("torch/version.py")

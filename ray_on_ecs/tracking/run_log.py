@@ -6,16 +6,13 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 
-from ray_on_ecs.periodic import run_every
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.shown_log import Filter
 
-STORE_SECONDS = 60.0
 MAX_BYTES = 10 * 2**20
 STDOUT = 1
 
@@ -35,12 +32,6 @@ class RunLog:
         self._descriptor = descriptor
         self._lock = threading.Lock()
         self._stored: tuple[int, int] | None = None
-
-    @contextmanager
-    def storing(self) -> Generator[None]:
-        """Store the log every minute until the block ends."""
-        with run_every(STORE_SECONDS, self.store, "run log"):
-            yield
 
     def store(self) -> None:
         """Store the log if it has changed; the next call repeats a failed one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ class RunMonitor:
     Attributes:
         progress: The last report, or None before the first.
         history: The metrics that were reported during this command, each once.
+        metrics: The last value of each of them.
         url: The page that an experiment tracker has for the run, or None.
         guess: Loss and step of the output of a script that reports none; empty if there are none.
         steps_made: Steps that this command has made; steps that were lost and made again count twice.
@@ -30,25 +31,22 @@ class RunMonitor:
         self._last_number = -1
         self.progress: Progress | None = None
         self.history: list[Any] = []
+        self.metrics: dict[str, Any] = {}
         self.url: str | None = None
         self.guess: dict[str, Any] = {}
         self.steps_made = 0
 
     @contextmanager
-    def polling(self, on_poll: Callable[[], None]) -> Generator[None]:
-        """Poll the actor until the block ends, and call a function after each poll."""
-
-        def poll() -> None:
-            self.poll()
-            on_poll()
-
-        with run_every(REPORT_SECONDS, poll, "run monitor"):
+    def polling(self) -> Generator[None]:
+        """Poll the actor until the block ends, and once more then."""
+        with run_every(REPORT_SECONDS, self.poll, "run monitor"):
             yield
-        poll()
+        self.poll()
 
     def poll(self) -> None:
         """Read the actor once."""
-        state = self._run_state.read(self._last_number)
+        # The last record again: it grows until the next step.
+        state = self._run_state.read(self._last_number - 1)
         if state is not None:
             self.update(state)
 
@@ -57,7 +55,12 @@ class RunMonitor:
         if self._incarnation not in (None, state.incarnation):
             self._console.print("the actor of the run was lost and restarted; training continues", highlight=False)
         self._incarnation = state.incarnation
-        self.history += state.metrics.values()
+        for number, record in state.metrics.items():
+            if number == self._last_number:
+                self.history[-1] = record
+            else:
+                self.history.append(record)
+            self.metrics = self.metrics | record
         self.url = state.url or self.url
         self.guess = state.guess or self.guess
         self._last_number = max(state.metrics, default=self._last_number)

@@ -24,13 +24,12 @@ from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage, parse_json
-from ray_on_ecs.tracking.cost import InstanceCost, InstanceKind, cost_of
-from ray_on_ecs.tracking.report import try_write_report
+from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_of, earlier_of
+from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
-from ray_on_ecs.tracking.totals import Earlier, earlier_of
 
-WRITE_SECONDS = 10.0
+WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0
 
 State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
 
@@ -45,8 +44,9 @@ class Status(TypedDict):
         updated: The time of this document.
         step: Steps done since the start of the training.
         loss: The last loss that the script logged, or printed if it reports nothing.
-        workers: How many there are.
-        cost_usd: What this command's workers have cost so far.
+        metrics: The last value of each metric that this command has logged; null for one that was not finite.
+        workers: The number of workers.
+        cost_usd: The cost of this command's workers so far.
         earlier: Time and cost of the commands before this one.
         instances: The instances of `cost_usd`.
         job: The submission ID of the Ray job.
@@ -64,6 +64,7 @@ class Status(TypedDict):
     updated: str
     step: int | None
     loss: float | None
+    metrics: dict[str, float | None]
     workers: int | None
     cost_usd: float | None
     earlier: Earlier
@@ -163,7 +164,7 @@ class RunRecord:
         """
         self._keep_before()
         self._monitor, self._hours, self._workers = monitor, hours, workers
-        with self._updating("training"), self._log.storing():
+        with self._updating("training"), run_every(LOG_SECONDS, self._log.store, "run log"):
             yield
 
     @property
@@ -181,6 +182,7 @@ class RunRecord:
         """Return the current status."""
         progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
+        metrics = self._monitor.metrics if self._monitor else {}
         step = (progress.step if progress else None) or None  # 0 without a report
         if step is None and history:
             step = history[-1]["step"]
@@ -196,6 +198,7 @@ class RunRecord:
             "updated": _iso(datetime.now(UTC)),
             "step": printed.get("step") if step is None else step,
             "loss": _last_loss(history) if history else printed.get("loss"),
+            "metrics": {name: value for name, value in metrics.items() if name not in ("step", "time")},
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
@@ -233,16 +236,20 @@ class RunRecord:
             self._restore_before()
             return
         with self._lock:
-            self._state = state = _end_state(error)
-            if error and state == "failed":
-                self._error = one_line(
-                    error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
-                )
+            if error is None:
+                state: State = "finished"
+            elif isinstance(error, Interrupted | KeyboardInterrupt | SystemExit):
+                state = "interrupted"
+            else:
+                state = "failed"
+                reason = error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+                self._error = one_line(reason)
+            self._state = state
         if not self._write(state):  # the storage doesn't answer, and another attempt would hold up the end
             return
         self._log.store()
         atexit.register(self._log.store)  # for the lines after this
-        try_write_report(self._storage, say)
+        write_report(self._storage, say)
 
     def _restore_before(self) -> None:
         """Restore the status of the command before: this one was refused and has changed nothing."""
@@ -262,12 +269,6 @@ def submission_id() -> str | None:
 def job_metadata() -> dict[str, str]:
     """Return the Ray job's metadata if this process is the driver of one, else an empty dict."""
     return json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata") or {}
-
-
-def _end_state(error: BaseException | None) -> State:
-    if error is None:
-        return "finished"
-    return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt | SystemExit) else "failed"
 
 
 def _last_loss(history: Sequence[Mapping[str, Any]]) -> float | None:

@@ -27,8 +27,6 @@ ESCAPES = re.compile(
 RESETS = ("\x1b[m", "\x1b[0m")
 # All but tab and newline, and the marks that turn the direction of text.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# The function in ray._private.worker that prints the forwarded lines.
-PRINT = "print_to_stdstream"
 # The actors of Ray Train's workers, whose standard output is the script's.
 WORKER = "RayTrainWorker"
 # Ray's autoscaler does not start nodes here.
@@ -131,10 +129,3 @@ class ForwardedLines:
         stream = sys.stderr if is_error else sys.stdout
         for line in lines:
             print(prefix + printable(line, has_colours=shows_colours(stream)), file=stream, flush=True)
-
-
-def install() -> None:
-    """Make Ray print through `ForwardedLines`; call it before `ray.init`, which passes the function to its threads."""
-    from ray._private import worker
-
-    setattr(worker, PRINT, ForwardedLines().print)

@@ -1,4 +1,4 @@
-"""How the benchmarks turn measurements into comparisons."""
+"""Comparisons by the benchmarks' measurements."""
 
 import gzip
 import io

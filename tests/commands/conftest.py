@@ -29,13 +29,13 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a command: separate Ray clusters, and their home with a token."""
+    """The environment of a command: no Ray cluster, and a home with a token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
     caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
     home = tmp_path_factory.mktemp("home")
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary:  # short
         own = {"RAY_TMPDIR": temporary, "TMPDIR": temporary, "HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
-        yield {**kept, **BUSY_MACHINE, **caches, **own, "RAY_ADDRESS": "local", "COLUMNS": "100"}
+        yield {**kept, **BUSY_MACHINE, **caches, **own, "COLUMNS": "100"}
 
 
 @pytest.fixture(scope="session")

@@ -83,9 +83,8 @@ def started(
         JOB_LIMIT: JOB_LIMIT_SECONDS,
         "RAY_ON_ECS_STORAGE_PATH": str(storage),
     }
-    variables = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
     command = [*COMMAND, "--node-ip-address=127.0.0.1", *flags(ports | WORKER_PORTS)]
-    process = start_ray(command, {**variables, **own}, storage / "head.log")
+    process = start_ray(command, {**environment, **own}, storage / "head.log")
     dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)

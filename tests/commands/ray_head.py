@@ -119,7 +119,7 @@ def ray_head(environment: Mapping[str, str], folder: Path, ray: Sequence[str] = 
     head_ports = dict(zip(ports.HEAD, [rest[0], dashboard, rest[1]], strict=True))
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets lie below it
     variables = {
-        **{name: value for name, value in environment.items() if name != "RAY_ADDRESS"},
+        **environment,
         **TOKEN,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{REPOSITORY / 'docker'}",

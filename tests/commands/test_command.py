@@ -1,4 +1,4 @@
-"""The packaged image classifier as a user trains it: a real Ray cluster on this machine, two workers."""
+"""The packaged image classifier on two workers of a real Ray head, and mistakes of a user in one line each."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from tests.aws import metric_totals
 from tests.commands.conftest import REPOSITORY, TINY, Run
-from tests.commands.head import SECONDS, commands
+from tests.commands.head import SECONDS, Head, commands
 
 pytestmark = pytest.mark.fault
 Train = Callable[..., Run]
@@ -19,9 +19,9 @@ STEPS = 11  # of an epoch
 
 
 @pytest.fixture(scope="module")
-def train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """Run `python -m ray_on_ecs.run` to its end, in a separate folder."""
-    with commands("ray_on_ecs.run", environment, tmp_path_factory.mktemp("work")) as start:
+def train(environment: dict[str, str], head: Head, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """Run `python -m ray_on_ecs.run` to its end on the head, in a separate folder."""
+    with commands("ray_on_ecs.run", {**environment, **head.variables}, tmp_path_factory.mktemp("work")) as start:
 
         def run(*arguments: str, **variables: str) -> Run:
             process = start(*arguments, **variables)
@@ -82,7 +82,7 @@ def test_user_error_is_named_and_not_retried(train: Train, tmp_path: Path) -> No
 
 
 def test_missing_gpus_are_an_error_after_the_wait(train: Train, tmp_path: Path) -> None:
-    run = train("--device", "cuda", "--num-workers", "2", "--storage-path", str(tmp_path), *TINY)
+    run = train("--device=cuda", "--num-workers=2", "--worker-timeout=1", "--storage-path", str(tmp_path), *TINY)
     assert run.returncode == 3
     assert run.stderr.splitlines()[-1].startswith("ray-on-ecs: --num-workers 2 needs a GPU and a CPU for each worker")
 

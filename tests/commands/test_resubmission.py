@@ -81,8 +81,8 @@ def follow(environment: dict[str, str], tmp_path: Path) -> Iterator[Follow]:
 def undisturbed(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The weights of the same run without a disturbance."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with commands("ray_on_ecs.run", environment, folder) as start:
-        process = start("--run-name=undisturbed", "--storage-path", str(folder), *RUN)
+    with commands("ray_on_ecs", environment, folder) as start:
+        process = start("run", "--local", "--run-name=undisturbed", "--storage-path", str(folder), *RUN)
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
     return (folder / "undisturbed" / "model.safetensors").read_bytes()

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from tests.aws import client
-from tests.commands.head import ON_HEAD, SECONDS, SECRETS, Head, commands, read_until
+from tests.commands.head import ON_HEAD, SECONDS, SECRETS, Head, commands, read_until, started
 from tests.commands.head import TOKEN as RAYS
 from tests.commands.ray_head import ray_head
 from tests.commands.test_local import ray_of
@@ -271,8 +271,12 @@ def test_run_without_a_job_stores_its_secret(environment: dict[str, str], code: 
     home, hold = tmp_path / "home", tmp_path / "hold"
     home.mkdir()
     hold.touch()
+    own = {**environment, "HOME": str(home)}
     flags = ("--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt", "--run-name", "hand")
-    with commands("ray_on_ecs.run", {**environment, "HOME": str(home), "TOKEN": VALUE}, code) as start:
+    with (
+        started(own, tmp_path) as own_head,
+        commands("ray_on_ecs.run", {**own, **own_head.variables, "TOKEN": VALUE}, code) as start,
+    ):
         process = start(*flags, "show.py", str(hold))
         read_until(process, "token ***")
         assert len(with_value(home)) == 1

@@ -15,7 +15,6 @@ import os
 import ray
 from ray_on_ecs.command import RAY_SETTINGS
 os.environ.update(RAY_SETTINGS)
-from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import ray_cluster
 
@@ -25,7 +24,7 @@ class Actor:
         return "joined"
 
 try:
-    ray_cluster.connect(RunConfig())
+    ray_cluster.connect()
 except TrainingError as error:
     print(type(error).__name__, error)
     raise SystemExit(error.exit_status)

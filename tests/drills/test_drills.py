@@ -1,4 +1,4 @@
-"""What the drills make of their measurements."""
+"""Tables of the drills' measurements."""
 
 import io
 

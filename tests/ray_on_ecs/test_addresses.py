@@ -12,9 +12,9 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 ADDRESSES = ["s3://AKIA:SECRET@bucket/x", "s3://bucket/x?secret_key=SECRET", "AKIA:SECRET@bucket"]
 COMMANDS = [
-    *("runs", "logs x", "logs --follow x", "stop x", "stop --all", "fetch x", "open x", "compare x y", "rm x"),
+    *("runs", "logs x", "logs --follow x", "stop x", "stop --all", "fetch x", "open x", "rm x"),
     *(
-        "prune --older-than 1",
+        "rm --older-than 1",
         "status",
         "doctor",
         "run train.py",

@@ -55,6 +55,7 @@ class Folders:
             "updated": moment(),
             "step": 25,
             "loss": 0.25,
+            "metrics": {"loss": 0.25, "accuracy": 0.5, "lr": None},
             "workers": 2,
             "cost_usd": 0.42,
             "instances": None,

@@ -1,4 +1,4 @@
-"""`ray-on-ecs rm` and `prune`: ended runs are deleted, and active runs stay."""
+"""`ray-on-ecs rm`: ended runs are deleted, by name or age, and active runs stay."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from ray_on_ecs import secrets
-from ray_on_ecs.cli import prune
+from ray_on_ecs.cli import rm
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import HeadCluster
 from tests.ray_on_ecs.cli.folders import Folders, head, job
@@ -76,7 +76,7 @@ def test_lost_run_stays_while_the_head_of_its_stack_is_silent(
         stack.setattr(HeadCluster, "start_seconds", 0.0)
         assert main(["rm", "lost"]) == 2
         assert "run lost is under way as far as is known" in capsys.readouterr().err
-        assert main(["prune", "--older-than", "7", "--yes"]) == 0
+        assert main(["rm", "--older-than", "7", "--yes"]) == 0
     assert lost.exists()
     assert main(["rm", "--local", "lost"]) == 0
     assert not lost.exists()
@@ -91,7 +91,14 @@ def test_run_whose_driver_was_killed_can_be_deleted_later(folders: Folders, caps
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("frist",), "run 'frist' not found in"), ((), "Missing argument 'RUN...'")],
+    [
+        (("frist",), "run 'frist' not found in"),
+        ((), "RUN...: give the names of runs, or --older-than DAYS alone"),
+        (("first", "--older-than", "0"), "RUN...: give the names of runs, or --older-than DAYS alone"),
+        (("--older-than", "-1"), "--older-than"),
+        (("--older-than", "week"), "--older-than"),
+        (("--yes",), "RUN...: give the names of runs, or --older-than DAYS alone"),
+    ],
 )
 def test_user_error_deletes_nothing(
     folders: Folders, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
@@ -108,7 +115,7 @@ def test_run_with_a_held_lock_stays(folders: Folders, capsys: pytest.CaptureFixt
     assert main(["rm", "--local", "resumed"]) == 2
     assert "run resumed is under way" in capsys.readouterr().err
     os.utime(folder / "status.json", (time.time() - OLD, time.time() - OLD))
-    assert main(["prune", "--local", "--older-than", "0", "--yes"]) == 0
+    assert main(["rm", "--local", "--older-than", "0", "--yes"]) == 0
     assert folder.exists()
 
 
@@ -118,7 +125,7 @@ def test_folder_without_a_run_stays(folders: Folders, capsys: pytest.CaptureFixt
     os.utime(model / "config.json", (time.time() - OLD, time.time() - OLD))
     assert main(["rm", "--local", "llama"]) == 2
     assert "llama: is a folder without a run" in capsys.readouterr().err
-    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 0
     assert model.exists()
 
 
@@ -130,11 +137,11 @@ def code_of(folders: Folders, name: str) -> Path:
     return archive
 
 
-def test_old_runs_and_code_are_pruned(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_runs_and_their_code_are_deleted(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = make(folders, "old", age=OLD, code="aa"), make(folders, "new", code="bb")
     lost = make(folders, "lost", age=OLD, state="training")
     unused, used = code_of(folders, "aa"), code_of(folders, "bb")
-    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 0
     shown = capsys.readouterr()
     assert "2 runs deleted, and 1 archive of code" in shown.err
     assert [each.exists() for each in (old, lost, unused)] == [False] * 3
@@ -142,20 +149,20 @@ def test_old_runs_and_code_are_pruned(folders: Folders, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("answer", "status"), [("n\n", 130), ("", 2)], ids=["no", "end of input"])
-def test_prune_asks_for_confirmation(
+def test_deletion_by_age_asks_first(
     folders: Folders, monkeypatch: pytest.MonkeyPatch, answer: str, status: int
 ) -> None:
     old = make(folders, "old", age=OLD)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    assert main(["prune", "--local", "--older-than", "7"]) == status
+    assert main(["rm", "--local", "--older-than", "7"]) == status
     assert old.exists()
 
 
-def test_active_runs_are_never_pruned(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_runs_are_never_too_old(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = make(folders, "busy", age=OLD, state="interrupted")
     with head([job("busy")]) as url:
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
-        assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+        assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 0
     assert busy.exists()
 
 
@@ -183,7 +190,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-@pytest.mark.parametrize("words", [("rm", "broken"), ("prune", "--older-than", "7", "--yes")], ids=["rm", "prune"])
+@pytest.mark.parametrize("words", [("broken",), ("--older-than", "7", "--yes")], ids=["name", "age"])
 def test_broken_settings_of_a_run_stop_no_command(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kind: str
 ) -> None:
@@ -192,8 +199,8 @@ def test_broken_settings_of_a_run_stop_no_command(
     content = BROKEN[kind]
     for folder in (broken, healthy):
         (folder / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main([words[0], "--local", *words[1:]]) == 0
-    assert [each.exists() for each in (broken, old, healthy)] == [False, words[0] == "rm", True]
+    assert main(["rm", "--local", *words]) == 0
+    assert [each.exists() for each in (broken, old, healthy)] == [False, words == ("broken",), True]
     assert (healthy / "status.json").exists()
 
 
@@ -205,7 +212,7 @@ def test_code_that_broken_settings_name_stays(
     broken = make(folders, "broken")
     used, unused = code_of(folders, "aa"), code_of(folders, "bb")
     (broken / "config.json").write_text(settings % used.name)
-    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 0
+    assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 0
     assert "1 run deleted, and 1 archive of code" in capsys.readouterr().err
     assert [each.exists() for each in (used, unused)] == [True, False]
 
@@ -216,7 +223,7 @@ def test_code_stays_with_an_unreadable_run(
     make(folders, "old", age=OLD)
     make(folders, "silent")
     code = code_of(folders, "aa")
-    monkeypatch.setattr(prune, "_settings_text", Mock(side_effect=OSError("the storage does not answer")))
-    assert main(["prune", "--local", "--older-than", "7", "--yes"]) == 3
+    monkeypatch.setattr(rm, "_settings_text", Mock(side_effect=OSError("the storage does not answer")))
+    assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 3
     assert "code that no run needs can't be deleted" in capsys.readouterr().err
     assert code.exists()

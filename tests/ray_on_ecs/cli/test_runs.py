@@ -10,10 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 
-from ray_on_ecs.cli import completion
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import history
 from ray_on_ecs.storage import layout
@@ -81,13 +79,9 @@ def test_state_comes_from_the_status(folders: Folders, listed: Callable[..., Any
     folders.status("mine", state)
     run = listed("--no-head")["mine"]
     assert run["state"] == state
-    assert {
-        "step": 25,
-        "loss": 0.25,
-        "cost_usd": 0.42,
-        "workers": 2,
-        "job": "mine",
-    }.items() <= (run.items())
+    known = {"step": 25, "loss": 0.25, "cost_usd": 0.42, "workers": 2, "job": "mine"}
+    assert known.items() <= run.items()
+    assert run["metrics"] == {"loss": 0.25, "accuracy": 0.5}
     assert 700 < run["started_seconds_ago"] < HOUR
 
 
@@ -357,6 +351,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "no state": {"state": None},
     "a step that is text": {"step": "1"},
     "an infinite loss": {"loss": float("inf")},
+    "metrics that are a list": {"metrics": [1]},
+    "metrics that are text": {"metrics": {"loss": "1", "lr": [1], "a": {}}},
+    "infinite metrics": {"metrics": {"loss": float("inf"), "\x1b[2J": 1}},
     "a huge step": {"step": 10**400},
     "a cost that is text": {"cost_usd": "7"},
     "a time that is none": {"started": "yesterday"},
@@ -414,21 +411,11 @@ NO_RUNS = [
 
 
 @pytest.mark.parametrize("name", NO_RUNS)
-def test_folder_with_another_name_is_no_run(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
+def test_folder_with_another_name_is_no_run(folders: Folders, capsys: pytest.CaptureFixture[str], name: str) -> None:
     folders.status("healthy", "finished")
     (Path(folders.path) / name).mkdir()
     (Path(folders.path) / name / "status.json").write_text((Path(folders.path) / "healthy/status.json").read_text())
     assert main(["runs", "--local", "--json"]) == 0
     assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["healthy"]
-    context = click.Context(click.Command("logs"))
-    offered = completion.complete_run(context, click.Argument(["run"]), "")
-    assert [each.value for each in offered] == ["healthy"]
-    completion.remember_runs([name, "healthy"])
-    offered = completion.complete_run(context, click.Argument(["run"]), "")
-    assert name not in [each.value for each in offered]
     for command in (["fetch"], ["open"], ["rm"]):
         assert main([*command, "--local", "--", name]) == 2

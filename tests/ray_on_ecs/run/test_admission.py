@@ -19,7 +19,8 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The storage path; the current folder has a script."""
     for name, value in {**RAY_SETTINGS, "RAY_ON_ECS_STORAGE_PATH": str(tmp_path / "runs")}.items():
         monkeypatch.setenv(name, value)  # restored after the test
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").touch()
@@ -57,6 +58,16 @@ def test_wrong_path_is_one_line_before_the_start(
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"ray-on-ecs: {message}")
     assert not [path for path in storage.glob("*") if path.name != ".code"]
+
+
+def test_run_without_a_head_is_one_line(
+    storage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert run(["train.py"]) == 3
+    line = "ray-on-ecs: RAY_ADDRESS: is not set, so there is no Ray cluster to join; use ray-on-ecs run --local\n"
+    assert capsys.readouterr() == ("", line)
+    assert not storage.exists()
 
 
 def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:

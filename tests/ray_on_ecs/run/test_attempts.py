@@ -56,7 +56,7 @@ def test_workers_that_have_begun_are_not_ended() -> None:
     assert not cluster.passes(watch_of(cluster), 10 * attempts.BEGIN_SECONDS, has_begun=True)
 
 
-@pytest.mark.parametrize(("local", "waits"), [("", [0, 60.0]), ("1", [0, 0])])
+@pytest.mark.parametrize(("local", "waits"), [("", [0, 60.0]), ("1", [0, 0.0])])
 def test_only_clusters_that_nodes_can_join_are_waited_for(
     monkeypatch: pytest.MonkeyPatch, local: str, waits: list[float]
 ) -> None:
@@ -71,5 +71,5 @@ def test_only_clusters_that_nodes_can_join_are_waited_for(
     if local:
         monkeypatch.setenv(LOCAL_VARIABLE, local)
     with pytest.raises(ResourceError):
-        attempts.wait_for_workers(RunConfig(), 60.0, Mock(waiting=nullcontext), Console())
+        attempts.wait_for_workers(RunConfig(worker_timeout=60.0), Mock(waiting=nullcontext), Console())
     assert waited == waits

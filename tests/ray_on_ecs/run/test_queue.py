@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import queue
 from ray_on_ecs.run.queue import Place, Ticket, predecessor
 from tests.waiting import until
@@ -131,8 +132,43 @@ def test_ticket_counts_the_maximum_workers(given: dict[str, object], workers: in
     assert Ticket.of(config, "ada", 1.0).workers == workers
 
 
-def test_queue_requires_a_named_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    waited: list[Ticket] = []
-    with queue.turn(ticket("own", 1), waited.append):
-        assert not waited
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "head.internal:6379", "[::1]:6379", "::1:65535", "a_b:1"])
+def test_head_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert queue.head_address() == address
+
+
+@pytest.mark.parametrize("address", [None, ""])
+def test_missing_head_names_the_local_command(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    if address is None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    else:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ResourceError, match=r"RAY_ADDRESS: is not set, .*; use ray-on-ecs run --local"):
+        queue.head_address()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "auto",
+            "local",
+            "head",
+            ":6379",
+            "head:",
+            "head:port",
+            "head:0",
+            "head:65536",
+            "head:999999",
+            "head:-1",
+            " ",
+        ),
+        *("head:6379/", "ray://head:10001", "http://head:8265", "he ad:6379", "head: 6379", "me@head:6379"),
+        "head:\u0666379",
+    ],
+)
+def test_address_that_is_not_a_head_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError, match=r"is not the HOST:PORT of a Ray head; correct it, or use ray-on-ecs run"):
+        queue.head_address()

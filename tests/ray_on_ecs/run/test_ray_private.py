@@ -13,6 +13,14 @@ from tests.lazy import Lazy
 ray_private, failure_report = Lazy("ray_on_ecs.run.ray_private"), Lazy("ray_on_ecs.run.failure_report")
 
 
+def test_ray_has_the_replaced_print_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, name = ray_private.worker, ray_private.PRINT
+    assert f"functools.partial({name}, ignore_prefix=ignore_prefix)" in inspect.getsource(worker)
+    monkeypatch.setattr(worker, name, getattr(worker, name))
+    ray_private.print_by(print)
+    assert getattr(worker, name) is print
+
+
 def test_trainer_accepts_the_arguments_of_a_run() -> None:
     from ray.train import RunConfig, ScalingConfig
 

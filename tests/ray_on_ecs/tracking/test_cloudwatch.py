@@ -1,4 +1,4 @@
-"""What CloudWatch learns of a run, and that the run doesn't depend on it."""
+"""Metrics of a run in CloudWatch, on which the run does not depend."""
 
 import math
 import subprocess
@@ -24,7 +24,7 @@ Published = Callable[[], dict[str, MetricTotals]]
 
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str]) -> RunMonitor:
-    """What the driver knows of the run; the environment leads to the AWS of the tests."""
+    """The driver's view of the run; the environment leads to the AWS of the tests."""
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test

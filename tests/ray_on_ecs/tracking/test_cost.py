@@ -1,4 +1,4 @@
-"""What a run has cost, by the prices that the stack leaves in a parameter."""
+"""Cost of a run, by the prices that the stack leaves in a parameter, and its totals over all commands."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 from ray_on_ecs import spot_prices
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.tracking import cost as cost_module
-from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of
+from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of, earlier_of, total_seconds, total_usd
 from tests.aws import REGION, client
 
 NAME = "workers-of-the-tests"
@@ -145,7 +145,7 @@ def test_no_instance_costs_nothing(put: Callable[..., Any]) -> None:
     assert cost_line(cost) == ""
 
 
-def test_without_a_stack_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_a_stack_asks_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     assert cost_of({G5: 0.5}) is None
 
@@ -160,3 +160,28 @@ def test_description_of_the_stack_is_read_once_in_five_minutes(monkeypatch: pyte
         cost_of({G5: 0.5})
         now += 10
     assert read == [1000.0, 1310.0]
+
+
+def status(seconds: int, usd: float | None, earlier: Any = None) -> dict[str, Any]:
+    times = {"started": "2026-01-02T03:00:00.000+00:00", "updated": f"2026-01-02T03:00:{seconds:02}.000+00:00"}
+    return {**times, "cost_usd": usd, **({"earlier": earlier} if earlier else {})}
+
+
+def test_each_command_adds_its_own_part() -> None:
+    first = status(30, 1.0)
+    second = status(20, 0.5, earlier_of(first))
+    third = status(10, 0.25, earlier_of(second))
+    assert (total_seconds(third, {}), total_usd(third, {})) == (60, 1.75)
+    result = {"times": {"total_seconds": 12.0}, "cost": {"usd": 0.3}, "earlier": earlier_of(second)}
+    assert (total_seconds(third, result), total_usd(third, result)) == (62, 1.8)
+
+
+@pytest.mark.parametrize("unknown", [(None, 1.0), (1.0, None)])
+def test_unknown_cost_makes_the_total_unknown(unknown: tuple[float | None, float | None]) -> None:
+    first, second = unknown
+    assert total_usd(status(20, second, earlier_of(status(30, first))), {}) is None
+
+
+def test_run_before_its_start_has_no_time() -> None:
+    assert (total_seconds({}, {}), total_usd({}, {})) == (None, None)
+    assert earlier_of(None) == {"seconds": 0.0, "usd": 0.0}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.storage.run_storage import RunStorage
-from ray_on_ecs.tracking.report import Documents, read_documents, render, try_write_report, write_report
+from ray_on_ecs.tracking.report import Documents, read_documents, render, write_report
 
 NEXT = "ray-on-ecs run --run-name mine train.py --epochs 5"
 PICTURE = b"\x89PNG of the curves"
@@ -64,14 +64,14 @@ def write(storage: RunStorage) -> Callable[..., str]:
         for name, document in {"config": SETTINGS, "status": STATUS, **documents}.items():
             if document is not None:
                 storage.write_json(f"{name}.json", document)
-        write_report(storage)
+        write_report(storage, pytest.fail)
         return storage.read("report.html").decode()
 
     return write_all
 
 
 def text(report: str) -> str:
-    """What a report shows, without its style, a line an element."""
+    """The text of a report without its style, a line for each element."""
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", re.sub(r"<style>.*?</style>", "", report, flags=re.S)))
 
 
@@ -169,7 +169,7 @@ def test_report_loads_no_other_files(storage: RunStorage, write: Callable[..., s
 def test_broken_document_costs_one_line(storage: RunStorage) -> None:
     said: list[str] = []
     storage.write("result.json", json.dumps(RESULT)[:-5])
-    try_write_report(storage, said.append)
+    write_report(storage, said.append)
     assert len(said) == 1
     assert said[0].startswith("report.html could not be written (--run-name: result.json in ")
 

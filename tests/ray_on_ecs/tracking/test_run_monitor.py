@@ -55,6 +55,16 @@ class LocalClient(RunClient):
         return state
 
 
+def test_metrics_that_a_step_adds_later_are_kept() -> None:
+    client = LocalClient()
+    monitor = RunMonitor(client, Console(width=100))
+    for number, metrics in ((0, {"loss": 2}), (0, {"loss": 2, "val": 3}), (0, {"loss": 2, "val": 3}), (1, {"loss": 1})):
+        client.actor.report_metrics(number, metrics)
+        monitor.poll()
+    assert monitor.history == [{"loss": 2, "val": 3}, {"loss": 1}]
+    assert monitor.metrics == {"loss": 1, "val": 3}
+
+
 def test_poll_sends_only_new_metrics() -> None:
     client = LocalClient()
     monitor = RunMonitor(client, Console(width=100))

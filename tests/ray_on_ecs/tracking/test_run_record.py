@@ -1,4 +1,4 @@
-"""How a run is doing, as its folder says it."""
+"""State of a run in its folder."""
 
 import json
 import threading
@@ -81,6 +81,7 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
         "state": "training",
         "step": 13,
         "loss": 0.7,
+        "metrics": {"train_loss": 0.7, "test_loss": 0.9},
         "workers": 2,
         "cost_usd": 1.0,
         "instances": instances,
