@@ -76,7 +76,7 @@ ANSWERS = {
     "401": (http(b"no", "", "401 Unauthorized"), ""),
     "403": (http(PAGE, HTML, "403 Forbidden"), ""),
     "404": (http(b"", "", "404 Not Found"), rf"\(404: Not Found\){ADDRESS}"),
-    "500": (http(b"{}", status="500 Internal Server Error"), rf"\(500: {{}}\){LATER}"),
+    "500": (http(b"{}", status="500 Internal Server Error"), rf"\(500: Internal Server Error\){LATER}"),
     "a page of a proxy": (http(PAGE, HTML, "502 Bad Gateway"), rf"\(502: </html>\){LATER}"),
     "an endless refusal": (http(b"", status="503 Busy", length=9), rf"\(503: Busy\){LATER}"),
     "a redirect": (http(b"", "Location: http://127.0.0.1:9/\r\n", "302 Found"), rf"\(302: Found\){ADDRESS}"),
