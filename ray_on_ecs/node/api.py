@@ -83,11 +83,11 @@ def ask(
 
     Args:
         url: The URL.
-        timeout: Seconds of silence until the request is given up.
+        timeout: Seconds of silence until the request is given up, and in which the body has to come.
         token: The cluster's token; None for the environment's.
         method: The HTTP method.
         body: A JSON document to send, or None.
-        longest: Seconds until the whole response has come; 0 for `timeout`.
+        longest: Seconds in which the body has to come instead, or 0.
 
     Raises:
         TokenError: Ray refuses the token.
@@ -95,18 +95,17 @@ def ask(
     """
     token = os.environ.get("RAY_AUTH_TOKEN", "") if token is None else token
     headers = {"Content-Type": "application/json", **bearer(token)}
-    deadline = time.monotonic() + (longest or timeout)
     address = url.partition("?")[0]
     try:
         data = None if body is None else json.dumps(body).encode()
         question = urllib.request.Request(url, data, headers, method=method)
         with OPENER.open(question, timeout=timeout) as response:
-            text = _read(response, deadline).decode()
+            text = _read(response, longest or timeout).decode()
             is_json = response.headers.get_content_type() == "application/json" or text.startswith(("{", "["))
             return (json.loads(text) if is_json else text), response.headers
     except HTTPError as refusal:
         with refusal:
-            raise _refusal(address, refusal, deadline) from refusal
+            raise _refusal(address, refusal, timeout) from refusal
     except (ConnectionError, IncompleteRead) as cause:  # some are also an HTTPException
         raise AnswerError(address, cause, is_passing=True) from cause
     except (HTTPException, RecursionError, ValueError) as cause:
@@ -179,20 +178,20 @@ def check_gcs(address: str, timeout: float = TIMEOUT_SECONDS, token: str | None 
             raise AnswerError(address, f"{code}, {details}", is_passing=code in BUSY) from cause
 
 
-def _refusal(address: str, refusal: HTTPError, deadline: float) -> TokenError | AnswerError:
+def _refusal(address: str, refusal: HTTPError, timeout: float) -> TokenError | AnswerError:
     """Return the error for an HTTP status; its reason is the last line of the body with a word, as of a traceback."""
     if refusal.code in (401, 403):
         return TokenError()
     try:
-        lines = re.findall(r".*\w.*", _read(refusal, deadline).decode(errors="replace"))
+        lines = re.findall(r".*\w.*", _read(refusal, timeout).decode(errors="replace"))
     except (OSError, HTTPException):
         lines = []
     return AnswerError(address, f"{refusal.code}: {lines[-1] if lines else refusal.reason}", refusal.code)
 
 
-def _read(response: Any, deadline: float) -> bytes:
-    """Read a body that may come byte by byte."""
-    body = b""
+def _read(response: Any, seconds: float) -> bytes:
+    """Read a body, which may come byte by byte."""
+    body, deadline = b"", time.monotonic() + seconds
     while chunk := response.read1(CHUNK_BYTES):
         body += chunk
         if time.monotonic() > deadline:
