@@ -1,6 +1,6 @@
 """SSM parameter with the workers' instance types, zones, prices and scaling, for runs and the command line.
 
-See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/cluster/costs.py.
+See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/cluster/aws_status.py.
 """
 
 from __future__ import annotations

@@ -45,28 +45,6 @@ NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME
 # The group of the CPU workers; GPU workers don't have one.
 CPU_WORKERS = "cpu-workers"
 
-# EC2's vCPU quotas: code and name in Service Quotas, the instance families that it counts, and their market.
-STANDARD_FAMILIES = "a|c|d|h|i|im|is|m|r|t|z"
-VCPU_QUOTAS = (
-    ("L-DB2E81BA", "Running On-Demand G and VT instances", "g|gr|vt", ON_DEMAND),
-    ("L-417A185B", "Running On-Demand P instances", "p", ON_DEMAND),
-    (
-        "L-1216C47A",
-        "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
-        STANDARD_FAMILIES,
-        ON_DEMAND,
-    ),
-    ("L-3819A6DF", "All G and VT Spot Instance Requests", "g|gr|vt", SPOT),
-    ("L-C4BD4855", "All P5 Spot Instance Requests", "p(?=5)", SPOT),
-    ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", "p(?=[234])", SPOT),
-    (
-        "L-34B43A08",
-        "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
-        STANDARD_FAMILIES,
-        SPOT,
-    ),
-)
-
 
 def secrets_prefix(cluster_name: str) -> str:
     """Return the prefix of the SSM parameters with the secrets of a cluster's runs."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ray_on_ecs.checkpoint.reclaim import Reclaim
+from ray_on_ecs.checkpoint.collectives import Reclaim
 
 
 class SaveBeforeReclaim(TrainerCallback):

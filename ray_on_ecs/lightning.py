@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ray_on_ecs.checkpoint.reclaim import Reclaim
+from ray_on_ecs.checkpoint.collectives import Reclaim
 
 
 class SaveBeforeReclaim(Callback):

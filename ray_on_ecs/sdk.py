@@ -20,9 +20,8 @@ DEADLINE = "deadline"
 # Exists if this process watches `seconds_left` and saves itself.
 CHECKPOINTER = "checkpointer"
 
-# The variables of the rank under Open MPI's and MPICH's mpirun, and under torchrun.
-MPI_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK")
-RANK_VARIABLES = (*MPI_RANK_VARIABLES, "RANK")
+# The variables of the rank under mpirun, also one that the script itself starts, and under torchrun.
+RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "RANK")
 
 STEP = "step"
 VALUES = "values"

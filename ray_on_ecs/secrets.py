@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 from ray_on_ecs.contract import SECRETS_VARIABLE
@@ -42,15 +42,13 @@ OF_RUNNER = re.compile(
 OF_AWS = "AWS_"
 # SSM's limit for GetParameters and DeleteParameters.
 NAMES_A_CALL = 10
+# Many attempts: all nodes of a run ask at once, and SSM answers 40 requests per second of an account.
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 20, 10
 REFUSED = {"AccessDenied", "AccessDeniedException", "ResourceNotFoundException", "DecryptionFailure"}
 
 
 def parse(items: Sequence[str]) -> dict[str, str]:
-    """Return the ARN of each secret by its name, empty for a stored one.
-
-    Args:
-        items: The values of `--secret`.
+    """Return the ARN of each secret by its name, empty for a stored one, from the values of `--secret`.
 
     Raises:
         UsageError: A value breaks a rule. The message does not contain a secret that was typed by mistake.
@@ -74,20 +72,15 @@ def parse(items: Sequence[str]) -> dict[str, str]:
 
 
 def is_name(text: object) -> bool:
-    """Return whether this can be the name of a secret, which is also the name of its file."""
+    """Return True if a text can be the name of a secret, which is also the name of its file."""
     return isinstance(text, str) and re.fullmatch(NAME, text) is not None
 
 
 def earlier_items(settings: Mapping[str, Any]) -> list[str]:
-    """Return the values of `--secret` of a run's earlier command.
-
-    Args:
-        settings: Its settings, which others who can write to the storage may have written.
-    """
+    """Return the values of `--secret` of an earlier command, whose settings any writer to the storage may forge."""
     items = settings.get("secret")
-    if not isinstance(items, list):
-        return []
-    return [item for item in items if isinstance(item, str) and re.fullmatch(f"{NAME}(={ARN})?", item)]
+    texts = [item for item in items if isinstance(item, str)] if isinstance(items, list) else []
+    return [text for text in texts if re.fullmatch(f"{NAME}(={ARN})?", text)]
 
 
 def stored_names(items: Sequence[str]) -> list[str]:
@@ -118,11 +111,7 @@ def take_from_environment(items: Sequence[str]) -> dict[str, str]:
 
 
 def read(items: Sequence[str], uri: str) -> dict[str, str]:
-    """Return the values of a run's secrets by name.
-
-    Args:
-        items: The values of `--secret`.
-        uri: The run's folder.
+    """Return the values of the secrets in `--secret` by name, for the run with this folder.
 
     Raises:
         UsageError: A secret is deleted, or this cluster may not read it.
@@ -140,32 +129,81 @@ def read(items: Sequence[str], uri: str) -> dict[str, str]:
 
 
 def read_on_node(items: Sequence[str], uri: str) -> dict[str, str]:
-    """Return the values like `read`, with an error that makes the runner retry.
-
-    Raises:
-        UsageError: See `read`.
-        OSError: AWS doesn't answer.
-    """
+    """Return the values like `read`; OSError, after which the runner retries, if AWS doesn't answer."""
     try:
         return read(items, uri)
     except ResourceError as cause:
         raise OSError(str(cause)) from cause
 
 
-class Store(Protocol):
-    """Stored secrets of one run. All methods are idempotent."""
+@dataclass(frozen=True)
+class Parameters:
+    """A run's secrets in SSM's Parameter Store, encrypted with the AWS managed key `aws/ssm`.
+
+    Like `Files`, it can repeat each call: AWS may carry one out and lose the answer.
+    """
+
+    path: str
+    call: Callable[..., Any]
 
     def put(self, values: Mapping[str, str]) -> None:
         """Store values by name, and overwrite existing ones."""
-        ...
+        try:
+            for name, value in values.items():
+                path = f"{self.path}/{name}"
+                self.call("put_parameter", Name=path, Value=value, Type="SecureString", Overwrite=True)
+        except TrainingError as cause:  # only its code: AWS's message may contain the value
+            kind = UsageError if isinstance(cause, UsageError) else ResourceError
+            raise kind(f"--secret: {', '.join(values)} could not be stored ({_code(cause)})") from None
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
         """Return the values by name, without missing ones."""
-        ...
+        values: dict[str, str] = {}
+        for paths in self._path_batches(names):
+            for parameter in self.call("get_parameters", Names=paths, WithDecryption=True)["Parameters"]:
+                values[parameter["Name"].rpartition("/")[2]] = parameter["Value"]
+        return values
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete the values that exist."""
-        ...
+        for paths in self._path_batches(names):
+            self.call("delete_parameters", Names=paths)
+
+    def _path_batches(self, names: Sequence[str]) -> Iterator[list[str]]:
+        for first in range(0, len(names), NAMES_A_CALL):
+            yield [f"{self.path}/{name}" for name in names[first : first + NAMES_A_CALL]]
+
+
+@dataclass(frozen=True)
+class Files:
+    """A run's secrets in files that only this user can read."""
+
+    folder: Path
+
+    def put(self, values: Mapping[str, str]) -> None:
+        """Store values by name, and overwrite existing ones."""
+        for parent in reversed([self.folder, *self.folder.parents]):
+            parent.mkdir(mode=0o700, exist_ok=True)
+        for name, value in values.items():
+            new = self.folder / f".{name}.{os.getpid()}"
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(value)
+            new.replace(self.folder / name)
+
+    def read(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the values by name, without missing ones."""
+        return {name: (self.folder / name).read_text() for name in names if (self.folder / name).is_file()}
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete the values that exist."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            self.folder.rmdir()
+            self.folder.parent.rmdir()
+
+
+Store = Parameters | Files
 
 
 def store(uri: str) -> Store:
@@ -177,79 +215,8 @@ def store(uri: str) -> Store:
 
 
 def parameters(prefix: str, uri: str, call: Callable[..., Any]) -> Store:
-    """Return the store of a run in SSM, for another machine.
-
-    Args:
-        prefix: The prefix of the cluster's parameters.
-        uri: The run's folder.
-        call: Calls a method of SSM with keyword arguments; raises a TrainingError.
-    """
+    """Return the store of a run below a cluster's prefix, for another machine, which calls SSM's methods by `call`."""
     return Parameters(f"{prefix}/{_place(uri)}", call)
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Secrets in SSM's Parameter Store, encrypted with the AWS managed key `aws/ssm`."""
-
-    path: str
-    call: Callable[..., Any]
-
-    def put(self, values: Mapping[str, str]) -> None:
-        """See Store."""
-        try:
-            for name, value in values.items():
-                path = f"{self.path}/{name}"
-                self.call("put_parameter", Name=path, Value=value, Type="SecureString", Overwrite=True)
-        except TrainingError as cause:  # only its code: AWS's message may contain the value
-            kind = UsageError if isinstance(cause, UsageError) else ResourceError
-            raise kind(f"--secret: {', '.join(values)} could not be stored ({_code(cause)})") from None
-
-    def read(self, names: Sequence[str]) -> dict[str, str]:
-        """See Store."""
-        values: dict[str, str] = {}
-        for paths in self._path_batches(names):
-            response = self.call("get_parameters", Names=paths, WithDecryption=True)
-            for parameter in response["Parameters"]:
-                values[parameter["Name"].rpartition("/")[2]] = parameter["Value"]
-        return values
-
-    def delete(self, names: Sequence[str]) -> None:
-        """See Store."""
-        for paths in self._path_batches(names):
-            self.call("delete_parameters", Names=paths)
-
-    def _path_batches(self, names: Sequence[str]) -> Iterator[list[str]]:
-        for first in range(0, len(names), NAMES_A_CALL):
-            yield [f"{self.path}/{name}" for name in names[first : first + NAMES_A_CALL]]
-
-
-@dataclass(frozen=True)
-class Files:
-    """Secrets in files that only this user can read."""
-
-    folder: Path
-
-    def put(self, values: Mapping[str, str]) -> None:
-        """See Store."""
-        for parent in reversed([self.folder, *self.folder.parents]):
-            parent.mkdir(mode=0o700, exist_ok=True)
-        for name, value in values.items():
-            new = self.folder / f".{name}.{os.getpid()}"
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(value)
-            new.replace(self.folder / name)
-
-    def read(self, names: Sequence[str]) -> dict[str, str]:
-        """See Store."""
-        return {name: (self.folder / name).read_text() for name in names if (self.folder / name).is_file()}
-
-    def delete(self, names: Sequence[str]) -> None:
-        """See Store."""
-        for name in names:
-            (self.folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            self.folder.rmdir()
-            self.folder.parent.rmdir()
 
 
 class Masker:
@@ -306,12 +273,10 @@ class _Masked:
         self._mask = mask
 
     def write(self, text: str) -> int:
-        """See io.TextIOBase."""
         self._stream.write(self._mask(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """See io.IOBase."""
         self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
@@ -329,12 +294,7 @@ def ask(service: str, method: str, region: str | None = None, **arguments: Any) 
 
 
 def call(client: Any, method: str, **arguments: Any) -> Any:
-    """Call AWS through a boto3 client.
-
-    Raises:
-        UsageError: AWS refuses.
-        ResourceError: It can't be reached.
-    """
+    """Call AWS through a boto3 client; UsageError if it refuses, ResourceError if it can't be reached."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -280,6 +280,8 @@ def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
             called.add(ACTIONS.get(action, action))
     assert called, "the calls are written in another way"
     assert called - FREE <= allowed
+    [of_status] = [set(each["Action"]) for each in statements if each["Sid"] == "StatusAndDoctor"]
+    assert of_status <= called
     stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
     assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]]
     documents = [each for each in statements if ":document/" in str(each["Resource"])]

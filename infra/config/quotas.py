@@ -19,7 +19,6 @@ import pulumi_aws as aws
 from infra.errors import SettingError, error_reason
 from infra.tags import stack_tags
 from infra.types import NodeSpec
-from ray_on_ecs.contract import SPOT, VCPU_QUOTAS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,16 @@ class Quota:
     service: str = "ec2"
 
 
-QUOTAS = tuple(
-    Quota(code=code, name=name, families=families, spot=market == SPOT) for code, name, families, market in VCPU_QUOTAS
+STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+STANDARD_FAMILIES = "a|c|d|h|i|im|is|m|r|t|z"
+QUOTAS = (
+    Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", families="g|gr|vt"),
+    Quota(code="L-417A185B", name="Running On-Demand P instances", families="p"),
+    Quota(code="L-1216C47A", name=f"Running On-Demand {STANDARD} instances", families=STANDARD_FAMILIES),
+    Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests", families="g|gr|vt", spot=True),
+    Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests", families="p(?=5)", spot=True),
+    Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", families="p(?=[234])", spot=True),
+    Quota(code="L-34B43A08", name=f"All {STANDARD} Spot Instance Requests", families=STANDARD_FAMILIES, spot=True),
 )
 # Quotas of which a new VPC takes one, with the current usage.
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html

@@ -1,4 +1,8 @@
-"""Background save: a thread of each rank stores its part of a checkpoint while training continues."""
+"""Background save: a copy of the state in host memory, which a thread of each rank stores while training continues.
+
+All ranks take the copy between two steps. The planners of torch.distributed.checkpoint divide the work: every rank
+copies and writes its shards, and some of the replicated tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,70 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
-from ray_on_ecs.checkpoint.dcp import Writer
-from ray_on_ecs.checkpoint.index import CheckpointIndex
-from ray_on_ecs.checkpoint.manifest import FileRecord
-from ray_on_ecs.checkpoint.staging import Copy
+from ray_on_ecs.checkpoint.dcp import StagingPlanner, Writer
+from ray_on_ecs.checkpoint.index import CheckpointIndex, FileRecord, Manifest
+from ray_on_ecs.checkpoint.state import TrainingState
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
-# Time for a write in progress to notice that it has been given up.
+# For a write in progress to notice that it has been given up, as it does at its next chunk of 16 MiB.
 GIVE_UP_SECONDS = 5.0
+
+# A rank's stored files, and the position of each tensor in them.
+Part = tuple[dict[str, FileRecord], list[WriteResult]]
+
+
+class DivergedError(ArithmeticError):
+    """A weight is NaN or infinite, and is not saved. All ranks raise it at the same step."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Stored part of a rank: its files, and the position of each tensor in them."""
+class Copy:
+    """Part of a checkpoint in a rank's host memory."""
 
-    files: dict[str, FileRecord]
-    results: list[WriteResult]
+    name: str  # the checkpoint's folder
+    plan: SavePlan  # the items that this rank writes
+    planner: StagingPlanner  # has the copies of the items
+    metadata: Metadata | None  # of all ranks' items, on rank 0
+    manifest: Manifest  # without the files
+
+
+def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, index: CheckpointIndex | None) -> Copy:
+    """Copy the state; all ranks must call it, rank 0 with the index of the checkpoints.
+
+    Raises:
+        DivergedError: A weight is not finite.
+    """
+    planner = StagingPlanner()
+    planner.set_up_planner(state.collect(), is_coordinator=ranks.rank == 0)
+    gathered = ranks.gather((planner.create_local_plan(), state.is_finite()))
+    metadata = None
+    messages: list[Any] = []  # for each rank: its plan and the folder, or the first rank that has diverged
+    if index is not None:
+        diverged = [rank for rank, (_, is_finite) in enumerate(gathered) if not is_finite]
+        if diverged:
+            messages = [diverged[0]] * len(gathered)
+        else:
+            global_plan, metadata = planner.create_global_plan([plan for plan, _ in gathered])
+            name = index.new_name(manifest["step"])
+            # prepare_global_plan names the files.
+            messages = [(name, plan) for plan in FileSystemWriter("").prepare_global_plan(global_plan)]
+    message = ranks.scatter(messages)
+    if isinstance(message, int):
+        step = manifest["step"]
+        raise DivergedError(f"weights of rank {message} are not finite after step {step}; they are not saved")
+    name, plan = message
+    return Copy(name, planner.finish_plan(plan), planner, metadata, manifest)
 
 
 class BackgroundSave:
@@ -36,12 +81,6 @@ class BackgroundSave:
 
     Each rank's thread writes its part and sends a record of it to rank 0's thread, which commits the checkpoint and
     sends the outcome to the others. All ranks must start the same copies in the same order.
-
-    Args:
-        ranks: All ranks.
-        storage: The folder of the checkpoints.
-        index: Their index, on rank 0.
-        say: Prints a line on rank 0.
 
     Attributes:
         error: The reason why the last copy could not be stored, or None.
@@ -96,13 +135,17 @@ class BackgroundSave:
         """Store a copy; returns the reason of a failure, or None."""
         part = self._write(copy)
         if self._index is None:
-            message = part if isinstance(part, str) else (part.files, part.results)
-            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", message)
+            self._ranks.send(0, f"{number}/part/{self._ranks.rank}", part)
             return self._ranks.receive(f"{number}/outcome")
         others = range(1, self._ranks.world_size)
-        messages = [self._ranks.receive(f"{number}/part/{rank}") for rank in others]
-        parts = [part, *(each if isinstance(each, str) else Part(*each) for each in messages)]
-        outcome = self._commit(copy, parts, self._index)
+        parts: list[Part] = []
+        outcome: str | None = None
+        for each in [part, *(self._ranks.receive(f"{number}/part/{rank}") for rank in others)]:
+            if isinstance(each, str):
+                outcome = outcome or each
+            else:
+                parts.append(each)
+        outcome = outcome or self._commit(copy, parts, self._index)
         for rank in others:
             self._ranks.send(rank, f"{number}/outcome", outcome)
         return outcome
@@ -116,7 +159,7 @@ class BackgroundSave:
             results = writer.write_data(copy.plan, copy.planner).value()
         except Exception as cause:  # returned, as all ranks have to discard the checkpoint
             return _reason(cause)
-        return Part(writer.files, results)
+        return writer.files, results
 
     def _beat(self) -> None:
         """Send a heartbeat, or end a write that has been given up."""
@@ -124,21 +167,15 @@ class BackgroundSave:
             raise OSError("the process ends")
         sdk.alive()
 
-    def _commit(self, copy: Copy, parts: list[Part | str], index: CheckpointIndex) -> str | None:
+    def _commit(self, copy: Copy, parts: list[Part], index: CheckpointIndex) -> str | None:
         """Commit the checkpoint of all ranks' parts; returns the reason if that fails."""
-        stored: list[Part] = []
-        for part in parts:
-            if isinstance(part, str):
-                return part
-            stored.append(part)
         assert copy.metadata is not None
         try:
             writer = Writer(self._storage, copy.name)
-            writer.finish(copy.metadata, [part.results for part in stored])
-            files = dict(writer.files)
-            for part in stored:
-                files |= part.files
-            index.commit(copy.name, {**copy.manifest, "files": files})
+            writer.finish(copy.metadata, [results for _, results in parts])
+            for files, _ in parts:
+                writer.files |= files
+            index.commit(copy.name, {**copy.manifest, "files": writer.files})
         except Exception as cause:
             return _reason(cause)
         return None

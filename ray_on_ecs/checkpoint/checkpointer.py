@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -22,27 +21,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ray_on_ecs import sdk
-from ray_on_ecs.checkpoint.background import BackgroundSave
-from ray_on_ecs.checkpoint.collectives import Collectives
+from ray_on_ecs.checkpoint.background import BackgroundSave, take_copy
+from ray_on_ecs.checkpoint.collectives import Collectives, Pace
 from ray_on_ecs.checkpoint.dcp import Reader
 from ray_on_ecs.checkpoint.ddp_buckets import GradientOrder, replay
 from ray_on_ecs.checkpoint.export import export_weights
-from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest
-from ray_on_ecs.checkpoint.location import is_in_run, open_file, open_folder
-from ray_on_ecs.checkpoint.manifest import find_fault
-from ray_on_ecs.checkpoint.pace import Pace
+from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest, as_json, differences, find_fault
+from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
 from ray_on_ecs.checkpoint.sampler import DistributedSampler
-from ray_on_ecs.checkpoint.settings import as_json, differences
-from ray_on_ecs.checkpoint.staging import take_copy
 from ray_on_ecs.checkpoint.state import TrainingState
 from ray_on_ecs.errors import one_line
 
-# Delay before a failed save is repeated.
+# Before a failed save is repeated: storage that fails, such as a full disk, needs time, and each copy blocks training.
 RETRY_SECONDS = 30.0
-# Time that a failing script gives the save in progress, less than the runner's grace period.
+# For the save in progress when a script fails: less than the 30 s that the runner gives it after SIGTERM.
 LAST_SECONDS = 20.0
-# Attempts to store the last state of a training.
-LAST_ATTEMPTS = 3
+LAST_ATTEMPTS = 3  # to store the last state of a training
 
 
 class ResumeError(SystemExit):
@@ -124,11 +118,7 @@ class Checkpointer:
         self._ranks = Collectives()
         self.world_size = self._ranks.world_size
         self._state = TrainingState(
-            model,
-            optimizer,
-            self._extra,
-            self._ranks.rank,
-            self._ranks.world_size,
+            *(model, optimizer, self._extra, self._ranks.rank, self.world_size),
             saves_frozen=save_frozen,
             trusts_pickle=trust_pickle,
         )
@@ -137,7 +127,7 @@ class Checkpointer:
             self._index = CheckpointIndex(self._storage, keep_last, keep_best, best_mode, self._say)
         self._save = BackgroundSave(self._ranks, self._storage, self._index, self._say)
         self._samplers = [value for value in self._extra.values() if isinstance(value, DistributedSampler)]
-        if any(sampler.world_size != self._ranks.world_size for sampler in self._samplers):
+        if any(sampler.world_size != self.world_size for sampler in self._samplers):
             raise ValueError("state: make the DistributedSampler after init_process_group; it has all samples now")
         self._pace = Pace()
         self._order = GradientOrder(model)
@@ -152,7 +142,7 @@ class Checkpointer:
         self._saved_step = 0
         self._taken_at = time.monotonic()
         self._is_closed = False
-        self._is_of_run = folder is None and is_in_run()
+        self._is_of_run = folder is None and RUN_VARIABLE in os.environ
         self.step = 0
         self.epoch = 0
         self.should_stop = False
@@ -164,9 +154,7 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
         else:
@@ -202,7 +190,7 @@ class Checkpointer:
             )
         mismatch = None
         try:
-            self._state.restore(Reader(self._storage, name, sdk.alive), manifest["world_size"])
+            self._state.restore(Reader(self._storage, name), manifest["world_size"])
         except ValueError as cause:
             mismatch = one_line(cause)
         mismatch = self._ranks.first(mismatch)
@@ -218,7 +206,7 @@ class Checkpointer:
         sdk.progress(self.step)  # an epoch whose last step was saved ends without another step
         if manifest["metrics"] and self._ranks.rank == 0:  # the record may be lost with a node
             sdk.write_report(self.step, manifest["metrics"], again=True)
-        if manifest["world_size"] == self._ranks.world_size:
+        if manifest["world_size"] == self.world_size:
             for sampler in self._samplers:
                 sampler.restore_random(partial(self._state.restore_random, self._state.random()))
         self._order.set(manifest["gradients"])
@@ -276,7 +264,7 @@ class Checkpointer:
         is_wanted = self._index is not None and (not self._save.is_busy or self._index.is_best(values))
         self._is_due = not self._ranks.broadcast(is_wanted)
         if not self._is_due:
-            self._take()
+            self.save()
 
     def save(self) -> None:
         """Save now; it is stored while training continues.
@@ -285,7 +273,24 @@ class Checkpointer:
             DivergedError: A weight is not finite.
             ValueError: A value in `state` could only be loaded with `trust_pickle`.
         """
-        self._take()
+        began = time.monotonic()
+        self._save.wait()
+        epoch_end, metrics = self._epoch_metrics
+        manifest: Manifest = {
+            "format": FORMAT,
+            "step": self.step,
+            "epoch": self.epoch,
+            "metrics": metrics if epoch_end == self.step else {},
+            "world_size": self.world_size,
+            "config": self._config,
+            "gradients": list(self._order.names),
+            "files": {},
+        }
+        self._save.start(take_copy(self._state, manifest, self._ranks, self._index))
+        self._saved_step = self.step
+        self._is_due = False
+        self._taken_at = time.monotonic()
+        self.blocked_seconds += self._taken_at - began
 
     def wait(self) -> bool:
         """Wait until the last checkpoint is stored; returns False if that failed."""
@@ -304,7 +309,7 @@ class Checkpointer:
         best = self._ranks.broadcast(self._index.best if self._index else None)
         if best is None:
             return False
-        self._state.load_model(Reader(self._storage, best[0], sdk.alive))
+        self._state.load_model(Reader(self._storage, best[0]))
         self._has_other_weights = True
         return True
 
@@ -354,7 +359,7 @@ class Checkpointer:
             self._save.wait()
             if not self._ranks.broadcast(self._is_unsaved()) or self.should_stop:
                 break
-            self._take()
+            self.save()
         self._save.wait()
         error = self._ranks.broadcast(self._save.error)
         if error and not self.should_stop:
@@ -364,13 +369,15 @@ class Checkpointer:
         return self._saved_step != self.step or self._save.error is not None
 
     def _poll(self, is_step: bool) -> None:
-        """Save or stop as rank 0 decides, on all ranks after the same step."""
+        """Save or stop as rank 0 decides, on all ranks after the same step, and log its metrics."""
         is_wanted, deadline = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
-        self._log()
+        if self._metrics and self._ranks.rank == 0:  # not after each step: reading them synchronizes the GPU
+            sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
+        self._metrics = {}
         if deadline is not None:
             self._stop(deadline)
         elif is_wanted:
-            self._take()
+            self.save()
 
     def _decide(self, seconds: float, is_step: bool) -> tuple[bool, float | None]:
         """Decide on rank 0, `seconds` before a node is reclaimed, on a save and the deadline of a stop (Unix time)."""
@@ -387,30 +394,9 @@ class Checkpointer:
             has_ended = self._save.wait(deadline)
             if not self._ranks.broadcast(has_ended and self._is_unsaved() and time.time() < deadline):
                 break
-            self._take()
+            self.save()
         self._save.wait(deadline)
         self.should_stop = True
-
-    def _take(self) -> None:
-        """Copy the state into host memory, and start to store it."""
-        began = time.monotonic()
-        self._save.wait()
-        epoch_end, metrics = self._epoch_metrics
-        manifest: Manifest = {
-            "format": FORMAT,
-            "step": self.step,
-            "epoch": self.epoch,
-            "metrics": metrics if epoch_end == self.step else {},
-            "world_size": self._ranks.world_size,
-            "config": self._config,
-            "gradients": list(self._order.names),
-            "files": {},
-        }
-        self._save.start(take_copy(self._state, manifest, self._ranks, self._index))
-        self._saved_step = self.step
-        self._is_due = False
-        self._taken_at = time.monotonic()
-        self.blocked_seconds += self._taken_at - began
 
     def _newest_intact(self) -> tuple[str, Manifest] | None:
         """Return the newest checkpoint whose files have their SHA-256; each rank reads some of them."""
@@ -421,18 +407,12 @@ class Checkpointer:
                 return None
             name, manifest = newest
             files = sorted(manifest["files"])[ranks.rank :: ranks.world_size]
-            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files, sdk.alive))
+            fault = ranks.first(find_fault(self._storage, name, manifest["files"], files))
             if fault is None:
                 return newest
             self._say(f"warning: {self.uri}/{name} is damaged ({fault}); the checkpoint before it is used")
             if self._index is not None:
                 self._index.discard(name)
-
-    def _log(self) -> None:
-        """Log the metrics of the last step. Reading them synchronizes the GPU, so this is not done after each step."""
-        if self._metrics and self._ranks.rank == 0:
-            sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
-        self._metrics = {}
 
     def _leave(self) -> None:
         """Give the save in progress some seconds, then end it: the script has failed, or has not called `close`."""

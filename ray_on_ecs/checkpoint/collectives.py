@@ -1,17 +1,24 @@
-"""Messages between the ranks about checkpoints, separate from the collectives of the training."""
+"""Messages and decisions of all ranks about checkpoints, separate from the collectives of the training."""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint import plain_pickle
 
-POLL_SECONDS = 0.05
+# Between two looks into the store of the ranks, by threads that training does not wait for.
+STORE_SECONDS = 0.05
+# Between two polls of all ranks: a collective after each step would slow down fast steps.
+POLL_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -98,7 +105,7 @@ class Collectives:
         try:
             # Not `wait`, which `stop_waiting` could not interrupt.
             while not self._store.check([own_key]):
-                if self._closed.wait(POLL_SECONDS):
+                if self._closed.wait(STORE_SECONDS):
                     raise OSError("the run ended before all ranks had stored their part")
             packed = self._store.get(own_key)
             self._store.delete_key(own_key)
@@ -118,6 +125,54 @@ class Collectives:
         self.stop_waiting()
         if self._group:
             dist.destroy_process_group(self._group)
+
+
+class Pace:
+    """Step counter for polls of all ranks about POLL_SECONDS apart; the count is the same on all ranks."""
+
+    def __init__(self) -> None:
+        self._steps = 1  # until the next poll
+        self._since = 0
+        self._polled_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Count a step; returns True if the ranks poll after it."""
+        self._steps -= 1
+        self._since += 1
+        return self._steps <= 0
+
+    def poll(self, ranks: Collectives, decide: Callable[[float], T]) -> T:
+        """Return rank 0's decision on all ranks, which must call it after the same step.
+
+        It depends on the seconds until the first node is reclaimed, which are infinite without a notice.
+        """
+        seconds_left = ranks.gather(sdk.seconds_left())
+        answer: Any = None
+        if seconds_left:  # on rank 0
+            now = time.monotonic()
+            steps = round(self._since * POLL_SECONDS / max(now - self._polled_at, 1e-6))
+            # At most twice as many steps as the last time: the next ones may be slower.
+            answer = (max(1, min(2 * self._since, steps)), decide(min(seconds_left)))
+            self._polled_at, self._since = now, 0
+        self._steps, decision = ranks.broadcast(answer)
+        return decision
+
+
+class Reclaim:
+    """Poll for notices of reclaimed nodes. The script saves itself, and gets SIGTERM only in the last seconds."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._ranks: Collectives | None = None
+        sdk.register_checkpointer()
+
+    def is_near(self) -> bool:
+        """Return True if a node is being reclaimed; all ranks must call it after each step, and agree."""
+        if not self._pace.is_due():
+            return False
+        if self._ranks is None:  # trainers create the callback before the process group
+            self._ranks = Collectives()
+        return self._pace.poll(self._ranks, math.isfinite)
 
 
 def _tensor(data: bytes, size: int) -> Tensor:

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import io
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint import plain_pickle
-from ray_on_ecs.checkpoint.manifest import CHUNK_BYTES, FileRecord, Heartbeat
+from ray_on_ecs.checkpoint.index import CHUNK_BYTES, FileRecord
 from ray_on_ecs.names import fault_of
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -65,7 +66,7 @@ class Writer(FileSystemWriter):
         files: The written files by name.
     """
 
-    def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat = lambda: None) -> None:
+    def __init__(self, storage: RunStorage, folder: str, heartbeat: Callable[[], None] = lambda: None) -> None:
         super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # StagingPlanner has made the copies
         self.files: dict[str, FileRecord] = {}
         self.fs = _Folder(storage, heartbeat, self.files)
@@ -88,9 +89,9 @@ class Writer(FileSystemWriter):
 class Reader(FileSystemReader):
     """Sequential reader of a checkpoint's folder, with a heartbeat for each chunk."""
 
-    def __init__(self, storage: RunStorage, folder: str, heartbeat: Heartbeat) -> None:
+    def __init__(self, storage: RunStorage, folder: str) -> None:
         super().__init__(folder)
-        self.fs = _Folder(storage, heartbeat, {})
+        self.fs = _Folder(storage, sdk.alive, {})
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read the metadata, without running code that another writer has put there.
@@ -110,9 +111,17 @@ class Reader(FileSystemReader):
         return super().read_data(dataclasses.replace(plan, items=in_order), planner)
 
     def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
-        """Read a whole item: PyTorch would read small pieces of it, each with a request to S3."""
+        """Read a whole item in chunks, with a heartbeat each; PyTorch would read many small pieces of it."""
         file.seek(sinfo.offset)
-        return io.BytesIO(file.read(sinfo.length))
+        item = io.BytesIO()
+        while rest := sinfo.length - item.tell():
+            sdk.alive()
+            chunk = file.read(min(rest, CHUNK_BYTES))
+            if not chunk:  # the file is too short, which the reader of the item reports
+                break
+            item.write(chunk)
+        item.seek(0)
+        return item
 
 
 def load(state: dict[str, Any], reader: Reader) -> None:
@@ -134,7 +143,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 class _Folder(FileSystem):
     """File system of torch.distributed.checkpoint on the run's storage; paths are names in the run's folder."""
 
-    def __init__(self, storage: RunStorage, heartbeat: Heartbeat, files: dict[str, FileRecord]) -> None:
+    def __init__(self, storage: RunStorage, heartbeat: Callable[[], None], files: dict[str, FileRecord]) -> None:
         self._storage = storage
         self._heartbeat = heartbeat
         self._files = files
@@ -150,43 +159,23 @@ class _Folder(FileSystem):
             if fault := fault_of(str(path)):
                 raise ValueError(f"{str(path)!r} {fault}")
             with self._storage.open_reader(str(path)) as file:
-                yield io.BufferedReader(_Chunks(file, self._heartbeat), CHUNK_BYTES)
+                # The buffer reads small items together: each read of the file itself is a request to S3.
+                yield io.BufferedReader(cast(io.RawIOBase, file), CHUNK_BYTES)
             return
         with self._storage.open_writer(str(path)) as file:
             stream = _Hashed(file, self._heartbeat)
             yield stream
-        self._files[Path(path).name] = stream.record()
-
-
-class _Chunks(io.RawIOBase):
-    """Raw input stream with a heartbeat for each chunk."""
-
-    def __init__(self, file: NativeFile, heartbeat: Heartbeat) -> None:
-        self._file = file
-        self._heartbeat = heartbeat
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: Any, /) -> int:
-        self._heartbeat()
-        return self._file.readinto(memoryview(buffer)[:CHUNK_BYTES])
+        self._files[Path(path).name] = {"bytes": stream.tell(), "sha256": stream.digest.hexdigest()}
 
 
 class _Hashed(io.RawIOBase):
     """Raw output stream that counts and hashes its bytes."""
 
-    def __init__(self, file: NativeFile, heartbeat: Heartbeat) -> None:
+    def __init__(self, file: NativeFile, heartbeat: Callable[[], None]) -> None:
         self._file = file
         self._heartbeat = heartbeat
         self._bytes = 0
-        self._hash = hashlib.sha256()
+        self.digest = hashlib.sha256()
 
     def writable(self) -> bool:
         return True
@@ -197,10 +186,7 @@ class _Hashed(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         self._heartbeat()
         self._file.write(data)
-        self._hash.update(data)
+        self.digest.update(data)
         size = memoryview(data).nbytes
         self._bytes += size
         return size
-
-    def record(self) -> FileRecord:
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}

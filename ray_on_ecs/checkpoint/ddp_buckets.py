@@ -8,6 +8,7 @@ https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -17,17 +18,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ray_on_ecs.checkpoint.modules import plain_name, without_compile
+# Prefixes in the names of parameters of torch.compile and of activation checkpointing.
+WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
 
 
 class GradientOrder:
     """Order in which the gradients of the first backward pass become ready.
 
-    Args:
-        model: The module under DDP; without DDP nothing is recorded.
-
     Attributes:
-        names: The parameters' names in that order; empty before the first step.
+        names: The parameters' names in that order; empty before the first step, and without DDP.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,13 +56,9 @@ class GradientOrder:
 
 
 def replay(model: nn.Module, names: Sequence[str]) -> None:
-    """Make DDP rebuild its buckets in an order, by a backward pass through a sum of its parameters.
+    """Make DDP rebuild its buckets before its first step in an order, by a backward pass through a sum of parameters.
 
-    All gradients are deleted.
-
-    Args:
-        model: The module under DDP, before its first step; does nothing without DDP.
-        names: The parameters' names in the order; does nothing unless they are all trained parameters.
+    All gradients are deleted. It does nothing without DDP, and unless the names are those of all trained parameters.
     """
     parameters = _bucketed_parameters(model)
     if not names or parameters.keys() != set(names):
@@ -111,3 +106,22 @@ class _Sum(nn.Module):
         for parameter in reversed(self._summed):
             total = total + (parameter * 0).sum().float()
         return total
+
+
+def without_compile(module: nn.Module) -> nn.Module:
+    """Return a module without torch.compile."""
+    original = getattr(module, "_orig_mod", None)
+    return without_compile(original) if isinstance(original, nn.Module) else module
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return a module without DDP and torch.compile."""
+    module = without_compile(module)
+    if isinstance(module, DistributedDataParallel):
+        return without_compile(cast(nn.Module, module.module))
+    return module
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without the prefixes of wrappers."""
+    return WRAPPERS.sub("", name)

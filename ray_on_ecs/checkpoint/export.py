@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
-from ray_on_ecs.checkpoint.modules import plain_name
+from ray_on_ecs.checkpoint.ddp_buckets import plain_name
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -42,7 +42,7 @@ def export_weights(
     Args:
         module: The module, also under FSDP2.
         storage: The folder.
-        name: The file's name.
+        name: The file's name there.
         ranks: All ranks.
         file_bytes: Maximum size of a file, unless a single tensor is larger.
         metadata: Strings for the header of each file.
@@ -58,7 +58,10 @@ def export_weights(
         stored_dtype = dtype if dtype and key in parameters else tensor.dtype
         sizes[key] = tensor.numel() * stored_dtype.itemsize
     files = _divide(sizes, file_bytes)
-    names = _file_names(name, len(files))
+    names = [name]
+    if len(files) > 1:
+        path = PurePosixPath(name)
+        names = [f"{path.stem}-{number:05d}-of-{len(files):05d}{path.suffix}" for number in range(1, len(files) + 1)]
     fault: str | None = None
     for first in range(0, len(files), ranks.world_size):
         content: dict[str, Tensor] = {}
@@ -124,13 +127,6 @@ def _divide(sizes: Mapping[str, int], file_bytes: int) -> list[list[str]]:
         files[-1].append(name)
         file_size += size
     return files
-
-
-def _file_names(name: str, count: int) -> list[str]:
-    if count == 1:
-        return [name]
-    path = PurePosixPath(name)
-    return [f"{path.stem}-{number:05d}-of-{count:05d}{path.suffix}" for number in range(1, count + 1)]
 
 
 def _write(storage: RunStorage, name: str, serialize: Callable[[], bytes]) -> str | None:

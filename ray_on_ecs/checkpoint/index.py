@@ -1,4 +1,4 @@
-"""Checkpoint index: atomic commit, discovery and retention.
+"""Checkpoint index: atomic commit, discovery, verification and retention.
 
 A checkpoint is a folder `step-<number>`; a second one after the same step is `step-<number>-1`. It is complete once it
 has a manifest, `checkpoint.json`, which is written last and lists the size and SHA-256 of each file. A folder without a
@@ -7,12 +7,13 @@ manifest counts as absent, and is deleted after the next commit.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, cast
 
-from ray_on_ecs.checkpoint.manifest import FileRecord
+from ray_on_ecs import sdk
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.layout import MANIFEST, step_order
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -22,8 +23,16 @@ PREFIX = "step-"
 # key that older checkpoints lack belongs into a TypedDict with total=False, as a manifest without a required key counts
 # as broken, and its checkpoint is deleted.
 FORMAT = 1
+CHUNK_BYTES = 16 * 2**20  # of a read
 
 BestMode = Literal["min", "max"]
+
+
+class FileRecord(TypedDict):
+    """Size of a file, and its SHA-256 in hexadecimal digits."""
+
+    bytes: int
+    sha256: str
 
 
 class Manifest(TypedDict):
@@ -51,14 +60,7 @@ class Manifest(TypedDict):
 
 
 class CheckpointIndex:
-    """Checkpoints of a folder, on rank 0.
-
-    Args:
-        storage: The folder.
-        keep_last: The number of newest checkpoints to keep.
-        keep_best: The metric whose best checkpoint is kept as well.
-        best_mode: `min` if the lowest value of the metric is the best, or `max`.
-        say: Prints a line for each checkpoint that can't be deleted.
+    """Checkpoints of a folder, on rank 0; the arguments are those of `Checkpointer`.
 
     Attributes:
         unreadable: The name and the format of a checkpoint of another version of this package, or None.
@@ -92,33 +94,21 @@ class CheckpointIndex:
     @property
     def newest(self) -> tuple[str, Manifest] | None:
         """The newest complete checkpoint."""
-        if not self._complete:
-            return None
-        name = max(self._complete, key=step_order)
-        return name, self._complete[name]
+        name = max(self._complete, key=step_order, default=None)
+        return (name, self._complete[name]) if name else None
 
     @property
     def best(self) -> tuple[str, Manifest] | None:
         """The complete checkpoint with the best metric; the earliest of equal ones."""
-        best = None
-        best_score = -math.inf
-        for name in sorted(self._complete, key=step_order):
-            manifest = self._complete[name]
-            score = self._score(manifest["metrics"])
-            if score is not None and (best is None or score > best_score):
-                best = (name, manifest)
-                best_score = score
-        return best
+        in_order = sorted(self._complete, key=step_order)
+        scores = {name: self._score(self._complete[name]["metrics"]) for name in in_order}
+        name = max(in_order, key=lambda name: scores[name], default=None)
+        return (name, self._complete[name]) if name and scores[name] > -math.inf else None
 
     def is_best(self, metrics: Mapping[str, float]) -> bool:
         """Return True if metrics are better than the metrics of all checkpoints."""
-        score = self._score(metrics)
-        if score is None:
-            return False
-        best_score = None
-        if self.best is not None:
-            best_score = self._score(self.best[1]["metrics"])
-        return best_score is None or score > best_score
+        best = self.best
+        return self._score(metrics) > (self._score(best[1]["metrics"]) if best else -math.inf)
 
     def new_name(self, step: int) -> str:
         """Return a new folder name; an existing checkpoint after the same step stays complete until the commit."""
@@ -179,10 +169,10 @@ class CheckpointIndex:
             self._complete.pop(name, None)
             self._incomplete.discard(name)
 
-    def _score(self, metrics: Mapping[str, float]) -> float | None:
-        """Return the metric of `keep_best`, negated for `min`; None without that metric."""
-        value = metrics.get(self._keep_best) if self._keep_best else None
-        return None if value is None else self._sign * value
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        """Return the metric of `keep_best`, negated for `min`; the lowest number without that metric."""
+        value = metrics.get(self._keep_best or "")
+        return -math.inf if value is None else self._sign * value
 
     def _read(self, name: str) -> Manifest | None:
         """Read a manifest, which may be of another format; None if it is missing or broken."""
@@ -195,3 +185,59 @@ class CheckpointIndex:
         if manifest["format"] == FORMAT and not manifest.keys() >= Manifest.__required_keys__:
             return None
         return cast("Manifest", manifest)
+
+
+def find_fault(storage: RunStorage, name: str, records: Mapping[str, FileRecord], files: Iterable[str]) -> str | None:
+    """Verify some of a checkpoint's files; returns a description of the first damage, or None."""
+    for file in files:
+        size = 0
+        digest = hashlib.sha256()
+        try:
+            with storage.open_reader(f"{name}/{file}") as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    sdk.alive()
+                    size += len(chunk)
+                    digest.update(chunk)
+        except FileNotFoundError:
+            return f"{file} is missing"
+        expected = records[file]
+        if size != expected["bytes"]:
+            return f"{file} has {size:,} of {expected['bytes']:,} bytes"
+        if digest.hexdigest() != expected["sha256"]:
+            return f"{file} has another SHA-256"
+    return None
+
+
+def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as JSON values; other types become a string that is the same in each process."""
+    return {str(name): _json(value) for name, value in settings.items()}
+
+
+def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Return the settings that differ, with both values; empty if they are equal."""
+    changes = []
+    for name in {**previous, **current}:
+        old = json.dumps(previous[name]) if name in previous else "not set"
+        new = json.dumps(current[name]) if name in current else "not set"
+        if old != new:
+            changes.append(f"{name} was {old} and is {new}")
+    return ", ".join(changes)
+
+
+def _json(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return as_json(value)
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_json(item) for item in value), key=str)
+    if hasattr(value, "__qualname__"):  # a function or a class
+        return f"{value.__module__}.{value.__qualname__}"
+    text = str(value)
+    if " at 0x" in text:  # the default repr, with an address that differs between processes
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+    return text

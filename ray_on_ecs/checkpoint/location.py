@@ -22,7 +22,7 @@ def open_folder(folder: str | os.PathLike[str] | None) -> RunStorage:
     Raises:
         ValueError: The path is not a folder, or its bucket can't be reached.
     """
-    return _open(_in_run(CHECKPOINTS_FOLDER if folder is None else os.fspath(folder)), "folder")
+    return _open(_in_run(CHECKPOINTS_FOLDER if folder is None else folder), "folder")
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:
@@ -31,18 +31,14 @@ def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:
     Raises:
         ValueError: The folder's bucket can't be reached.
     """
-    folder, _, name = _in_run(os.fspath(path)).rpartition("/")
+    folder, _, name = _in_run(path).rpartition("/")
     return _open(folder or "/.", "export"), name
 
 
-def _in_run(path: str) -> str:
-    """Return an absolute path or URI; a relative path is in the run's folder, and outside a run in the cwd."""
-    if "://" in path:
-        return path
-    path = os.path.expanduser(path)
-    if os.path.isabs(path):
-        return path
-    return f"{os.environ.get(RUN_VARIABLE) or Path.cwd()}/{path}"
+def _in_run(path: str | os.PathLike[str]) -> str:
+    text = os.path.expanduser(os.fspath(path))
+    is_absolute = "://" in text or os.path.isabs(text)
+    return text if is_absolute else f"{os.environ.get(RUN_VARIABLE) or Path.cwd()}/{text}"
 
 
 def _open(path: str, argument: str) -> RunStorage:
@@ -56,8 +52,3 @@ def _open(path: str, argument: str) -> RunStorage:
         return RunStorage.open(parent or "/", name)
     except UsageError as cause:
         raise ValueError(f"{argument}: {str(cause).removeprefix('--storage-path: ')}") from cause
-
-
-def is_in_run() -> bool:
-    """Return True if the runner has started this script."""
-    return RUN_VARIABLE in os.environ

@@ -36,8 +36,7 @@ class DistributedSampler(Sampler[int]):
         self._samples = len(dataset)
         self._seed = seed
         self._shuffle = shuffle
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._ended: int | None = None
         self._restore: Callable[[], None] | None = None
         self.epoch = 0
@@ -74,7 +73,7 @@ class DistributedSampler(Sampler[int]):
         if self._restore:
             self._restore()
         self._restore = None
-        remaining = self.remaining()
+        remaining = self.order()[self.position :]
         has_ended = len(remaining) < minimum
         if has_ended and self._ended == self.epoch:
             raise RuntimeError(
@@ -117,10 +116,6 @@ class DistributedSampler(Sampler[int]):
             return list(range(self._samples))
         generator = torch.Generator().manual_seed(self._seed * EPOCH_STRIDE + self.epoch)
         return torch.randperm(self._samples, generator=generator).tolist()
-
-    def remaining(self) -> list[int]:
-        """Return the indices of the epoch that no rank has used."""
-        return self.order()[self.position :]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position."""

@@ -6,7 +6,8 @@ state, such as schedulers, samplers and random generators, is each rank's own va
 
 from __future__ import annotations
 
-import io
+import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,26 +18,16 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ray_on_ecs.checkpoint import dcp, plain_pickle, random_state
+from ray_on_ecs.checkpoint import dcp, plain_pickle
 from ray_on_ecs.checkpoint.dcp import Reader
-from ray_on_ecs.checkpoint.modules import plain_name, unwrapped
-from ray_on_ecs.checkpoint.plain_values import WAY_OUT, plain
+from ray_on_ecs.checkpoint.ddp_buckets import plain_name, unwrapped
 
 MODEL, OPTIMIZER = "model", "optimizer"
 RANKS = "ranks"
 
 
 class TrainingState:
-    """Objects of a training on one rank.
-
-    Args:
-        model: The module, also under DDP, FSDP2 (`fully_shard`) or torch.compile.
-        optimizer: Its optimizer, if there is one.
-        extra: More objects with `state_dict` and `load_state_dict`, by name; also modules and optimizers.
-        rank: Rank of this process.
-        world_size: The number of ranks.
-        saves_frozen: Parameters without `requires_grad` are part of the state.
-        trusts_pickle: Values of any class are loaded, which runs their code.
+    """Objects of a training on one rank; the arguments are those of `Checkpointer`.
 
     Attributes:
         module: The module without DDP and torch.compile.
@@ -106,32 +97,23 @@ class TrainingState:
         """Return True if all parameters of this rank are finite. Buffers don't count: masks may hold infinities."""
         checks: list[Tensor] = []
         for module in self._modules.values():
-            for parameter in module.parameters():
-                if parameter.is_floating_point():
-                    weight = parameter.detach()
-                    local = weight.to_local() if isinstance(weight, DTensor) else weight
-                    checks.append(local.isfinite().all())
+            for parameter in filter(Tensor.is_floating_point, module.parameters()):
+                weight = parameter.detach()
+                local = weight.to_local() if isinstance(weight, DTensor) else weight
+                checks.append(local.isfinite().all())
         if not checks:
             return True
         # One reduction, so that the GPU is synchronized once.
         return bool(torch.stack([check.to(checks[0].device) for check in checks]).all())
 
     def collect(self) -> dict[str, Any]:
-        """Return this rank's state for a planner of torch.distributed.checkpoint, without copies of tensors.
-
-        Raises:
-            ValueError: It has a value that could not be loaded.
-        """
-        return {**self.tensors(), f"{RANKS}.{self._rank}": _pack(self.plain_values())}
+        """Return this rank's state for a planner, without copies of tensors; raises like `plain_values`."""
+        return {**self.tensors(), f"{RANKS}.{self._rank}": plain_pickle.pack(self.plain_values())}
 
     def plain_values(self) -> dict[str, Any]:
-        """Return everything but tensors, as a checkpoint has it.
-
-        Raises:
-            ValueError: It has a value that could not be loaded.
-        """
+        """Return everything but tensors, as a checkpoint has it; ValueError for a value that could not be loaded."""
         values = self.values()
-        return values if self._trusts_pickle else {kind: plain(each) for kind, each in values.items()}
+        return values if self._trusts_pickle else {kind: plain_pickle.plain(each) for kind, each in values.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules and optimizers by key, without copies."""
@@ -152,36 +134,38 @@ class TrainingState:
             for parameter, state in optimizer.state.items():
                 name = self._names[id(parameter)]
                 numbers[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-            optimizers[prefix] = {
-                "class": type(optimizer).__name__,
-                "groups": self._groups(optimizer),
-                "values": numbers,
-            }
-        buffers: dict[str, Tensor] = {}
-        if self._world_size > 1:  # a single rank's buffers are among the tensors
-            buffers = {key: buffer.cpu() for key, buffer in self._buffers()}
+            class_name = type(optimizer).__name__
+            optimizers[prefix] = {"class": class_name, "groups": self._groups(optimizer), "values": numbers}
+        buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
         return {
             "modules": {key: value for key, value in self._module_entries() if not isinstance(value, Tensor)},
-            "buffers": buffers,
+            "buffers": {key: buffer.cpu() for key, buffer in buffers},
             "optimizers": optimizers,
             "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
             "random": self.random(),
         }
 
     def random(self) -> dict[str, Any]:
-        """Return the states of the random generators, on the CPU and on the model's devices."""
-        return random_state.capture(self._devices())
+        """Return the states of the random generators: PyTorch's, also on the model's devices, Python's and NumPy's."""
+        state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        state["cuda"] = [torch.cuda.get_rng_state(device) for device in self._devices()]
+        if numpy := sys.modules.get("numpy"):  # a script that has not imported it does not depend on its state
+            state["numpy"] = numpy.random.get_state()
+        return state
 
     def restore_random(self, state: Mapping[str, Any]) -> None:
         """Restore the random generators to a state."""
-        random_state.restore(dict(state), self._devices())
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        for device, cuda_state in zip(self._devices(), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(cuda_state, device)
+        if "numpy" in state:
+            import numpy as np
+
+            np.random.set_state(state["numpy"])
 
     def restore(self, reader: Reader, world_size: int) -> None:
-        """Restore a checkpoint, without collectives.
-
-        Args:
-            reader: Reader of the checkpoint.
-            world_size: The number of ranks that saved it.
+        """Restore a checkpoint that `world_size` ranks have saved, without collectives.
 
         Raises:
             ValueError: It has another model, another optimizer or other objects.
@@ -192,7 +176,7 @@ class TrainingState:
         rank_key = f"{RANKS}.{self._rank if is_same_world_size else 0}"
         packed: dict[str, Any] = {rank_key: b""}
         dcp.load(packed, reader)
-        values = _unpack(packed[rank_key], is_trusted=self._trusts_pickle)
+        values = plain_pickle.unpack(packed[rank_key], is_trusted=self._trusts_pickle)
         self._check_values(values, is_same_world_size)  # before anything is changed
         dcp.load(tensors, reader)
         self.apply(tensors, values)
@@ -202,18 +186,24 @@ class TrainingState:
             self.restore_random(values["random"])
 
     def targets(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors to load a checkpoint into: the modules' tensors, and new ones for the optimizers.
+        """Return the tensors to load a checkpoint into, by its metadata; ValueError if it has another model.
 
-        Args:
-            saved: The checkpoint's metadata by key.
-
-        Raises:
-            ValueError: It has another model.
+        They are the modules' tensors, and new ones for the optimizers.
         """
         tensors: dict[str, Any] = self.weights()
         self._check_weights(saved, tensors, self._modules)
-        for prefix in self._optimizers:
-            tensors |= self._optimizer_targets(prefix, saved)
+        parameters: dict[str, Tensor] = {}
+        for prefix, optimizer in self._optimizers.items():
+            for parameter in _parameters(optimizer):
+                parameters[f"{prefix}.{self._names[id(parameter)]}"] = parameter
+        for key, entry in saved.items():
+            parameter = parameters.get(key.rpartition(".")[0])
+            if parameter is None or not isinstance(entry, TensorStorageMetadata):
+                continue
+            if entry.size == parameter.shape:  # sharded like the parameter
+                tensors[key] = torch.zeros_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
+            else:
+                tensors[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
         return tensors
 
     def apply(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -221,17 +211,12 @@ class TrainingState:
         for prefix, module in self._modules.items():
             _load_module(prefix, module, {**tensors, **values["modules"]})
         for prefix, optimizer in self._optimizers.items():
-            own_tensors = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{prefix}.")}
-            self._load_optimizer(prefix, optimizer, values["optimizers"][prefix], own_tensors)
+            self._load_optimizer(prefix, optimizer, values["optimizers"][prefix], tensors)
         for prefix, value in self._others.items():
             value.load_state_dict(values["state"][prefix])
 
     def load_model(self, reader: Reader) -> None:
-        """Load only the model's weights.
-
-        Raises:
-            ValueError: The checkpoint has another model.
-        """
+        """Load only the model's weights; ValueError if the checkpoint has another model."""
         weights: dict[str, Any] = {key: value for key, value in self.weights().items() if key.startswith(f"{MODEL}.")}
         self._check_weights(reader.read_metadata().state_dict_metadata, weights, [MODEL])
         dcp.load(weights, reader)
@@ -269,29 +254,14 @@ class TrainingState:
             groups.append({**group, "params": names})
         return groups
 
-    def _optimizer_targets(self, prefix: str, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return a tensor for each saved tensor of an optimizer; a new optimizer doesn't have them yet."""
-        targets: dict[str, Tensor] = {}
-        parameters = {
-            f"{prefix}.{self._names[id(parameter)]}": parameter for parameter in _parameters(self._optimizers[prefix])
-        }
-        for name, entry in saved.items():
-            parameter = parameters.get(name.rpartition(".")[0])
-            if parameter is None or not isinstance(entry, TensorStorageMetadata):
-                continue
-            if entry.size == parameter.shape:  # sharded like the parameter
-                targets[name] = torch.zeros_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-            else:
-                targets[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-        return targets
-
     def _load_optimizer(
         self, prefix: str, optimizer: Optimizer, saved: dict[str, Any], tensors: Mapping[str, Tensor]
     ) -> None:
         state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["values"].items()}
         for full_key, tensor in tensors.items():
-            name, _, key = full_key.removeprefix(f"{prefix}.").rpartition(".")
-            state.setdefault(name, {})[key] = tensor
+            if full_key.startswith(f"{prefix}."):
+                name, _, key = full_key.removeprefix(f"{prefix}.").rpartition(".")
+                state.setdefault(name, {})[key] = tensor
         # Optimizer.load_state_dict takes the parameters' numbers, in the order of the groups.
         numbers: dict[str, int] = {}
         groups = []
@@ -326,9 +296,8 @@ class TrainingState:
         """Raise ValueError unless a checkpoint has the same optimizers and objects, and these ranks can load them."""
         for kind, own in (("state", self._others), ("optimizers", self._optimizers)):
             if saved[kind].keys() != own.keys():
-                raise ValueError(
-                    f"the checkpoint has the {kind} {_listed(saved[kind])}, and this script {_listed(own)}"
-                )
+                listed = [", ".join(sorted(names)) or "nothing" for names in (saved[kind], own)]
+                raise ValueError(f"the checkpoint has the {kind} {listed[0]}, and this script {listed[1]}")
         for prefix, optimizer in self._optimizers.items():
             class_name = type(optimizer).__name__
             saved_optimizer = saved["optimizers"][prefix]
@@ -357,29 +326,3 @@ def _load_module(prefix: str, module: nn.Module, entries: Mapping[str, Any]) -> 
     """Load a module's state_dict; entries that are missing, such as unsaved frozen parameters, keep their values."""
     own = module.state_dict()
     module.load_state_dict({name: entries.get(_key(prefix, name), value) for name, value in own.items()})
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
-
-
-def _pack(value: Any) -> bytes:
-    """Return the bytes of torch.save, as one value that a planner does not flatten."""
-    packed = io.BytesIO()
-    torch.save(value, packed)
-    return packed.getvalue()
-
-
-def _unpack(packed: bytes, *, is_trusted: bool) -> Any:
-    """Return the value of `_pack`.
-
-    Raises:
-        ValueError: It has a value of a class that only a trusted checkpoint may have.
-    """
-    try:
-        return plain_pickle.load_saved(io.BytesIO(packed))
-    except ValueError as cause:
-        if is_trusted:
-            # The user has set trust_pickle.
-            return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
-        raise ValueError(f"{cause}, and loading that may run code; {WAY_OUT}") from cause

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from ray_on_ecs.cli.screen import note
 from ray_on_ecs.cluster.clusters import Cluster, choose
 
 
@@ -20,6 +22,9 @@ def chosen(flags: dict[str, Any]) -> Cluster:
         TrainingError: The stack can't be found (see `stack.find`).
     """
     cluster = choose(**flags)
+    project = cluster.stack.project if cluster.stack else None
+    if project and project not in (Path.cwd(), *Path.cwd().parents):
+        note(f"using {cluster.name} of the project in {project}, as none here or above has a cluster")
     source = click.get_current_context().get_parameter_source
     for name, value in flags.items():
         if value and source(name) is ParameterSource.COMMANDLINE:

@@ -6,32 +6,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 
-from ray_on_ecs.cli import check_aws, check_ray
+from ray_on_ecs.cli import checks
+from ray_on_ecs.cli.checks import ANSWER_SECONDS, Findings, Notice, Problem
 from ray_on_ecs.cli.cluster_flags import cluster_flags
-from ray_on_ecs.cli.findings import ANSWER_SECONDS, DENIED, Findings, Notice, Problem
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, head, session
-from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.errors import StackNotFound, TrainingError, one_line
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 MARKS = {OK: "ok", WARNING: "! ", FAILED: "✗ ", SKIPPED: "\N{EN DASH} "}
+# AWS's error codes for missing permissions, and of emulators that lack an operation.
+DENIED = {
+    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "UnknownOperationException"),
+    *("NotImplemented", "InvalidAction"),
+}
 # All checks take less than a minute: after this time none is started.
 START_SECONDS = 35.0
 
 
-@dataclass(frozen=True)
-class Check:
-    """Check of one part of the way to the cluster.
-
-    Attributes:
-        name: The name of the check.
-        look: Returns a line if all is well; raises a Problem, or any TrainingError.
-        needs: The checks that must have passed before it.
-    """
+class Check(NamedTuple):
+    """Check of one part of the way to the cluster, and the checks that must have passed before it."""
 
     name: str
     look: Callable[[Findings], str]
@@ -48,28 +47,25 @@ class Result:
     type: str = ""
 
 
-RAY = (
-    Check("version", check_ray.version, ("Ray",)),
-    Check("nodes", check_ray.nodes, ("Ray",)),
-)
-CODE = Check("code", check_ray.code, ("Ray",))
-STORAGE = Check("storage", check_ray.storage, ("Ray",))
-ON_THIS_MACHINE = (Check("Ray", check_ray.ray_on_this_machine), *RAY, STORAGE)
-ON_COMPOSE = (Check("Ray", check_ray.ray_on_this_machine), *RAY, CODE, STORAGE)
+RAY = (Check("version", checks.version, ("Ray",)), Check("nodes", checks.nodes, ("Ray",)))
+CODE = Check("code", checks.code, ("Ray",))
+STORAGE = Check("storage", checks.storage, ("Ray",))
+ON_THIS_MACHINE = (Check("Ray", checks.ray), *RAY, STORAGE)
+ON_COMPOSE = (Check("Ray", checks.ray), *RAY, CODE, STORAGE)
 ON_AWS = (
-    Check("AWS CLI", check_aws.aws_cli),
-    Check("Session Manager plugin", check_aws.session_manager_plugin),
-    Check("stack", check_aws.stack),
-    Check("clock", check_aws.clock, ("stack",)),
-    Check("credentials", check_aws.credentials, ("stack", "clock")),
-    Check("region", check_aws.region, ("credentials",)),
-    Check("parameters", check_aws.parameters, ("credentials",)),
-    Check("quota", check_aws.quota, ("parameters",)),
-    Check("bucket", check_aws.bucket, ("credentials",)),
-    Check("services", check_aws.services, ("parameters",)),
-    Check("workers", check_aws.workers, ("services",)),
-    Check("head's instance", check_aws.head_instance, ("services",)),
-    Check("Ray", check_ray.ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
+    Check("AWS CLI", partial(checks.program, name="aws", instructions=session.AWS_CLI)),
+    Check(
+        "Session Manager plugin", partial(checks.program, name="session-manager-plugin", instructions=session.PLUGIN)
+    ),
+    Check("stack", checks.stack),
+    Check("credentials", checks.credentials, ("stack",)),
+    Check("parameters", checks.parameters, ("credentials",)),
+    Check("bucket", checks.storage, ("credentials",)),
+    Check("services", checks.services, ("parameters",)),
+    Check("workers", checks.workers, ("services",)),
+    Check("scale-in", checks.scale_in, ("parameters",)),
+    Check("head's instance", checks.head_instance, ("services",)),
+    Check("Ray", checks.ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
     *RAY,
     CODE,
 )
@@ -86,7 +82,9 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
         for result in _run_checks(Findings(flags, connections)):
             results.append(result)
             if not as_json:
-                _print(result)
+                out.print(f"{MARKS[result.state]}  {result.check}: {result.line}")
+                if result.type:
+                    out.print(f"      {result.type}")
     has_failed = any(result.state == FAILED for result in results)
     if as_json:
         print_json({"ok": not has_failed, "checks": [asdict(result) for result in results]})
@@ -103,11 +101,8 @@ def _shorten_timeouts() -> None:
 
 def _run_checks(findings: Findings) -> Iterator[Result]:
     """Yield the result of each check as it ends."""
-    checks = ON_AWS
-    if findings.flags["compose"]:
-        checks = ON_COMPOSE
-    elif findings.flags["local"]:
-        checks = ON_THIS_MACHINE
+    flags = findings.flags
+    checks = ON_COMPOSE if flags["compose"] else ON_THIS_MACHINE if flags["local"] else ON_AWS
     started_at = time.monotonic()
     states: dict[str, str] = {}
     for check in checks:
@@ -134,10 +129,4 @@ def _run(check: Check, findings: Findings) -> Result:
             return Result(check.name, WARNING, f"unknown, AWS denies access ({one_line(refused)})")
         return Result(check.name, FAILED, one_line(refused))
     except TrainingError as cause:
-        return Result(check.name, FAILED, str(cause))
-
-
-def _print(result: Result) -> None:
-    out.print(f"{MARKS[result.state]}  {result.check}: {result.line}")
-    if result.type:
-        out.print(f"      {result.type}")
+        return Result(check.name, FAILED, str(cause), checks.UP if isinstance(cause, StackNotFound) else "")

@@ -149,7 +149,7 @@ def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job]
     """
     from pyarrow import fs
 
-    from ray_on_ecs.run.code_archive import FOLDER
+    from ray_on_ecs.run.code.archive import FOLDER
 
     storage = folders.storage
     try:

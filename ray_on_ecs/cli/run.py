@@ -31,7 +31,6 @@ from ray_on_ecs.config import OWNER, SUBMITTED, WORKERS, metric_hints, secret_hi
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
 from ray_on_ecs.flags import environment_variable, flag, flags_of, help_line
 from ray_on_ecs.node.jobs import SECRETS
-from ray_on_ecs.run.code_files import check_is_project
 from ray_on_ecs.run.command_line import NEEDLESS, NEEDLESS_FLAGS, SETTINGS, needless_line, with_underscores
 from ray_on_ecs.run.program.source import driver_reason, syntax_error
 from ray_on_ecs.signals import SIGNALLED
@@ -162,6 +161,8 @@ def _run(
     command: tuple[str, ...],
     **settings: Any,
 ) -> int:
+    from ray_on_ecs.run.code.files import check_is_project  # it imports pathspec
+
     if detach and fetch is not None:
         raise UsageError("--fetch: not allowed with --detach; ray-on-ecs fetch copies the results later")
     if as_json and not detach:

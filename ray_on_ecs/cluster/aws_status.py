@@ -1,28 +1,34 @@
-"""Services, Auto Scaling group, scale-in and cost of a stack, as AWS reports them."""
+"""Services, instances of workers and cost of a stack, as AWS reports them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster import aws
-from ray_on_ecs.cluster.costs import HourlyCost, hourly_by_kind, idle_monthly_usd
-from ray_on_ecs.cluster.ray_status import WORKERS, Node
+from ray_on_ecs.cluster.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import Scaling
-from ray_on_ecs.contract import CPU_WORKERS, SPOT
-from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.cluster_info import ClusterInfo, Scaling
+from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
+from ray_on_ecs.node.errors import GpuError
+from ray_on_ecs.run.zone_failover import newest_failure
 
 T = TypeVar("T")
-MIN_KEYS = {WORKERS: "minWorkers", CPU_WORKERS: "minCpuWorkers"}
+DEPLOYMENT_FAILED = "the last deployment failed"
+# Prefix of a task's stoppedReason after a scale-in or a deployment.
+SCALING = "Scaling activity initiated"
+# Number of scaling activities to read, the newest first.
+ACTIVITIES = 20
 
 
 @dataclass(frozen=True)
 class Service:
-    """ECS service; `fault` is ECS's reason for missing tasks."""
+    """ECS service; `fault` is ECS's reason for missing tasks or a failed deployment."""
 
     running: int
     desired: int
@@ -35,41 +41,41 @@ class Group:
 
     desired: int
     in_service: int
+    instances: int
     unhealthy: list[str]
     failure: str | None
 
-
-@dataclass(frozen=True)
-class HeadInstance:
-    """EC2 instance of the head."""
-
-    instance_type: str
-    zone: str
+    def __str__(self) -> str:
+        """Return the line of `status` and `doctor`."""
+        text = f"{self.in_service} of {counted(self.desired, 'worker')} in service"
+        if self.unhealthy:
+            text += f"; unhealthy, being replaced: {', '.join(self.unhealthy)}"
+        if self.failure:
+            text += f"; the last launch failed: {self.failure}"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class AwsStatus:
-    """State of a stack; a value that AWS refuses is None or missing.
+    """State of a stack; a value that AWS refuses is None or empty.
 
     Attributes:
         region: The stack's region.
         services: The services by kind of node.
-        hourly_usd: The cost of the nodes.
-        idle_monthly_usd: The cost of a month without runs.
-        unknown: AWS's refusals, by the name of the question.
-        head: The head's instance.
         group: The workers' group.
-        stops: Sentences on the scale-in of each kind of worker.
+        scaling: The limits of each kind of worker.
+        hourly_usd: The cost of the nodes and of instances that are starting.
+        estimated_hourly_usd: The cost of all nodes that the stack can have.
+        unknown: AWS's refusals, by what was asked: services, workers, group or prices.
     """
 
     region: str
     services: dict[str, Service]
-    hourly_usd: HourlyCost
-    idle_monthly_usd: float | None
-    unknown: dict[str, str]
-    head: HeadInstance | None
     group: Group | None
-    stops: list[str] | None
+    scaling: dict[str, Scaling]
+    hourly_usd: float | None
+    estimated_hourly_usd: float | None
+    unknown: dict[str, str]
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> AwsStatus:
@@ -80,130 +86,157 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> AwsStatus:
         nodes: Ray's nodes, or None if the head can't be reached.
     """
     unknown: dict[str, str] = {}
-    services = {}
-    descriptions = _ask(unknown, "services", aws.services, stack) or {}
-    workers = _ask(unknown, "workers", aws.workers, stack)
-    for kind, description in descriptions.items():
-        fault = _ask(unknown, "tasks", _service_fault, stack, description)
-        services[kind] = Service(description["runningCount"], description["desiredCount"], fault)
-    head = None if nodes is None else _ask(unknown, "head", _head_instance, stack)
-    hourly = HourlyCost(stack.estimated_hourly_usd)
-    group = stops = None
-    if workers:
-        instances = 0
-        description = _ask(unknown, "group", aws.group, stack, workers["group"])
-        if description:
-            instances = len(description["Instances"])
-            group = _group(description, _ask(unknown, "activities", aws.launch_failure, stack, workers))
-        numbers = _count_nodes(nodes, services, group)
-        if nodes is not None:
-            starting = max(0, instances - numbers[WORKERS])
-            spot: Mapping[str, float] = {}
-            if workers["spot"] or any(node.market == SPOT for node in nodes):
-                spot = _ask(unknown, "spot prices", aws.spot_usd, stack, workers) or {}
-            by_kind = hourly_by_kind(nodes, starting, workers, spot)
-            hourly = HourlyCost(stack.estimated_hourly_usd, starting, by_kind)
-        stops = []
-        for kind, scale in workers["scaling"].items():
-            if scale["max"]:
-                alarms = _ask(unknown, "alarms", aws.scaling_alarms, stack, kind)
-                stops += _scale_in(kind, scale, numbers[kind], hourly.by_kind.get(kind), alarms)
+
+    def ask(name: str, question: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return question(*arguments)
+        except TrainingError as cause:
+            unknown[name] = one_line(cause)
+            return None
+
+    services = ask("services", read_services, stack)
+    info = ask("workers", aws.workers, stack)
+    group = ask("group", read_group, stack, info) if info else None
+    known_nodes = info and nodes is not None
     return AwsStatus(
         region=stack.region,
-        services=services,
-        hourly_usd=hourly,
-        idle_monthly_usd=idle_monthly_usd(workers) if workers else None,
-        unknown=unknown,
-        head=head,
+        services=services or {},
         group=group,
-        stops=stops,
+        scaling=info["scaling"] if info else {},
+        hourly_usd=ask("prices", read_hourly_usd, stack, info, nodes, group) if known_nodes else None,
+        estimated_hourly_usd=stack.estimated_hourly_usd,
+        unknown=unknown,
     )
 
 
-def _ask(unknown: dict[str, str], name: str, question: Callable[..., T], *arguments: Any) -> T | None:
-    """Return AWS's answer; or None, with the reason under this name in `unknown`."""
-    try:
-        return question(*arguments)
-    except TrainingError as cause:
-        unknown[name] = one_line(cause)
-        return None
+def read_services(stack: Stack) -> dict[str, Service]:
+    """Return the service of each kind of node, without missing and inactive ones.
 
-
-def _service_fault(stack: Stack, service: dict[str, Any]) -> str | None:
-    fault = aws.deployment_fault(service)
-    if fault is None and service["runningCount"] < service["desiredCount"]:
-        fault = aws.last_stop(stack, service)
-    return fault
-
-
-def _head_instance(stack: Stack) -> HeadInstance:
-    instance = aws.instance(stack, aws.head_instance(stack))
-    return HeadInstance(instance["InstanceType"], instance["Placement"]["AvailabilityZone"])
-
-
-def _group(description: dict[str, Any], failure: str | None) -> Group:
-    in_service = [instance for instance in description["Instances"] if instance["LifecycleState"] == "InService"]
-    return Group(description["DesiredCapacity"], len(in_service), aws.unhealthy(description), failure)
-
-
-def _count_nodes(nodes: Sequence[Node] | None, services: Mapping[str, Service], group: Group | None) -> Counter[str]:
-    """Return the number of nodes of each kind, as ECS and EC2 count them if the head can't be reached."""
-    if nodes is not None:
-        return Counter(node.kind for node in nodes)
-    numbers = Counter({kind: service.running for kind, service in services.items()})
-    if group:
-        numbers[WORKERS] = max(numbers[WORKERS], group.in_service)
-    return numbers
-
-
-def _scale_in(
-    kind: str, scale: Scaling, number: int, usd: float | None, alarms: dict[str, dict[str, Any]] | None
-) -> Iterator[str]:
-    """Yield sentences on what stops the GPU or the CPU workers, and what keeps them.
-
-    Args:
-        kind: `workers` or `cpu-workers`.
-        scale: The stack's limits of their number.
-        number: Their number.
-        usd: Their cost in USD per hour, if known.
-        alarms: The alarms that scale them, or None if AWS refuses.
+    Raises:
+        StackNotFound: The stack is down.
+        TrainingError: AWS refuses.
     """
-    if not number:
-        yield f"no {kind} running; jobs start up to {scale['max']}"
-    if not scale["idle_minutes"]:
-        cost = "" if usd is None else f" ({usd:.2f} USD an hour)"
-        yield f"idle {kind} keep running{cost}; pulumi config set idleTimeoutMinutes 30 and pulumi up stop them"
-        return
-    if scale["min"] < scale["max"]:
-        minimum = f", down to {scale['min']}" if scale["min"] else ""
-        yield f"idle {kind} stop after {scale['idle_minutes']} minutes{minimum}{_alarm_note(alarms)}"
-    if scale["min"]:
-        members = f"the last {kind.removesuffix('s')} keeps" if scale["min"] == 1 else f"{scale['min']} {kind} keep"
-        yield f"{members} running; pulumi config set {MIN_KEYS[kind]} 0 and pulumi up let the scale-in stop all"
+    names = list(stack.services.values())
+    try:
+        found = aws.call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=names)["services"]
+    except aws.Refused as refused:
+        if refused.code == "ClusterNotFoundException":
+            raise aws.stack_not_found(stack) from refused
+        raise
+    active = {service["serviceName"]: service for service in found if service["status"] == "ACTIVE"}
+    return {
+        kind: Service(active[name]["runningCount"], active[name]["desiredCount"], _fault(stack, active[name]))
+        for kind, name in stack.services.items()
+        if name in active
+    }
 
 
-def _alarm_note(alarms: dict[str, dict[str, Any]] | None) -> str:
-    """Return the state of the alarm that stops idle workers, in parentheses; empty if AWS refuses."""
-    if alarms is None:
-        return ""
-    alarm = alarms.get("idle")
-    if not alarm:
-        return " (but its alarm is missing; pulumi up creates it)"
-    if not alarm["ActionsEnabled"]:
-        enable = f"aws cloudwatch enable-alarm-actions --alarm-names {alarm['AlarmName']}"
-        return f" (but the alarm's actions are disabled; {enable} enables them)"
-    duration = age((datetime.now(UTC) - alarm["StateUpdatedTimestamp"]).total_seconds())
-    if alarm["StateValue"] == "ALARM":
-        return f" (alarm active for {duration}; scaling in)"
-    if alarm["StateValue"] == "OK":
-        return f" (alarm OK for {duration})"
-    return f" (alarm without data for {duration})"
+def _fault(stack: Stack, service: Mapping[str, Any]) -> str | None:
+    """Return the reason for missing tasks: a deployment that failed, else the last stop of a task, else an event."""
+    for deployment in service.get("deployments", ()):
+        if deployment.get("rolloutState") == "FAILED":
+            reason = one_line(deployment.get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
+            return f"{DEPLOYMENT_FAILED}: {reason}; pulumi config set redeployWorkers WORD and pulumi up try again"
+    if service["runningCount"] >= service["desiredCount"]:
+        return None
+    with suppress(ResourceError):
+        if stop := _last_stop(stack, service):
+            return f"the last task stopped{stop}"
+    events = [one_line(event["message"]) for event in service.get("events", ())]
+    return events[0] if events else "ECS gives no reason yet"
 
 
-def age(seconds: float) -> str:
-    """Return a duration for people."""
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+def _last_stop(stack: Stack, service: Mapping[str, Any]) -> str | None:
+    """Return why a service's last task stopped, which ECS forgets after an hour; None without one.
+
+    Tasks that a scale-in or a deployment stopped don't count.
+    """
+    cluster = stack.cluster_name
+    task_filter = {"serviceName": service["serviceName"], "desiredStatus": "STOPPED"}
+    task_arns = aws.call("ecs", stack, "list_tasks", cluster=cluster, **task_filter)["taskArns"]
+    tasks = aws.call("ecs", stack, "describe_tasks", cluster=cluster, tasks=task_arns)["tasks"] if task_arns else ()
+    stopped = [
+        task for task in tasks if task.get("stoppedAt") and not task.get("stoppedReason", "").startswith(SCALING)
+    ]
+    if not stopped:
+        return None
+    newest = max(stopped, key=lambda task: task["stoppedAt"])
+    reasons = [newest.get("stoppedReason") or "ECS gives no reason"]
+    # The task's own reason is often only "Essential container in task exited".
+    for container in newest.get("containers", ()):
+        if container.get("exitCode") == GpuError.exit_status:
+            return " because a GPU is missing or does not compute (its log says which)"
+        if container.get("exitCode"):
+            reasons.append(f"exit status {container['exitCode']}")
+        if container.get("reason"):
+            reasons.append(container["reason"])
+    return f": {one_line(', '.join(reasons))}"
+
+
+def explain_head(stack: Stack) -> ResourceError | None:
+    """Return ECS's reason why the head doesn't answer, or None if ECS can't be asked."""
+    try:
+        head = read_services(stack).get(HEAD)
+    except StackNotFound as cause:
+        return cause
+    except TrainingError:
+        return None
+    if head is None:
+        return aws.stack_not_found(stack)
+    if head.running:
+        state = "task runs, and Ray doesn't answer yet: it is starting, or being replaced; try again in a minute"
+    else:
+        state = f"task is not running: it is starting or being replaced; ECS says: {head.fault or 'no task is wanted'}"
+    return HeadUnavailable(f"the head's {state}")
+
+
+def read_group(stack: Stack, info: ClusterInfo) -> Group:
+    """Return the workers' Auto Scaling group.
+
+    Raises:
+        TrainingError: AWS refuses, or the group does not exist.
+    """
+    name = info["group"]
+    groups = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
+    if not groups["AutoScalingGroups"]:
+        raise ResourceError(f"Auto Scaling group {name} not found; pulumi up creates it")
+    group = groups["AutoScalingGroups"][0]
+    members = group["Instances"]
+    failure = None
+    with suppress(ResourceError):
+        activities = aws.call(
+            "autoscaling", stack, "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=ACTIVITIES
+        )["Activities"]
+        subnets = [zone["subnet_id"] for zone in info["zones"]]
+        failure = newest_failure(activities, subnets, datetime.now(UTC) - timedelta(days=1))
+    return Group(
+        desired=group["DesiredCapacity"],
+        in_service=sum(member["LifecycleState"] == "InService" for member in members),
+        instances=len(members),
+        unhealthy=[member["InstanceId"] for member in members if member["HealthStatus"] == "Unhealthy"],
+        failure=one_line(failure.message) if failure else None,
+    )
+
+
+def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], group: Group | None) -> float:
+    """Return the cost in USD per hour of the nodes and of workers that have not joined.
+
+    Raises:
+        TrainingError: A price is not known, or AWS refuses the Spot prices.
+    """
+    preferred = (info["types"][0], SPOT if info["spot"] else ON_DEMAND)
+    workers = [node for node in nodes if node.kind == WORKERS]
+    starting = max(0, (group.instances if group else 0) - len(workers))
+    rented: list[tuple[str | None, str | None]] = [preferred] * starting
+    rented += [(node.instance_type or preferred[0], node.market or preferred[1]) for node in workers]
+    rented += [(node.instance_type, node.market) for node in nodes if node.kind == CPU_WORKERS]
+    on_demand = info["prices"] or {}
+    spot: Mapping[str, float] = {}
+    if any(market == SPOT for _, market in rented):
+        question = spot_prices.question(info)
+        spot = spot_prices.by_type(aws.call("ec2", stack, "describe_spot_price_history", **question))
+    prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
+    known = [price for price in [info["head_usd"], *prices] if price is not None]
+    if len(known) <= len(prices):
+        raise ResourceError("the stack has no price of a node")
+    return round(sum(known), 4)

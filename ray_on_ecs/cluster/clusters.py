@@ -263,9 +263,9 @@ class StackCluster(Cluster):
 
     def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
-        from ray_on_ecs.cluster import aws
+        from ray_on_ecs.cluster.aws_status import explain_head
 
-        return aws.explain_head(self.stack) or cause
+        return explain_head(self.stack) or cause
 
     def s3_access(self) -> S3Access:
         """See Cluster: with boto3's credentials, because pyarrow's C++ SDK supports fewer kinds of login."""

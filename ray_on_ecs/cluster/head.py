@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from ray_on_ecs.node import api
 from ray_on_ecs.node.api import AnswerError, Job, TokenError
-from ray_on_ecs.node.labels import CODE
 
 # Of silence. A head that starts a job may be silent for some ten seconds, and longer on a busy machine.
 REQUEST_SECONDS, JOB_SECONDS = 20.0, 60.0
@@ -48,11 +47,6 @@ class Head:
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes, dead ones included."""
         return self.get("/api/v0/nodes?detail=1&limit=1000", "data", "result", "result")
-
-    def code(self) -> str | None:
-        """Return the fingerprint of the head's code, or None without that label."""
-        heads = (node for node in self.nodes() if node["is_head_node"] and node["state"] == ALIVE)
-        return next((node["labels"].get(CODE) for node in heads), None)
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs, also drivers that were started by hand."""

@@ -79,9 +79,9 @@ class Submission:
         Raises:
             UsageError: The code is too large, or can't be stored.
         """
-        from ray_on_ecs.run import code  # it imports pyarrow
+        from ray_on_ecs.run.code import archive  # it imports pyarrow
 
-        script = code.store(self.script, storage, say, links=is_here)
+        script = archive.store(self.script, storage, say, links=is_here)
         return replace(self, script=script if is_here else replace(script, working_dir="."))
 
 

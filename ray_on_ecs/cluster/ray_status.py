@@ -7,18 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.storage import layout
 
+if TYPE_CHECKING:
+    from ray_on_ecs.cluster.clusters import Cluster
+
 HEAD, WORKERS = "head", "workers"
-# Kinds of nodes, in the order of the screen.
-KINDS = (HEAD, WORKERS, CPU_WORKERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,23 +37,6 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Gpus:
-    """GPUs of all nodes; `requested` includes the used ones."""
-
-    used: float
-    total: float
-    requested: float
-
-
-@dataclass(frozen=True)
-class JobCounts:
-    """Numbers of Ray jobs by state."""
-
-    running: int
-    queued: int
-
-
-@dataclass(frozen=True)
 class QueuedRun:
     """Run whose driver waits until the run in front of it has its workers."""
 
@@ -64,12 +47,20 @@ class QueuedRun:
 
 @dataclass(frozen=True)
 class RayStatus:
-    """State of a cluster whose head answers."""
+    """State of a cluster whose head answers.
+
+    Attributes:
+        ray_version: The version of Ray.
+        nodes: The nodes that are alive.
+        gpus: The numbers of GPUs: used, total, and requested, which includes the used ones.
+        jobs: The numbers of Ray's jobs: running and queued.
+        queue: The queued runs.
+    """
 
     ray_version: str
     nodes: list[Node]
-    gpus: Gpus
-    jobs: JobCounts
+    gpus: dict[str, float]
+    jobs: dict[str, int]
     queue: list[QueuedRun]
 
 
@@ -89,8 +80,8 @@ def read_ray(cluster: Cluster, head: Head) -> RayStatus:
     return RayStatus(
         ray_version=head.get("/api/version", "ray_version"),
         nodes=alive,
-        gpus=Gpus(used, sum(node.gpus for node in alive), used + _pending_gpus(load)),
-        jobs=JobCounts(states["RUNNING"], states["PENDING"]),
+        gpus={"used": used, "total": sum(node.gpus for node in alive), "requested": used + _pending_gpus(load)},
+        jobs={"running": states["RUNNING"], "queued": states["PENDING"]},
         queue=_queue(cluster, jobs),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,21 +11,24 @@ from typing import Any
 
 from ray_on_ecs.errors import ResourceError, UsageError, one_line
 
-PROJECT_FILE = "Pulumi.yaml"
+CHECKOUT = Path(__file__).resolve().parents[2]
+PROJECT_FILES = ("Pulumi.yaml", "Pulumi.yml", "Pulumi.json")
 # Long, as Pulumi reads the state from a remote backend.
 PULUMI_SECONDS = 120.0
+PULUMI = "https://www.pulumi.com/docs/install/"
 INSTALL_PULUMI = (
     "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
     "for a Ray cluster on this machine"
 )
 # The output of a program that makes a RayCluster.
 CONNECTION = "connection"
+OTHER_PROJECT = "for the cluster of another project change to its folder, or give --outputs FILE"
 UPDATE = (
-    "export a RayCluster's connection under this name; in a stack of this project pulumi up does so (and replaces the "
-    "head: not during a run); --stack names another stack"
+    f"{OTHER_PROJECT}; a program with a RayCluster exports the connection, and in a stack of this project pulumi up "
+    "does so (and replaces the head: not during a run); --stack names another stack"
 )
-
-
+# Environment variables that choose the credentials.
+CREDENTIALS = {"AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"}
 # Parts of Pulumi's error messages, and the command that fixes each.
 PULUMI_HINTS = {
     "PULUMI_CONFIG_PASSPHRASE": "export PULUMI_CONFIG_PASSPHRASE=…, the passphrase of pulumi stack init",
@@ -43,6 +47,10 @@ class PulumiError(UsageError):
     def __init__(self, line: str, fix: str) -> None:
         super().__init__(line)
         self.fix = fix
+
+
+class AnotherProgram(UsageError):
+    """The stack is not one of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +73,7 @@ class Stack:
         log_group: The CloudWatch log group.
         metrics_dashboard: The CloudWatch dashboard.
         estimated_hourly_usd: The hourly price of all instances, or None if it is not known.
+        project: The folder of the Pulumi project; None for a file.
     """
 
     name: str
@@ -82,6 +91,7 @@ class Stack:
     log_group: str
     metrics_dashboard: str
     estimated_hourly_usd: float | None
+    project: Path | None = None
 
     @property
     def storage_path(self) -> str:
@@ -90,7 +100,10 @@ class Stack:
 
 
 def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS) -> Stack:
-    """Return the stack.
+    """Return the stack. If it is of a Pulumi project, set AWS_PROFILE to the project's `aws:profile` (`_use_profile`).
+
+    The project is the nearest whose stack has a cluster: in the working directory, a parent, or the checkout of this
+    code. An app's project may be nearer.
 
     Args:
         name: The stack's name, or None for the one that Pulumi has selected.
@@ -103,72 +116,101 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
     """
     if outputs is not None:
         return _read(Path(outputs).stem, _load(outputs), f"--outputs: {outputs}")
-    folder = _project_folder()
-    shown_name = name or "the selected stack"
-    return _read(name or "(selected)", _pulumi_outputs(folder, name, seconds), f"{shown_name} of {folder}")
+    errors = []
+    for folder in _projects():
+        try:
+            found = _read(
+                name or "(selected)",
+                _pulumi_outputs(folder, name, seconds),
+                f"{name or 'the selected stack'} of {folder}",
+                folder,
+            )
+        except AnotherProgram as cause:
+            errors.append(cause)
+            continue
+        _use_profile(folder, name, seconds)
+        return found
+    if errors:
+        raise errors[0]
+    raise UsageError(f"{PROJECT_FILES[0]} not found here or in a parent folder; {OTHER_PROJECT}")
 
 
-def _project_folder() -> Path:
-    """Return the nearest Pulumi project: the working directory or a parent, else the checkout of this code."""
+def _projects() -> list[Path]:
     cwd = Path.cwd()
-    checkout = Path(__file__).resolve().parents[2]
-    for folder in (cwd, *cwd.parents, checkout):
-        if (folder / PROJECT_FILE).is_file():
-            return folder
-    raise UsageError(
-        f"{PROJECT_FILE} not found here or in a parent folder; change to the project's folder, or give --outputs FILE"
+    folders = dict.fromkeys((cwd, *cwd.parents, CHECKOUT))
+    return [folder for folder in folders if any((folder / file).is_file() for file in PROJECT_FILES)]
+
+
+def _use_profile(folder: Path, name: str | None, seconds: float) -> None:
+    """Set AWS_PROFILE to the stack's `aws:profile`, unless the environment chooses, or this machine lacks it."""
+    # Running Pulumi again takes a second.
+    configured = (
+        file.read_bytes() for file in folder.glob("Pulumi.*.y*ml") if os.access(file, os.R_OK) and file.is_file()
     )
+    if os.environ.keys() & CREDENTIALS or not any(b"aws:profile" in content for content in configured):
+        return
+    process = _pulumi(folder, ["config", "get", "aws:profile"], name, seconds)
+    profile = process.stdout.strip()
+    if process.returncode == 0 and profile:
+        from botocore.session import Session
+
+        if profile in Session().available_profiles:
+            os.environ["AWS_PROFILE"] = profile
 
 
-def _pulumi_outputs(folder: Path, name: str | None, seconds: float) -> dict[str, Any]:
-    command = ["pulumi", "stack", "output", "--json", "--non-interactive"]
-    if name:
-        command += ["--stack", name]
+def _pulumi(folder: Path, words: list[str], name: str | None, seconds: float) -> subprocess.CompletedProcess[str]:
+    command = ["pulumi", *words, "--non-interactive", *(["--stack", name] if name else [])]
     try:
-        process = subprocess.run(
+        return subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError as cause:
-        raise UsageError(f"command not found: pulumi; {INSTALL_PULUMI}") from cause
-    except subprocess.TimeoutExpired as cause:
-        raise ResourceError(
-            f"pulumi stack output took more than {seconds:.0f} s; run it in {folder} to see the reason"
-        ) from cause
+        raise PulumiError(f"command not found: pulumi; {INSTALL_PULUMI}", PULUMI) from cause
+    except (OSError, subprocess.TimeoutExpired) as cause:
+        raise ResourceError(f"pulumi {' '.join(words)} fails in {folder} ({one_line(cause)})") from cause
+
+
+def _pulumi_outputs(folder: Path, name: str | None, seconds: float) -> Any:
+    process = _pulumi(folder, ["stack", "output", "--json"], name, seconds)
     if process.returncode:
         message = one_line(process.stderr or process.stdout).removeprefix("error: ")
+        failure = f"pulumi stack output fails in {folder} ({message})"
+        if name and "no stack named" in message:
+            raise AnotherProgram(f"{failure}; pulumi stack ls lists the stacks, and {OTHER_PROJECT}")
         for part, hint in PULUMI_HINTS.items():
             if part in message:
-                raise PulumiError(f"pulumi stack output fails in {folder} ({message}); {hint}", hint)
+                raise PulumiError(f"{failure}; {hint}", hint)
         hint = "pulumi stack ls lists the stacks, pulumi stack select chooses one, --stack NAME names one"
-        raise PulumiError(f"pulumi stack output fails in {folder} ({message}); {hint}", "pulumi stack ls")
+        raise PulumiError(f"{failure}; {hint}; {OTHER_PROJECT}", "pulumi stack ls")
     try:
         return json.loads(process.stdout or "{}")
     except ValueError as cause:
         raise ResourceError(f"the output of pulumi stack output is not JSON ({one_line(process.stdout)})") from cause
 
 
-def _load(file: str) -> dict[str, Any]:
+def _load(file: str) -> Any:
     try:
-        outputs = json.loads(Path(file).expanduser().read_text())
+        return json.loads(Path(file).expanduser().read_text())
     except (OSError, ValueError) as cause:
         reason = "it is not JSON" if isinstance(cause, ValueError) else cause
         raise UsageError(
             f"--outputs: {file} can't be read ({reason}); write it with pulumi stack output --json"
         ) from cause
+
+
+def _read(name: str, outputs: Any, source: str, project: Path | None = None) -> Stack:
     if not isinstance(outputs, dict):
-        raise UsageError(f"--outputs: {file} has no outputs of a stack; write it with pulumi stack output --json")
-    return outputs
-
-
-def _read(name: str, outputs: dict[str, Any], source: str) -> Stack:
+        raise UsageError(f"{source} has no outputs of a stack; write it with pulumi stack output --json")
     if not outputs:
-        raise ResourceError(f"{source} has no outputs: the stack is not up; pulumi up creates it")
-    keys = {field.name for field in fields(Stack)} - {"name"}
+        hint = f"; {OTHER_PROJECT}" if project else ""
+        raise ResourceError(f"{source} has no outputs: the stack is not up; pulumi up creates it{hint}")
+    keys = {field.name for field in fields(Stack)} - {"name", "project"}
     # A file may hold only the connection, for example of one of a program's clusters.
     connection = outputs if keys <= outputs.keys() else outputs.get(CONNECTION)
     if not isinstance(connection, dict):
-        raise UsageError(f"{source}: has no output {CONNECTION}; {UPDATE}")
+        raise AnotherProgram(f"{source}: has no output {CONNECTION}; {UPDATE}")
     missing = sorted(keys - connection.keys())
     if missing:
-        raise UsageError(f"{source}: its output {CONNECTION} has no {', '.join(missing)}; {UPDATE}")
-    return Stack(name=name, **{key: connection[key] for key in keys})
+        error = AnotherProgram if "cluster_name" in missing else UsageError
+        raise error(f"{source}: its output {CONNECTION} has no {', '.join(missing)}; {UPDATE}")
+    return Stack(name=name, project=project, **{key: connection[key] for key in keys})

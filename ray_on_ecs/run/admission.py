@@ -15,7 +15,8 @@ from rich.markup import escape
 
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
-from ray_on_ecs.run import code, queue, run_secrets
+from ray_on_ecs.run import queue, run_secrets
+from ray_on_ecs.run.code import archive
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
 from ray_on_ecs.run.program.source import driver_reason, with_driver
 from ray_on_ecs.signals import Stop, stoppable
@@ -62,7 +63,7 @@ def admit(config: RunConfig, console: Console) -> Generator[Admission]:
     check_not_finished(storage)
     run_secrets.check_repeated(config, storage)
     if config.code is None:
-        config = code.store(config, storage, print, links=True)
+        config = archive.store(config, storage, print, links=True)
     admission = Admission(config, storage, RunRecord(storage, requested, config))
     with hold(admission, console, values):
         yield admission

@@ -14,9 +14,10 @@ from rich.markup import escape
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
-from ray_on_ecs.run import code, inputs, ray_cluster
+from ray_on_ecs.run import inputs, ray_cluster
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
+from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.files.newest import newest_stored
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -71,7 +72,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             "run_actor": actor,
             "threads": allocation.cpus_per_worker if allocation else 0,
             "use_gpu": allocation is not None and allocation.use_gpu,
-            "code": code.Code.of(config),
+            "code": Code.of(config),
             "is_one_node": is_one_node,
             "run_id": run_id,
             "inputs": sources,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from ray_on_ecs import secrets
@@ -14,11 +14,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 
 def take(config: RunConfig) -> dict[str, str]:
-    """Return the values to store; `ray-on-ecs run` has already stored those of a job.
-
-    Raises:
-        UsageError: A variable is not set, or its value can't be hidden or stored.
-    """
+    """Return the values to store, as `take_from_environment`; `ray-on-ecs run` has already stored those of a job."""
     return {} if JOB_VARIABLE in os.environ else secrets.take_from_environment(config.secret)
 
 
@@ -40,16 +36,11 @@ def till_end(
 ) -> Generator[None]:
     """Have the run's secrets stored until the block ends.
 
-    They stay if another command has the run, or if a job is interrupted, since the head may resubmit it.
-
-    Args:
-        config: The run's settings.
-        storage: The run's folder.
-        values: Those that are not stored yet, by name.
-        is_ours: Returns whether no other command has taken the run over.
+    They stay if another command has the run (`is_ours`), or if a job is interrupted, since the head may resubmit it.
+    `values` are those that are not stored yet.
 
     Raises:
-        UsageError: One is not there.
+        UsageError: A secret is not there.
     """
     if values:
         secrets.store(storage.uri).put(values)
@@ -65,12 +56,7 @@ def till_end(
     finally:
         names = secrets.stored_names(config.secret)
         if names and not stays and is_ours():
-            _delete(storage, names)
-
-
-def _delete(storage: RunStorage, names: Sequence[str]) -> None:
-    """Delete secrets; the run ends as it does if they can't be deleted."""
-    try:
-        secrets.store(storage.uri).delete(names)
-    except (OSError, TrainingError) as cause:
-        print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)
+            try:
+                secrets.store(storage.uri).delete(names)
+            except (OSError, TrainingError) as cause:  # the run ends as it does without it
+                print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -24,8 +23,8 @@ from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, local_store, mpi, nccl_interface, packages, worker_dump
-from ray_on_ecs.run.code import Code
+from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages, worker_dump
+from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, ScriptEnvironment, WorkerEnvironment
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
@@ -35,7 +34,7 @@ from ray_on_ecs.run.group_member import LOST_SECONDS, GroupMember
 from ray_on_ecs.run.local_store import LocalStore
 from ray_on_ecs.run.metrics import ReportReader
 from ray_on_ecs.run.metrics_recorder import MetricsRecorder
-from ray_on_ecs.run.mpi import MpiNode, MpiRun
+from ray_on_ecs.run.mpi.launcher import MpiNode, MpiRun, runner
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.run.worker_rank import WorkerRank
@@ -307,20 +306,9 @@ class ScriptWorker:
         if not self._config.mpi:
             return ScriptProcess(self._argv(environment.python), options)
         if self._rank.rank != 0:
-            node = self._rank.node_rank if self._rank.local_rank == 0 else None
-            return MpiNode(node, options)
-        workers = self._member.statuses.values()
-        ranks = Counter(worker.node_rank for worker in workers)
-        agents = exchange / "mpi"
-        agents.mkdir()
-        return MpiRun(
-            self._config.argv(environment.python, mpi.runner(environment.python)),
-            options,
-            workers=[ranks[node] for node in range(len(ranks))],
-            address=self._member.status.host,
-            networks=sorted({worker.network for worker in workers if worker.network}),
-            exchange=agents,
-        )
+            return MpiNode(self._rank.node_rank if self._rank.local_rank == 0 else None, options)
+        argv = self._config.argv(environment.python, runner(environment.python))
+        return MpiRun(argv, options, self._member.statuses, exchange / "mpi")
 
     def _variables(self, environment: ScriptEnvironment, exchange: Path) -> dict[str, str]:
         """Return the script's environment variables."""

@@ -21,6 +21,7 @@ import psutil
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.private_folder import node_folder
+from ray_on_ecs.run.code.ignore import Patterns
 from ray_on_ecs.run.files.scan import (
     LOG_SECONDS,
     MAX_ENTRIES,
@@ -33,7 +34,6 @@ from ray_on_ecs.run.files.scan import (
     state_of,
     without_logs,
 )
-from ray_on_ecs.run.gitignore import from_options
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import (
@@ -120,8 +120,8 @@ class RunFolder:
         self._root = Path(storage.path()) if is_direct else node_folder("runs", f"{storage.uri} {node_id}")
         self.folder = Path(storage.path(self.target)) if is_direct else self._root / "work" / name
         self._frozen = self._root / ".snapshot"  # on the same disk, for hard links
-        patterns = from_options(exclude, "/", "--exclude")
-        self._scanner = FolderScanner(self.folder, lambda name, is_folder: bool(patterns.decide(f"/{name}", is_folder)))
+        patterns = Patterns(exclude)
+        self._scanner = FolderScanner(self.folder, lambda name, is_folder: bool(patterns.decide(name, is_folder)))
         self._base: Scan = {}
         self._snapshot = Snapshot()
         self._restored: Scan = {}

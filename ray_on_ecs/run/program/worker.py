@@ -14,7 +14,7 @@ from ray_on_ecs import secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface
-from ray_on_ecs.run.code import Code
+from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.packages import Requirements, Resolution
 from ray_on_ecs.run.program import main as program_main
 from ray_on_ecs.storage import layout, node_cache

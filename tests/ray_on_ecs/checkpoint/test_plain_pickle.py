@@ -31,7 +31,7 @@ from ray_on_ecs import Checkpointer
 from ray_on_ecs.checkpoint import plain_pickle
 from ray_on_ecs.checkpoint.checkpointer import ResumeError
 from ray_on_ecs.checkpoint.collectives import Collectives
-from ray_on_ecs.checkpoint.plain_values import plain
+from ray_on_ecs.checkpoint.plain_pickle import plain
 
 # Each makes this file if it runs.
 MARK = "ran"
@@ -195,7 +195,7 @@ def test_metadata_that_name_a_file_elsewhere_are_refused(folder: Path, path: str
 def test_hostile_values_are_refused(folder: Path, depth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = evil()
     if depth == "the bytes":
-        monkeypatch.setattr("ray_on_ecs.checkpoint.state._pack", lambda _: value)
+        monkeypatch.setattr("ray_on_ecs.checkpoint.plain_pickle.pack", lambda _: value)
         saved = save(folder / "ck", trust_pickle=True)
     else:
         saved = save(folder / "ck", value, trust_pickle=True)

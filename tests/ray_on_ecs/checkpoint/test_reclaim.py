@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs import sdk
-from ray_on_ecs.checkpoint import pace
-from ray_on_ecs.checkpoint.reclaim import Reclaim
+from ray_on_ecs.checkpoint import collectives
+from ray_on_ecs.checkpoint.collectives import Reclaim
 from tests.training.ranks import Ranks
 
 STEPS, ANNOUNCED = 40, 10
@@ -19,7 +19,7 @@ def first_near(rank: int, ranks: int, folder: Path, told: int | None) -> int | N
     own = folder / str(rank)
     own.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "POLL_SECONDS", 3 * STEP_SECONDS)
+        patch.setattr(collectives, "POLL_SECONDS", 3 * STEP_SECONDS)
         patch.setenv(sdk.FOLDER_VARIABLE, str(own))
         reclaim = Reclaim()
         for step in range(STEPS):
@@ -46,6 +46,6 @@ def test_nothing_is_near_without_a_notice(on_ranks: Ranks, tmp_path: Path) -> No
 
 def test_single_process_has_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sdk.FOLDER_VARIABLE, raising=False)
-    monkeypatch.setattr(pace, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(collectives, "POLL_SECONDS", 0.0)
     reclaim = Reclaim()
     assert not any(reclaim.is_near() for _ in range(3))

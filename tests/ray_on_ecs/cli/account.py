@@ -15,7 +15,7 @@ import time
 import urllib.parse
 from contextlib import ExitStack, chdir, closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,8 +39,12 @@ IMAGE = "ami-12c6146b"
 TASKS = {"head": 1, "workers": 2}
 SECONDS = 120
 
-QUOTA = {"Quota": {"QuotaName": "Running On-Demand G and VT instances", "Value": 64.0}}
 ONLINE = {"InstanceInformationList": [{"InstanceId": "i-1", "PingStatus": "Online"}]}
+FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
+<DescribeScalingActivitiesResult><Activities><member><ActivityId>1</ActivityId>
+<AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause><Description>Launching a new EC2 instance</Description>
+<StartTime>{now}</StartTime><StatusCode>Failed</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
+</DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"""
 NO_CAPACITY = "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested."
 
 
@@ -52,6 +56,8 @@ class Front(ThreadingHTTPServer):
         texts: The XML answers.
         refused: Operations that are answered with AccessDenied; of S3, such as "PUT /bucket".
         is_silent: True if it answers only HEAD.
+        page: The status, headers and body of another program's answers, as of a proxy or a portal.
+        replaced: The operations that it answers; empty for all.
     """
 
     daemon_threads = True
@@ -63,10 +69,12 @@ class Front(ThreadingHTTPServer):
 
     def reset(self) -> None:
         """Refuse nothing."""
-        self.answers: dict[str, Any] = {"DescribeInstanceInformation": ONLINE, "GetServiceQuota": QUOTA}
+        self.answers: dict[str, Any] = {"DescribeInstanceInformation": ONLINE}
         self.texts: dict[str, str] = {}
         self.refused: set[str] = set()
         self.is_silent = False
+        self.page: tuple[int, dict[str, str], bytes] | None = None
+        self.replaced: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -88,7 +96,10 @@ class Forward(BaseHTTPRequestHandler):
         operation = self._operation(body)
         while front.is_silent and self.command != "HEAD":
             time.sleep(0.1)
-        if any(operation.startswith(refused) for refused in front.refused):
+        if front.page and (operation in front.replaced or not front.replaced):
+            status, headers, body = front.page
+            self._answer(status, "text/html", body, headers)
+        elif any(operation.startswith(refused) for refused in front.refused):
             self._refuse(operation)
         elif operation in front.answers:
             self._answer(200, "application/x-amz-json-1.1", json.dumps(front.answers[operation]).encode())
@@ -117,15 +128,19 @@ class Forward(BaseHTTPRequestHandler):
 
     def _forward(self, behind: str, body: bytes) -> None:
         with closing(HTTPConnection(behind, timeout=SECONDS)) as connection:
-            connection.request(self.command, self.path, body, dict(self.headers))
+            parts = urllib.parse.urlsplit(self.path)  # with a host if this is the client's proxy
+            path = urllib.parse.urlunsplit(parts._replace(scheme="", netloc=""))
+            connection.request(self.command, path, body, {**dict(self.headers), "Host": behind})
             answer = connection.getresponse()
             content = answer.read()
-        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content)
+        own = ("connection", "date", "server", "transfer-encoding")
+        headers = {name: value for name, value in answer.headers.items() if name.lower() not in own}
+        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content, headers)
 
-    def _answer(self, status: int, content_type: str, body: bytes) -> None:
+    def _answer(self, status: int, content_type: str, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -249,6 +264,8 @@ class Account:
     def delete_bucket(self) -> None:
         """Delete the bucket."""
         s3, bucket = self.aws("s3"), self.outputs["bucket"]
+        for item in s3.list_objects_v2(Bucket=bucket).get("Contents", ()):
+            s3.delete_object(Bucket=bucket, Key=item["Key"])
         s3.delete_bucket(Bucket=bucket)
         self.undo.callback(s3.create_bucket, Bucket=bucket)
 
@@ -429,6 +446,22 @@ class Laptop(Account):
             failed = service["serviceName"] == self.outputs["services"][kind]
             service["deployments"] = deployments if failed else []
         self.front.answers["DescribeServices"] = json.loads(json.dumps({"services": described}, default=_timestamp))
+
+    def fail_launch(self) -> None:
+        """Let EC2 have refused the workers' last launch."""
+        now = datetime.now(UTC).isoformat()
+        self.front.texts["DescribeScalingActivities"] = FAILED.format(now=now, why=NO_CAPACITY)
+
+    def refuse(self, *operations: str) -> None:
+        """Refuse operations of S3, whose paths may have {bucket}."""
+        self.front.refused |= {operation.format(**self.outputs) for operation in operations}
+
+    def put_run(self, name: str) -> None:
+        """Write the folder of a run that has failed."""
+        s3, bucket = self.aws("s3"), self.outputs["bucket"]
+        status = {"state": "failed", "started": datetime.now(UTC).isoformat()}
+        s3.put_object(Bucket=bucket, Key=f"runs/{name}/status.json", Body=json.dumps(status))
+        self.undo.callback(s3.delete_object, Bucket=bucket, Key=f"runs/{name}/status.json")
 
     def stop_task(self, task: dict[str, Any]) -> None:
         """Let ECS know only one task, which has stopped."""

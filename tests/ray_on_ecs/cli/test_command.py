@@ -258,7 +258,9 @@ def test_invalid_stack_is_one_line(
     with pytest.raises(ResourceError, match=r"prod of .*project has no outputs: .* not up; pulumi up creates it"):
         find("prod", None)
     outputs.write_text(json.dumps({"url": "http://another.project"}))
-    with pytest.raises(UsageError, match="has no output connection; export a RayCluster's connection under this name"):
+    with pytest.raises(
+        UsageError, match="has no output connection; for the cluster of another project change to its folder"
+    ):
         find("prod", None)
     outputs.write_text(json.dumps({"connection": {"region": "us-west-2"}}))
     with pytest.raises(UsageError, match="its output connection has no bucket, cluster_info_parameter, cluster_name"):
@@ -442,3 +444,20 @@ def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.
     assert storage.uri == "s3://the-bucket/runs/first"
     assert storage.path("result.json") == "the-bucket/runs/first/result.json"
     assert storage.filesystem.region == "us-west-2"
+
+
+def test_windows_is_refused_in_one_line() -> None:
+    """What Python lacks on Windows is taken away; any of it would be a traceback."""
+    program = """
+import os, signal, sys
+os.name = "nt"
+for name in ("SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1", "SIGALRM"):
+    delattr(signal, name)
+for name in ("killpg", "setsid", "getpgid", "fork", "getuid"):
+    delattr(os, name)
+sys.modules.update(dict.fromkeys(("fcntl", "pwd", "grp", "resource", "termios", "tty")))
+from ray_on_ecs.cli.main import main
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    line = "ray-on-ecs: Windows is not supported; use macOS, Linux, or WSL on Windows\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)

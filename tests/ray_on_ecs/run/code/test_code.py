@@ -9,9 +9,9 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import code as module
-from ray_on_ecs.run.code import Code
-from ray_on_ecs.run.code import store as store_code
+from ray_on_ecs.run.code import archive
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.code.archive import store as store_code
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
 
@@ -20,7 +20,7 @@ LARGE = 2000
 
 @pytest.fixture(autouse=True)
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE_BYTES", LARGE - 1)
+    monkeypatch.setattr(archive, "LARGE_BYTES", LARGE - 1)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_excluded_files_are_reported(storage: RunStorage, project: Path) -> None
 
 
 def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_on_ecs.run.code_files.MAX_BYTES", 10)
+    monkeypatch.setattr("ray_on_ecs.run.code.files.MAX_BYTES", 10)
     with pytest.raises(UsageError, match=r"--working-dir: .* the largest are .* by --exclude or .gitignore"):
         store(config_of(project), storage)
     assert store(config_of(project, exclude=("*.npy",)), storage).code

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run import code_files, left_out
-from ray_on_ecs.run.code_archive import revision
-from ray_on_ecs.run.code_files import CodeFile, check_size, list_code
-from ray_on_ecs.run.gitignore import from_content
-from ray_on_ecs.run.ignore_files import has_filters
-from ray_on_ecs.run.left_out import LeftOut
+from ray_on_ecs.run.code import files
+from ray_on_ecs.run.code.files import CodeFile, LeftOut, check_size, list_code
+from ray_on_ecs.run.code.git import has_filters, revision
+from ray_on_ecs.run.code.ignore import IGNORE_FILES, Patterns
 
 ATOMS = [
     *("a", "b", "c", "ab", ".", "-", "ü", " ", "!", "#", "/", "/", "/", "*", "**", "***", "?", "[ab]", "[!a]", "[^b]"),
@@ -25,6 +23,9 @@ ATOMS = [
 ]
 NAMES = ["a", "b", "c", "ab", "ba", "abc", ".a", "a.b", "a*", "ü", "[", "]a", "a ", "-", "!a", "#a", "\\", "a\nb"]
 ENDS = ["", "", "/", " ", "\r"]
+USUAL_ATOMS = ["a", "b", "c", "ab", ".", "-", "/", "/", "*", "**", "?", "[ab]", "[!a]"]
+# pathspec's `?` is a character, and git's a byte.
+USUAL_NAMES = [name for name in NAMES if name.isascii() and name.isprintable()]
 
 
 @pytest.fixture(autouse=True)
@@ -62,28 +63,44 @@ def names_by_git(folder: Path) -> list[str]:
     return sorted(name for name in listed.split("\0") if name)
 
 
-def random_patterns(chance: random.Random) -> str:
+def random_patterns(chance: random.Random, atoms: Sequence[str] = ATOMS, ends: Sequence[str] = ENDS) -> str:
     return "\n".join(
-        "".join([chance.choice(["", "", "!"]), *chance.choices(ATOMS, k=chance.randint(1, 4)), chance.choice(ENDS)])
+        "".join([chance.choice(["", "", "!"]), *chance.choices(atoms, k=chance.randint(1, 4)), chance.choice(ends)])
         for _ in range(chance.randint(1, 6))
     )
+
+
+def random_folders(
+    top: Path, chance: random.Random, names: Sequence[str] = NAMES, *patterns: Sequence[str]
+) -> list[Path]:
+    """Make folders with files of odd names and ignore files of random patterns."""
+    folders = [top, *(top / "/".join(chance.choices(names, k=depth)) for depth in (1, 1, 2, 3))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        write(folder, *chance.sample(names, 8), ".gitignore", content=random_patterns(chance, *patterns).encode())
+    git(top, "init", "--quiet")
+    return folders
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_patterns_as_git(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    folders = [tmp_path, *(tmp_path / "/".join(chance.choices(NAMES, k=depth)) for depth in (1, 1, 2, 3))]
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    for folder in folders:
-        write(folder, *chance.sample(NAMES, 8), ".gitignore", content=random_patterns(chance).encode())
-    git(tmp_path, "init", "--quiet")
+    folders = random_folders(tmp_path, chance)
     (tmp_path / ".git/info/exclude").write_text(random_patterns(chance))
     git(tmp_path, "--literal-pathspecs", "add", "--force", "--", *chance.sample(names_of(tmp_path, ["*"]), 3))
     for folder in folders:
         is_ignored = folder != tmp_path and git(tmp_path, "check-ignore", "--no-index", str(folder), status=1)
         if not is_ignored:
             assert names_of(folder) == names_by_git(folder)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_usual_patterns_without_git_as_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    random_folders(tmp_path, random.Random(seed), USUAL_NAMES, USUAL_ATOMS, ["", "", "/"])
+    by_git = names_by_git(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert names_of(tmp_path) == by_git
 
 
 @pytest.fixture(params=["git", "no git"])
@@ -131,8 +148,8 @@ def test_tracked_files_are_uploaded_though_ignored(tmp_path: Path) -> None:
     write(tmp_path, "w.bin", "x.bin", "data/a/tracked.txt", "data/a/other.txt", "data/more.txt")
     git(tmp_path, "add", "--force", "w.bin", "data/a/tracked.txt")
     assert names_of(tmp_path) == [".gitignore", "data/a/tracked.txt", "w.bin"] == names_by_git(tmp_path)
-    ignored = [each for each in list_code(tmp_path).left_out if each.is_ignored]
-    assert ignored == [LeftOut("data/", 6, ".gitignore", True), LeftOut("x.bin", 3, ".gitignore", True)]
+    ignored = [each for each in list_code(tmp_path).left_out if each.why in IGNORE_FILES]
+    assert ignored == [LeftOut("data/", 6, ".gitignore"), LeftOut("x.bin", 3, ".gitignore")]
     write(tmp_path, ".rayignore", content=b"*.bin\ndata\n")
     assert names_of(tmp_path) == [".gitignore", ".rayignore"]
 
@@ -191,27 +208,27 @@ def test_left_out_is_named_with_its_size(tmp_path: Path) -> None:
     write(tmp_path, "data/a/b", "data/c", "a/w.bin", "t.py", "u.py", "data/.git/x", "a/empty/.git/x")
     assert list_code(tmp_path, ["/data/c"], ["u.py"]).left_out == (
         LeftOut("a/.venv", 3, ""),
-        LeftOut("a/empty/", 3, ".gitignore", is_ignored=True),
-        LeftOut("a/w.bin", 3, ".gitignore", is_ignored=True),
-        LeftOut("data/", 6, ".gitignore", is_ignored=True),
+        LeftOut("a/empty/", 3, ".gitignore"),
+        LeftOut("a/w.bin", 3, ".gitignore"),
+        LeftOut("data/", 6, ".gitignore"),
         LeftOut("u.py", 3, "--exclude"),
         LeftOut("web/node_modules", 3, ""),
     )
 
 
 def test_lines_for_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(left_out, "MAX_COUNTED", 3)
+    monkeypatch.setattr(files, "MAX_COUNTED", 3)
     write(tmp_path, ".gitignore", content=b"data/\n*.bin\n")
     write(tmp_path, ".venv/a", content=bytes(38 * 2**20))
     write(tmp_path, "data/a", "data/b", "data/c", "data/d", content=bytes(700))
     write(tmp_path, "1.bin", "2.bin", "3\n.bin")
     os.mkfifo(tmp_path / "p")
     code = list_code(tmp_path)
-    assert code.describe_left_out() == [
+    assert list(code.describe_left_out()) == [
         "left out: .venv (38 MiB), data/ (more than 2.1 KiB, .gitignore), 1.bin (3 bytes, .gitignore) and 2 more",
         "left out: p (0 bytes, a pipe)",
     ]
-    assert list_code(write(tmp_path / "other", "t.py")).describe_left_out() == []
+    assert not list(list_code(write(tmp_path / "other", "t.py")).describe_left_out())
 
 
 def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
@@ -232,7 +249,7 @@ def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
         (code / name).symlink_to(target)
     found = list_code(code)
     out = ["absolute", "by_another", "out", "pkg/out"]
-    assert found.left_out == tuple(LeftOut(name, len(links[name]), left_out.LINK) for name in out)
+    assert found.left_out == tuple(LeftOut(name, len(links[name]), files.LINK) for name in out)
     kept = [CodeFile(name, 0, target) for name, target in links.items() if name not in out]
     assert found.files == tuple(sorted([CodeFile("data_tools/b.py", 3), CodeFile("pkg/a.py", 3), *kept]))
 
@@ -298,7 +315,7 @@ def test_folder_with_unreachable_files_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_files, "MAX_BYTES", 4000)
+    monkeypatch.setattr(files, "MAX_BYTES", 4000)
     write(tmp_path, "data/a/b", "data/c", content=bytes(1500))
     write(tmp_path, "models/m", "w\n.bin", content=bytes(1024))
     write(tmp_path, "t.py")
@@ -342,7 +359,7 @@ def test_key_is_left_out_and_named(tmp_path: Path, name: str) -> None:
     assert names_of(tmp_path) == ["train.py"]
     assert names_of(tmp_path, ["*", "*.*", "**/*", "a/*", "a/", "cache", "**/cache", "x.json"]) == ["train.py"]
     [entry] = list_code(tmp_path).left_out
-    assert entry.why == left_out.KEY
+    assert entry.why == files.KEY
     assert name.startswith(entry.name)
 
 
@@ -367,7 +384,18 @@ def test_tracked_key_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path, "data/.env", "data/a", ".env", ".gitignore", content=b"data\n.env\n")
     git(tmp_path, "add", "--force", "data", ".env")
     assert names_of(tmp_path) == [".gitignore", "data/a"]
-    assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == left_out.KEY} == {".env", "data/.env"}
+    assert {entry.name for entry in list_code(tmp_path).left_out if entry.why == files.KEY} == {".env", "data/.env"}
+
+
+def test_tracked_link_out_of_an_ignored_folder_is_named(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, "data/a", ".gitignore", content=b"data\n")
+    (tmp_path / "data" / "out").symlink_to("../..")
+    git(tmp_path, "add", "--force", "data/out")
+    assert [(entry.name, entry.why) for entry in list_code(tmp_path).left_out] == [
+        ("data/", ".gitignore"),
+        ("data/out", files.LINK),
+    ]
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -416,7 +444,7 @@ def test_included_folder_brings_back_no_key(tmp_path: Path) -> None:
     write(tmp_path, "data/a.bin", "data/.env", "data/key.pem", content=PRIVATE)
     git(tmp_path, "init", "-q")
     assert names_of(tmp_path, ["data/"]) == [".gitignore", "data/a.bin"] == names_of(tmp_path, ["data/*"])
-    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == left_out.KEY]) == 2
+    assert len([entry for entry in list_code(tmp_path, ["data/"]).left_out if entry.why == files.KEY]) == 2
 
 
 @pytest.mark.parametrize("folder", ["/", "~", "~/.", "~/..", "~/../..", "~/link"])
@@ -581,7 +609,7 @@ def test_filter_of_one_worktree_is_not_trusted(tmp_path: Path) -> None:
 )
 @pytest.mark.timeout(300)  # it would take hours if all combinations were tried
 def test_hostile_pattern_is_decided(pattern: str) -> None:
-    patterns = from_content(pattern.encode(), "/code", ".rayignore")
+    patterns = Patterns([pattern], "/code")
     for name in ("a" * 2000, "a/" + "a" * 2000, "/".join("a" * 2000), "x/" * 2000, "/".join(["aaa", "a"] * 500)):
         assert not patterns.decide(f"/code/{name}c", is_folder=False)
 
@@ -600,4 +628,4 @@ def test_hostile_pattern_is_decided(pattern: str) -> None:
     ],
 )
 def test_pattern_with_several_ways_matches(pattern: str, name: str) -> None:
-    assert from_content(pattern.encode(), "/code", ".rayignore").decide(f"/code/{name}", is_folder=False)
+    assert Patterns([pattern], "/code").decide(f"/code/{name}", is_folder=False)

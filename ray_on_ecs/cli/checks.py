@@ -1,0 +1,240 @@
+"""Checks of `ray-on-ecs doctor`: this machine's programs, the stack in AWS, the Ray head and the storage.
+
+A check returns a line if all is well. It raises a Problem or a Notice, or any TrainingError, which is a problem, too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
+from ray_on_ecs.cluster.clusters import Cluster, StackCluster, choose
+from ray_on_ecs.cluster.head import ALIVE, Head
+from ray_on_ecs.cluster.history import list_folders
+from ray_on_ecs.cluster.ray_status import HEAD
+from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.node import labels
+
+ANSWER_SECONDS = 5
+PROGRAM_SECONDS = 10.0
+PULUMI_SECONDS = 20.0
+EXITED_SECONDS = 3600
+UP = "pulumi up"
+LOG_IN = "aws sso login    # or: aws configure, or: export AWS_PROFILE=NAME"
+
+
+class Problem(Exception):
+    """Failed check: the fault, and the command that fixes it."""
+
+    def __init__(self, line: str, fix: str = "") -> None:
+        super().__init__(line)
+        self.fix = fix
+
+
+class Notice(Problem):
+    """Finding that need not be a fault."""
+
+
+@dataclass
+class Findings:
+    """Results of the checks so far; a check that needs one runs after the check that sets it has passed."""
+
+    flags: dict[str, Any]
+    connections: ExitStack
+    cluster: Cluster = field(init=False)
+    stack: Stack = field(init=False)
+    head: Head = field(init=False)
+    workers: ClusterInfo = field(init=False)
+    services: dict[str, Service] = field(default_factory=dict)
+
+
+def program(findings: Findings, name: str, instructions: str) -> str:
+    """Run a program of this machine."""
+    try:
+        done = subprocess.run(
+            [name, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    except FileNotFoundError as cause:
+        raise Problem(f"command not found: {name}", f"install it: {instructions}") from cause
+    except (OSError, subprocess.SubprocessError) as cause:
+        reason = one_line(getattr(cause, "stderr", None) or cause)
+        raise Problem(f"{name} --version fails ({reason})", f"install it again: {instructions}") from cause
+    return done.stdout.partition(" ")[0].strip()
+
+
+def stack(findings: Findings) -> str:
+    """Find the stack."""
+    outputs = findings.flags["outputs"]
+    try:
+        findings.stack = stack = find(findings.flags["stack"], outputs, PULUMI_SECONDS)
+    except ResourceError as cause:
+        raise Problem(str(cause), UP) from cause
+    except UsageError as cause:
+        write = f"pulumi stack output --json > {outputs}"
+        raise Problem(str(cause), write if outputs else getattr(cause, "fix", "pulumi stack ls")) from cause
+    findings.cluster = StackCluster(stack)
+    source = outputs or f"Pulumi in {stack.project}"
+    return f"stack {stack.name} in {stack.region}, cluster {stack.cluster_name}, from {source}"
+
+
+def credentials(findings: Findings) -> str:
+    """Call AWS with the user's credentials."""
+    try:
+        caller = aws.call("sts", findings.stack, "get_caller_identity")
+    except UsageError as cause:
+        raise Problem(str(cause), LOG_IN) from cause
+    return f"{caller['Arn']} in account {caller['Account']}"
+
+
+def parameters(findings: Findings) -> str:
+    """Read the SSM parameters with Ray's token and the cluster's description, which only the right account has."""
+    stack = findings.stack
+    try:
+        aws.token(stack)
+        findings.workers = aws.workers(stack)
+    except aws.Refused as refused:
+        raise Problem(
+            f"access denied to {stack.token_parameter} and {stack.cluster_info_parameter} ({one_line(refused)}); ask "
+            "for ssm:GetParameter, and kms:Decrypt if the stack has kmsKeyArn"
+        ) from refused
+    except ResourceError as cause:
+        raise Problem(str(cause), UP) from cause
+    return "Ray's token and the cluster's description can be read"
+
+
+def services(findings: Findings) -> str:
+    """Look for ECS services without all of their tasks."""
+    stack = findings.stack
+    findings.services = services = read_services(stack)
+    missing = [kind for kind in stack.services if kind not in services]
+    if missing:
+        raise Problem(f"ECS service not found: {', '.join(missing)}", UP)
+    line = ", ".join(f"{kind} {each.running} of {each.desired} running" for kind, each in services.items())
+    faults = {kind: each.fault for kind, each in services.items() if each.fault}
+    if not faults:
+        return line
+    has_failed = not services[HEAD].running or any(fault.startswith(DEPLOYMENT_FAILED) for fault in faults.values())
+    raise (Problem if has_failed else Notice)(
+        f"{line}; ECS says of {'; of '.join(f'{kind}: {fault}' for kind, fault in faults.items())}",
+        f"aws logs tail --since 1h --region {stack.region} {stack.log_group}",
+    )
+
+
+def workers(findings: Findings) -> str:
+    """Look for a failed launch or an unhealthy instance of the workers."""
+    group = read_group(findings.stack, findings.workers)
+    if group.unhealthy or group.failure:
+        raise Notice(str(group))
+    return str(group)
+
+
+def scale_in(findings: Findings) -> str:
+    """Look at the alarms that stop idle workers: without them GPUs without work stay billed."""
+    stack = findings.stack
+    stopping = {
+        kind: aws.scaling_prefix(stack.cluster_name, kind) + "idle"
+        for kind, scale in findings.workers["scaling"].items()
+        if scale["idle_minutes"] and scale["min"] < scale["max"]
+    }
+    names = list(stopping.values())
+    found = aws.call("cloudwatch", stack, "describe_alarms", AlarmNames=names, AlarmTypes=["MetricAlarm"])
+    actions = {alarm["AlarmName"]: alarm["ActionsEnabled"] for alarm in found["MetricAlarms"]}
+    for kind, name in stopping.items():
+        if name not in actions:
+            raise Notice(f"idle {kind} keep running: alarm {name} is missing", UP)
+        if not actions[name]:
+            fix = f"aws cloudwatch enable-alarm-actions --region {stack.region} --alarm-names {name}"
+            raise Notice(f"idle {kind} keep running: the actions of alarm {name} are disabled", fix)
+    return f"alarms stop idle {' and '.join(stopping)}" if stopping else "idle workers keep running, as configured"
+
+
+def head_instance(findings: Findings) -> str:
+    """Look up the head's instance in Session Manager."""
+    instance_id = aws.head_instance(findings.stack)
+    filters = [{"Key": "InstanceIds", "Values": [instance_id]}]
+    answer = aws.call("ssm", findings.stack, "describe_instance_information", Filters=filters)
+    listed = answer["InstanceInformationList"]
+    state = listed[0]["PingStatus"] if listed else "not registered"
+    if state != "Online":
+        raise Problem(
+            f"Session Manager does not reach {instance_id} ({state}): it is starting, which takes a minute, or was "
+            "replaced, or its network does not reach AWS",
+            UP,
+        )
+    return f"{instance_id} is connected to Session Manager"
+
+
+def ray(findings: Findings) -> str:
+    """Connect to the head."""
+    if findings.flags["local"] or findings.flags["compose"]:
+        findings.cluster = choose(**findings.flags)
+    head = findings.head = findings.connections.enter_context(findings.cluster.connect())
+    return f"answers at {head.url}" + (", and accepts the token" if head.token else "")
+
+
+def version(findings: Findings) -> str:
+    """Compare the versions of Ray."""
+    remote, local = findings.head.get("/api/version", "ray_version"), importlib.metadata.version("ray")
+    if remote != local:
+        raise Notice(f"Ray {remote} on the cluster, Ray {local} here", f"pip install 'ray[default]=={remote}'")
+    return f"Ray {remote} on the cluster and here"
+
+
+def nodes(findings: Findings) -> str:
+    """Look for nodes that died or are missing."""
+    listed = findings.head.nodes()
+    alive = [node for node in listed if node["state"] == ALIVE]
+    line = f"{len(alive) - 1} and the head"
+    now = findings.head.clock() or time.time()
+    dead = [node for node in listed if node["state"] != ALIVE and now - node["end_time_ms"] / 1000 < EXITED_SECONDS]
+    failed = [node for node in dead if "unexpected" in (node["state_message"] or "").lower()]
+    if failed:
+        reason = one_line(failed[-1]["state_message"])
+        raise Notice(f"{line}; {len(failed)} ended unexpectedly within an hour, the last one: {reason}")
+    expected = sum(service.running for kind, service in findings.services.items() if kind != HEAD)
+    if expected > len(alive) - 1:
+        raise Notice(f"{line}, and ECS runs {expected} tasks of them: they are starting, or have not joined Ray")
+    return f"{line}; {len(dead)} have left within an hour" if dead else line
+
+
+def code(findings: Findings) -> str:
+    """Compare the code of the image with this package."""
+    heads = [node for node in findings.head.nodes() if node["is_head_node"] and node["state"] == ALIVE]
+    remote, local = heads[0]["labels"].get(labels.CODE) if heads else None, labels.fingerprint()
+    build = "docker compose --file docker/compose.yaml up --build --detach" if findings.flags["compose"] else UP
+    if remote != local:
+        raise Notice(f"the code in the image ({remote}) differs from the code here ({local})", build)
+    return f"the code in the image is the code here ({local})"
+
+
+def storage(findings: Findings) -> str:
+    """List, read and write the storage path through the connection of `runs`, `fetch` and `run`."""
+    cluster = findings.cluster
+    root = cluster.storage("")
+    folders = list_folders(cluster, root)
+    for name, files in folders.files.items():
+        try:
+            folders.of(name).read(next(iter(files)))
+        except OSError as cause:
+            raise Problem(f"{cluster.storage_path} can be listed, but not read ({one_line(cause)})") from cause
+        break
+    try:
+        root.check_writable()
+    except TrainingError as cause:
+        if cluster.stack is None:
+            raise
+        raise Notice(f"{cluster.storage_path} can be read, which is enough to fetch, but {cause}") from cause
+    return f"{cluster.storage_path} can be read and written"

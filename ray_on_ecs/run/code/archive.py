@@ -1,0 +1,264 @@
+"""The archive of a user's code: stored next to the runs under the hash of its content, and unpacked on every node."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import StorageError, UsageError, one_line
+from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
+from ray_on_ecs.run.code import git
+from ray_on_ecs.run.code.files import CodeFiles, check_size, list_code
+from ray_on_ecs.run.code.ignore import IGNORE_FILES
+from ray_on_ecs.storage.filesystem import open_filesystem, short_reason
+from ray_on_ecs.storage.run_storage import RunStorage
+
+FOLDER, SUFFIX = ".code", ".tar.gz"
+# Code is small; a higher level takes several times as long for a tenth less.
+GZIP_LEVEL = 1
+PIECE_BYTES = 16 * 2**20
+# In a storage that is a folder of this machine larger files are linked, and not copied.
+LARGE_BYTES = 32 * 2**20
+# Names in the job's command: of what is linked, and of what is left out, for the line of a script that misses it.
+MAX_LINKS, MAX_NAMES = 500, 50
+# The file has been deleted, or replaced by a link, a folder or a socket.
+VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+
+OnBytes = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of a run.
+
+    Attributes:
+        name: The name of the user's folder.
+        archive: The address of the archive.
+        links: The files that the archive lacks because they are on this machine, by their names.
+    """
+
+    name: str
+    archive: str
+    links: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Code:
+        """Return the code that settings name, which `store` has returned."""
+        archive, _, name = str(config.code).rpartition(f"{SUFFIX}=")
+        return cls(name, archive + SUFFIX, {link: config.folder / link for link in config.link})
+
+    def place(self, folder: Path) -> None:
+        """Write the code into a new folder.
+
+        Raises:
+            OSError: The archive or a file can't be read, or the folder not be written.
+        """
+        base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
+        fetch(RunStorage(*open_filesystem(base), FOLDER, self.archive), digest, folder)
+        for name, original in self.links.items():
+            if not original.exists():
+                raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(original)
+
+
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> RunConfig:
+    """Store the files of the working directory next to the runs; return the settings with the archive and the commit.
+
+    Args:
+        config: The settings.
+        storage: The folder of a run.
+        say: Shows a line about files that are not uploaded.
+        links: True to store links to large files, if the storage is a folder that all nodes see.
+    """
+    folder = config.folder
+    results = Path(storage.base)  # that may lie in the folder with the code
+    inside = storage.is_local and results.is_relative_to(folder)
+    never = [f"/{GitIgnoreSpecPattern.escape(results.relative_to(folder).as_posix())}/"] if inside else []
+    code = list_code(folder, config.include, config.exclude, never)
+    for line in code.describe_left_out():
+        say(line)
+    large = tuple(file.name for file in code.files if links and storage.is_local and file.size > LARGE_BYTES)
+    if len(large) > MAX_LINKS:
+        raise UsageError(
+            f"--working-dir: {folder} has {len(large):,} files of more than {LARGE_BYTES / 2**20:.0f} MiB, and at most "
+            f"{MAX_LINKS} can be linked; leave them out by --exclude, and give their folder as --input"
+        )
+    code = replace(code, files=tuple(file for file in code.files if file.name not in large))
+    if not (config.include or config.exclude):
+        check_size(folder, code.files)
+    base = storage.uri.removesuffix(f"/{storage.run_name}")
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("uploading the code", total=sum(file.size for file in code.files))
+            digest = put(code, replace(storage, run_name=FOLDER), partial(bar.advance, task))
+    except OSError as cause:
+        raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
+    commit = git.revision(folder)
+    ignored = sorted((entry for entry in code.left_out if entry.why in IGNORE_FILES), key=lambda entry: -entry.size)
+    dirty = {"0": "", "1": "-dirty", None: "-unknown"}[commit.get("GIT_DIRTY")]
+    return replace(
+        config,
+        code=f"{base}/{FOLDER}/{digest}{SUFFIX}={folder.name or 'code'}",
+        link=large,
+        left_out=tuple(entry.name for entry in ignored if entry.name.isprintable())[:MAX_NAMES],
+        revision=commit["GIT_COMMIT"] + dirty if commit else None,
+    )
+
+
+def put(code: CodeFiles, folder: RunStorage, on_bytes: OnBytes) -> str:
+    """Store the archive in a folder, unless it is there; return the SHA-256 by which it is fetched."""
+    with tempfile.TemporaryFile() as archive:
+        pack(code, archive, on_bytes)
+        size = archive.tell()
+        archive.seek(0)
+        digest = hashlib.file_digest(archive, "sha256").hexdigest()
+        name = digest + SUFFIX
+        if folder.filesystem.get_file_info(folder.path(name)).size != size:
+            archive.seek(0)
+            try:
+                with folder.replace(name) as stream:
+                    shutil.copyfileobj(archive, stream, PIECE_BYTES)
+            except BaseException:
+                # Closing the stream, even after Ctrl-C, makes the first pieces an object in S3.
+                with suppress(OSError):
+                    folder.delete(name)
+                raise
+    return digest
+
+
+def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes) -> None:
+    """Write the archive, whose bytes only depend on the names, contents, links and executable bits.
+
+    A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
+    """
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=target, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
+    ):
+        for file in code.files:
+            entry = tarfile.TarInfo(file.name)
+            if file.link is not None:
+                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777
+                tar.addfile(entry)
+            else:
+                _add(tar, entry, code.folder / file.name, on_bytes)
+
+
+def _add(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path, on_bytes: OnBytes) -> None:
+    try:
+        with open(path, "rb", opener=_open) as source:
+            status = os.fstat(source.fileno())
+            if stat.S_ISREG(status.st_mode):
+                entry.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+                content = _Content(source, status.st_size, on_bytes)
+                entry.size = content.size
+                tar.addfile(entry, content)
+    except OSError as cause:
+        if cause.errno not in VANISHED:
+            raise
+
+
+def _open(path: str, flags: int) -> int:
+    # A pipe that has taken the file's place would block. Windows has neither flag.
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+class _Content(io.RawIOBase):
+    """A file's content, cut or padded to its initial length, which the archive has already stored."""
+
+    def __init__(self, source: BinaryIO, size: int, on_bytes: OnBytes) -> None:
+        if size < PIECE_BYTES:
+            source = io.BytesIO(source.read())
+            size = len(source.getvalue())
+        self.size, self._source, self._on_bytes = size, source, on_bytes
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._source.read(size)
+        self._on_bytes(len(piece))
+        return piece.ljust(size, b"\0")  # a large file that is cut off while it is read
+
+
+def fetch(folder: RunStorage, digest: str, target: Path) -> None:
+    """Unpack an archive that `put` has stored into a folder that is empty or not there.
+
+    Raises:
+        StorageError: The archive is missing or damaged.
+        OSError: It can't be read, the disk is full, or the folder is not empty.
+    """
+    name = digest + SUFFIX
+    path = folder.path(name)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise FileExistsError(f"{target} is not empty; code is unpacked into an empty folder")
+    with tempfile.TemporaryFile(dir=target.parent) as archive:
+        try:
+            with folder.open_reader(name) as source:
+                shutil.copyfileobj(source, archive, PIECE_BYTES)
+        except FileNotFoundError as cause:
+            raise StorageError(f"the run's code, {path}, is missing; start the run again") from cause
+        archive.seek(0)
+        if hashlib.file_digest(archive, "sha256").hexdigest() != digest:
+            raise StorageError(f"the run's code, {path}, is damaged; delete it, and start the run again")
+        archive.seek(0)
+        try:
+            _unpack(archive, target)
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as cause:
+            shutil.rmtree(target)  # links of links may lead out of it
+            raise StorageError(f"the run's code, {path}, is refused: {one_line(cause)}; start the run again") from cause
+
+
+def _unpack(archive: BinaryIO, target: Path) -> None:
+    """Write the files of an archive, and then its links, so that nothing is written through one.
+
+    Without tarfile's data filter, which Debian 12's Python 3.11.2 lacks: the names are checked, and of a file only its
+    content and the owner's permission to execute it are taken. Its time is now: older than what is compiled from it, it
+    would count as unchanged.
+    """
+    with tarfile.open(fileobj=archive, mode="r:gz", encoding="utf-8") as tar:
+        entries = tar.getmembers()
+        if (size := sum(entry.size for entry in entries)) > shutil.disk_usage(target).free:
+            raise tarfile.TarError(f"its files are {size:,} bytes, for which the disk has no room")
+        for entry in entries:
+            if fault := fault_of(entry.name):
+                raise tarfile.TarError(f"{entry.name!r} {fault}")
+            if entry.issym() and leads_out(entry.name, entry.linkname):
+                raise tarfile.TarError(f"{entry.name!r} leads out of the folder, to {entry.linkname!r}")
+        for name in conflicts((entry.name for entry in entries), target):
+            raise tarfile.TarError(f"{name!r} is there twice, or is a folder, too")
+        for entry in entries:
+            source = tar.extractfile(entry) if entry.isreg() else None
+            if source is not None:
+                path = target / entry.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with source, path.open("xb") as file:
+                    shutil.copyfileobj(source, file, PIECE_BYTES)
+                path.chmod(0o755 if entry.mode & 0o100 else 0o644)
+    links = [entry for entry in entries if entry.issym()]
+    for entry in links:
+        (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
+        (target / entry.name).symlink_to(entry.linkname)
+    for entry in links:
+        if not is_inside(target / entry.name, target):
+            raise tarfile.TarError(f"{entry.name!r} leads out of the folder, over other links")

@@ -1,0 +1,1 @@
+"""MPI programs: mpirun of Open MPI over the nodes of a cluster."""
