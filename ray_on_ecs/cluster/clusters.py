@@ -81,13 +81,13 @@ class Cluster(ABC):
         """Return a storage path as its jobs need it."""
         return storage_path
 
-    def code_storage(self, run_name: str) -> RunStorage:
-        """Return a folder for the user's code of a run, which this machine can write.
+    def document_storage(self, storage: RunStorage) -> RunStorage:
+        """Return the folder for a run's document and code, which this machine can write.
 
-        Raises:
-            UsageError: The storage path can't be reached.
+        Args:
+            storage: The run's folder.
         """
-        return self.storage(run_name)
+        return storage
 
     @property
     def stack(self) -> Stack | None:
@@ -193,9 +193,10 @@ class Cluster(ABC):
         """
         return None
 
-    def run_flags(self) -> dict[str, Any]:
-        """Return this cluster's defaults of a run's settings, by name."""
-        return {}
+    @property
+    def default_workers(self) -> int | None:
+        """The number of workers of a run that does not say it; None if its driver decides."""
+        return None
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
@@ -243,14 +244,16 @@ class StackCluster(Cluster):
         with forwarded_port(self.stack.region, instance_id, document, host, port, aws.variables()) as local:
             yield local
 
-    def code_storage(self, run_name: str) -> RunStorage:
+    def document_storage(self, storage: RunStorage) -> RunStorage:
         """See Cluster: in the stack's bucket if the storage path is a folder of the nodes."""
-        path = self.storage_path if "://" in self.storage_path else self._stack.storage_path
-        return self.s3_access().open(path, run_name)
+        if not storage.is_local:
+            return storage
+        return self.s3_access().open(self._stack.storage_path, storage.run_name)
 
-    def run_flags(self) -> dict[str, Any]:
+    @property
+    def default_workers(self) -> int | None:
         """See Cluster: a worker for each GPU of the stack; the run waits for them."""
-        return {"num_workers": self.stack.default_gpus} if self.stack.default_gpus else {}
+        return self.stack.default_gpus or None
 
     @property
     def token_hint(self) -> str:
@@ -392,10 +395,6 @@ class LocalCluster(Cluster):
         pid = started.pid if started else 0
         return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause.reason}); kill -9 -{pid} ends it")
 
-    def run_flags(self) -> dict[str, Any]:
-        """See Cluster."""
-        return {"storage_path": self.storage_path}
-
     def shell(self) -> list[str]:
         """See Cluster."""
         with self._reach() as head:
@@ -425,10 +424,6 @@ class HeadCluster(LocalCluster):
     def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster: unavailable for a moment, as the head restarts its dashboard."""
         return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause.reason})")
-
-    def run_flags(self) -> dict[str, Any]:
-        """See Cluster."""
-        return {}
 
 
 def _head_at(address: str) -> Head:

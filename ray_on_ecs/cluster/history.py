@@ -95,7 +95,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """
     from difflib import get_close_matches
 
-    from ray_on_ecs.config import is_run_name
+    from ray_on_ecs.checks import is_run_name
 
     root = cluster.storage("")
     _now(cluster, root)  # raises if the bucket is missing
@@ -207,7 +207,7 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
         UsageError: The bucket does not exist, or credentials are missing.
         ResourceError: It can't be reached.
     """
-    from ray_on_ecs.config import is_run_name
+    from ray_on_ecs.checks import is_run_name
 
     now = _now(cluster, storage)
     files: dict[str, dict[str, FileInfo]] = {}
@@ -296,7 +296,7 @@ def under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
 
     A job's metadata has the storage path if one was typed: a run of the same name elsewhere is another run.
     """
-    from ray_on_ecs.config import is_run_name
+    from ray_on_ecs.checks import is_run_name
 
     jobs_of_runs: dict[str, Job] = {}
     for job in jobs:

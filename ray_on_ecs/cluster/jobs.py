@@ -4,23 +4,17 @@ A job's metadata has the name of its run: the same command finds an active job a
 It also has the number of times that the head may resubmit the run after losing the job's driver.
 """
 
+import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, one_line
 from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED, MAX_RESUBMISSIONS, next_id
-from ray_on_ecs.run.command_line import parse
-from ray_on_ecs.run.program.source import with_driver
 from ray_on_ecs.tracking.shown_log import printable
-
-if TYPE_CHECKING:
-    from ray_on_ecs.storage.run_storage import RunStorage
 
 # Resubmissions of a run in a row.
 DEFAULT_MAX_RESUBMISSIONS = 3
@@ -28,8 +22,11 @@ DEFAULT_MAX_RESUBMISSIONS = 3
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
 SUBMIT_ATTEMPTS = 3
-# Ray passes the command to a shell as one argument, which Linux limits to 128 KiB.
-MAX_COMMAND_BYTES = 120 * 2**10
+WRONG_TOKEN = (
+    "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
+)
+# Loggers of Ray's client that report each upload and each closed connection.
+NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # Of a log, by which it is known again: its first line has the time of the job's start.
 BEGIN_CHARACTERS = 1000
 # Time that a new head may need until it accepts jobs.
@@ -42,72 +39,21 @@ class Submission:
 
     Attributes:
         run: The metadata that all jobs of a run share.
-        script: The typed settings; the others get their defaults from the head's environment.
-        workers: The minimum number of workers; 0 if the cluster decides.
+        uri: The folder with the run's document.
     """
 
     run: dict[str, str]
-    script: RunConfig
-    workers: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the length of the command.
-
-        Raises:
-            UsageError: It is too long.
-        """
-        size = len(self.entrypoint.encode())
-        if size > MAX_COMMAND_BYTES:
-            raise UsageError(
-                f"SCRIPT: the command has {size / 2**10:,.0f} KiB, and that of a job may have "
-                f"{MAX_COMMAND_BYTES / 2**10:.0f}; put the arguments into a file, which the script reads"
-            )
+    uri: str
 
     @property
     def entrypoint(self) -> str:
-        """The job's shell command."""
-        return self.script.job_command()
-
-    def with_code(self, storage: "RunStorage", say: Callable[[str], None], *, is_here: bool) -> Self:
-        """Store the user's code, and return the submission that names it.
-
-        Args:
-            storage: The folder for the code.
-            say: Prints the files that are left out.
-            is_here: True if the job runs on this machine, where it finds the user's folder.
-
-        Raises:
-            UsageError: The code is too large, or can't be stored.
-        """
-        from ray_on_ecs.run.code import archive  # it imports pyarrow
-
-        script = archive.store(self.script, storage, say, links=is_here)
-        return replace(self, script=script if is_here else replace(script, working_dir="."))
+        """The job's shell command; -P keeps its working directory off sys.path."""
+        return shlex.join(["python", "-P", "-m", "ray_on_ecs.run", self.uri])
 
 
-def submission_of_script(arguments: Sequence[str]) -> Submission:
-    """Return the submission of a script with these arguments of `python -m ray_on_ecs.run`.
-
-    Raises:
-        UsageError: One can't be used, or a file is missing.
-    """
-    config = parse(arguments).resolve_defaults()
-    config.check_files()
-    config = with_driver(config)
-    typed = replace(parse(arguments, {}), driver=config.driver)
-    named = {"run_name": config.run_name, "working_dir": str(config.folder)}
-    script = replace(typed, **named, requirements=config.requirements_in_folder)
-    workers = config.workers[0] if config.workers else 0
-    return Submission(run_identity(config, typed), script, workers)
-
-
-def run_identity(config: RunConfig, typed: RunConfig) -> dict[str, str]:
-    """Return the metadata that all jobs of a run share.
-
-    The same name under another storage path is another run. Only a typed storage path can be compared, because the
-    default comes from the head's environment.
-    """
-    return {"run_name": str(config.run_name), "storage_path": typed.storage_path}
+def run_of(name: str, storage_path: str) -> dict[str, str]:
+    """Return the metadata that all jobs of a run share. A name under another storage path is another run."""
+    return {"run_name": name, "storage_path": storage_path}
 
 
 def find_or_submit(head: Head, work: Submission, metadata: dict[str, str], *, follows: bool = True) -> str:
