@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.harness import Bench, BenchmarkError
 from bench.report import Comparison, at_most, spread
-from tests.local_cluster import LocalCluster
+from tests.local_cluster import DIRECT, LocalCluster
 
 REPEATS = 3
 
@@ -67,7 +67,8 @@ def measure(bench: Bench) -> list[Comparison]:
             alone = _Times([sys.executable, "ray_train.py"], cluster.environment, folder)
             first[RAY].append(alone.first - alone.started)
             for launcher in flags:
-                command = [sys.executable, "-m", launcher, *flags[launcher], "script.py"]
+                program = [DIRECT] if launcher == RUNNER else ["-m", launcher]
+                command = [sys.executable, *program, *flags[launcher], "script.py"]
                 times = _Times(command, cluster.environment, folder)
                 first[launcher].append(times.first - times.started)
                 end[launcher].append(times.ended - times.last)

@@ -1,7 +1,7 @@
-"""Settings of a run: one dataclass for flags, help and saved JSON.
+"""Settings of a run: one dataclass for the flags of `ray-on-ecs run`, their help, and the run's document.
 
-An environment variable can set a flag's default, `RAY_ON_ECS_STORAGE_PATH` for `--storage-path`; that is how the
-cluster's task definition passes the bucket.
+An environment variable can set a flag's default, `RAY_ON_ECS_WORKER_TIMEOUT` for `--worker-timeout`; that is how the
+cluster's task definition passes its own.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import getpass
 import os
 import random
 import re
-import shlex
 import string
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePath
@@ -22,22 +20,24 @@ from typing import Any, Self
 
 from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
+from ray_on_ecs.checks import (
+    check_metric,
+    check_namespace,
+    check_pairs,
+    check_range,
+    check_run_name,
+    metric_pattern,
+    pairs_of,
+    worker_range,
+)
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.flags import check, environment_variable, flag, flags_of, setting
+from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
 
-DRIVER = ("python", "-m", "ray_on_ecs.run")
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
 # Keys of a job's metadata: the user who submitted it, and the time (Unix time).
 OWNER, SUBMITTED = "owner", "submitted"
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-METRIC_NAME = r"[A-Za-z_][\w/.-]*"
-# A complete number in a metric's text: not followed by a digit, fraction or exponent.
-PLACEHOLDER = "{number}"
-NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
 LONGEST_LABEL = 20
-# The ends of names of variables that hold secrets.
-OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
 # Settings of the number of workers, and those that a Ray program can't use, with the reason.
 WORKERS = ("num_workers", "nnodes", "nproc_per_node")
 WITHOUT_DRIVER = {
@@ -123,17 +123,6 @@ class RunConfig:
         above=0.0,
         metavar="GIB",
     )
-    code: str | None = _files(None, "archive of that folder's files, and its name", metavar="URI=NAME", hidden=True)
-    link: tuple[str, ...] = _many_files("file of that folder that is linked, not archived", metavar="NAME", hidden=True)
-    left_out: tuple[str, ...] = _many_files(
-        "file of that folder that is not in the archive", metavar="NAME", hidden=True
-    )
-    revision: str | None = _files(
-        None,
-        "the code's commit in git, with -dirty if files have changed since, or -unknown",
-        metavar="COMMIT",
-        hidden=True,
-    )
     requirements: str | None = _files(
         None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
     )
@@ -188,9 +177,9 @@ class RunConfig:
             value = getattr(self, spec.name)
             if spec.metadata and value is not None:
                 check(spec, value)
-        _check_range("--num-workers", self.num_workers)
-        _check_run_name(self.run_name)
-        _check_namespace(self.cloudwatch_namespace)
+        check_range("--num-workers", self.num_workers)
+        check_run_name(self.run_name)
+        check_namespace(self.cloudwatch_namespace)
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
@@ -198,11 +187,11 @@ class RunConfig:
         check_address("--storage-path", self.storage_path)
         for item in self.input:
             check_address("--input", item)
-        _check_pairs("--env", self.env)
-        _check_pairs("--input", self.input)
-        _check_pairs("--metric", self.metric)
-        for name, pattern in _pairs(self.metric).items():
-            _check_metric(name, pattern)
+        check_pairs("--env", self.env)
+        check_pairs("--input", self.input)
+        check_pairs("--metric", self.metric)
+        for name, pattern in pairs_of(self.metric).items():
+            check_metric(name, pattern)
         both = self.variables.keys() & secrets.parse(self.secret).keys()
         if both:
             raise UsageError(f"--secret: {min(both)} is also given by --env, which shows its value; leave that out")
@@ -214,14 +203,14 @@ class RunConfig:
     def workers(self) -> tuple[int, int] | None:
         """Minimum and maximum number of workers, or None if the cluster decides."""
         if self.nnodes is None and self.nproc_per_node is None:
-            return None if self.num_workers is None else _worker_range(self.num_workers)
+            return None if self.num_workers is None else worker_range(self.num_workers)
         if self.nproc_per_node in EVERY_DEVICE:
             return None
-        minimum, maximum = _worker_range(self.nnodes or 1)
+        minimum, maximum = worker_range(self.nnodes or 1)
         per_node = int(self.nproc_per_node or 1)
         return minimum * per_node, maximum * per_node
 
-    def resolve_defaults(self) -> Self:
+    def named(self) -> Self:
         """Return this config with a run name, by default from the script's name and the time."""
         script = PurePath(self.command[0]).stem if self.command else ""
         label = re.sub(r"[^A-Za-z0-9]+", "-", script)[:LONGEST_LABEL].strip("-") or "run"
@@ -229,9 +218,18 @@ class RunConfig:
         unique = "".join(random.SystemRandom().choice(string.ascii_lowercase + string.digits) for _ in range(3))
         return replace(self, run_name=self.run_name or f"{label}-{datetime.now(UTC):%m%d-%H%M}-{unique}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings for config.json and result.json."""
-        return asdict(self)
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings of a run's document.
+
+        Raises:
+            ValueError: One is not known to this version, or has another type.
+            UsageError: One breaks its rule.
+        """
+        specs = {spec.name: spec for spec in fields(cls)}
+        if unknown := values.keys() - specs.keys():
+            raise ValueError(f"{min(unknown)!r} is not a setting of this version")
+        return cls(**{name: _of_json(specs[name], value) for name, value in values.items()})
 
     def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the command line of a worker, with this Python interpreter.
@@ -248,26 +246,17 @@ class RunConfig:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables of `--env`."""
-        return _pairs(self.env)
-
-    @property
-    def git(self) -> dict[str, str]:
-        """Environment variables with the code's commit; empty without a commit."""
-        if self.revision is None:
-            return {}
-        commit, _, state = self.revision.partition("-")
-        dirty = {} if state == "unknown" else {"GIT_DIRTY": "1" if state else "0"}
-        return {"GIT_COMMIT": commit} | dirty
+        return pairs_of(self.env)
 
     @property
     def inputs(self) -> dict[str, str]:
         """Sources of `--input` by name."""
-        return _pairs(self.input)
+        return pairs_of(self.input)
 
     @property
     def metrics(self) -> dict[str, str]:
         """Regular expressions of `--metric` by name."""
-        return {name: _metric_pattern(text) for name, text in _pairs(self.metric).items()}
+        return {name: metric_pattern(text) for name, text in pairs_of(self.metric).items()}
 
     def check_files(self) -> None:
         """Check that the folder, the script and the requirements file exist.
@@ -310,12 +299,12 @@ class RunConfig:
         return Path(os.path.normpath(Path(self.working_dir).expanduser().absolute()))
 
     def command_line(self, environment: Mapping[str, str] = os.environ) -> list[str]:
-        """Return the command that continues the run, with the flags that differ from this environment's defaults."""
+        """Return the arguments of `ray-on-ecs run` that continue the run, in the folder with the code."""
+        defaults = defaults_in(environment)
         flags: list[str] = []
-        for spec in fields(self):
+        for spec in SETTINGS:
             value = getattr(self, spec.name)
-            default = environment.get(environment_variable(spec.name)) or spec.default
-            if not spec.metadata or value == default:
+            if value == defaults.get(spec.name, spec.default) or spec.name == "working_dir":
                 continue
             name = flags_of(spec)[-1]
             if value is True:
@@ -323,25 +312,12 @@ class RunConfig:
                 continue
             for item in value if isinstance(value, tuple) else (value,):
                 flags += [name, str(item)]
-        return [*DRIVER, *flags, *self.command]
+        return [*flags, *self.command]
 
     def next_command(self) -> list[str]:
-        """Return the user's command to continue the run; for a job, `ray-on-ecs run` in the folder with the code."""
-        typed = self.without_code()
-        if JOB_VARIABLE not in os.environ:
-            return typed.command_line()
+        """Return the user's command to continue the run."""
         cluster_flag = ["--local"] if LOCAL_VARIABLE in os.environ else []
-        flags = replace(typed, working_dir=".").command_line()[len(DRIVER) :]
-        return ["ray-on-ecs", "run", *cluster_flag, *flags]
-
-    def without_code(self) -> Self:
-        """Return these settings without the stored code."""
-        return replace(self, code=None, link=(), revision=None, left_out=())
-
-    def job_command(self) -> str:
-        """Return the shell command of the driver's job; -P keeps its working directory off sys.path."""
-        python, *rest = self.command_line({})
-        return shlex.join([python, "-P", *rest])
+        return ["ray-on-ecs", "run", *cluster_flag, *self.command_line()]
 
     def with_workers(self, number: int) -> Self:
         """Return this config with a number of workers instead of torchrun's flags, unless it has a range."""
@@ -367,7 +343,7 @@ class RunConfig:
             return
         if self.num_workers is not None:
             raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
-        _check_range("--nnodes", self.nnodes)
+        check_range("--nnodes", self.nnodes)
         per_node = self.nproc_per_node
         if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
             raise UsageError(
@@ -376,118 +352,38 @@ class RunConfig:
             )
 
 
-def _worker_range(num_workers: int | str) -> tuple[int, int]:
-    """Parse `4` or `1:4` into the minimum and maximum number of workers."""
-    minimum, _, maximum = str(num_workers).partition(":")
-    return int(minimum), int(maximum or minimum)
+# The settings that are flags, in the order of the help.
+SETTINGS = tuple(spec for spec in fields(RunConfig) if spec.metadata)
 
 
-def _pairs(items: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        name, _, value = item.partition("=")
-        pairs[name] = value
-    return pairs
+def defaults_in(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings that an environment has defaults for: those with one value.
 
-
-def _check_pairs(flag: str, items: tuple[str, ...]) -> None:
-    form = {"--input": "NAME=URI", "--metric": "NAME=TEXT"}.get(flag, "NAME=VALUE")
-    allowed, characters = (METRIC_NAME, "'_', '/', '.' and '-'") if flag == "--metric" else (NAME, "and '_'")
-    names: set[str] = set()
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not re.fullmatch(allowed, name) or (not value and flag != "--env"):
-            raise UsageError(
-                f"{flag}: {item!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
-            )
-        if name in names:
-            raise UsageError(f"{flag}: {name!r} is given twice")
-        names.add(name)
-
-
-def _metric_pattern(text: str) -> str:
-    """Return the regular expression of a metric's text, which is one itself or contains `{number}`."""
-    if PLACEHOLDER not in text:
-        return text
-    before, _, after = text.partition(PLACEHOLDER)
-    start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' must not match in 'val_loss: '
-    return f"{start}{_escape(before)}{NUMBER}{_escape(after)}"
-
-
-def _escape(text: str) -> str:
-    """Return a regular expression for a text, in which any white space stands for any other."""
-    return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
-
-
-def _check_metric(name: str, text: str) -> None:
-    if text.count(PLACEHOLDER) > 1:
-        raise UsageError(f"--metric: {name}={text!r} must have one {PLACEHOLDER}; repeat the flag for more metrics")
-    try:
-        groups = re.compile(_metric_pattern(text)).groups
-    except re.error as cause:
-        raise UsageError(f"--metric: {name}={text!r} is not a regular expression ({cause})") from cause
-    if groups != 1:
-        raise UsageError(
-            f"--metric: {name}={text!r} must have one {PLACEHOLDER}, or one group in parentheses, for the number; it "
-            f"has {groups or 'none'}"
-        )
-
-
-def metric_hints(items: Sequence[str]) -> list[str]:
-    """Return a line for each regular expression of `--metric` that would truncate a number such as 7e-06."""
-    hints = []
-    for name, text in _pairs(tuple(items)).items():
-        group = None if PLACEHOLDER in text else re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)
-        with suppress(re.error):  # the group's content may not be a complete expression
-            if group and re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06"):
-                better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
-                hints.append(f"--metric: {name}={text!r} reads 7e-06 as 7; better --metric {shlex.quote(better)}")
-    return hints
-
-
-def secret_hints(variables: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable of `--env` whose name is that of a secret."""
-    names = [name for name, value in variables.items() if value and OF_SECRETS.search(name)]
-    shown = "shows its value in the results and in Ray's dashboard"
-    return [f"--env: {name} {shown}; --secret {name} takes it from your shell and shows it nowhere" for name in names]
-
-
-def _check_range(flag: str, value: int | str | None) -> None:
-    """Raise UsageError unless a flag's value is a positive number, a range such as `1:4`, or None."""
-    if value is None:
-        return
-    if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(value)):
-        minimum, maximum = _worker_range(value)
-        if minimum <= maximum:
-            return
-    raise UsageError(
-        f"{flag}: {value!r} is not allowed; it must be a number from 1, or a minimum and a maximum such as 1:4"
-    )
-
-
-def is_run_name(name: str) -> bool:
-    """Return whether a run can have this name. A folder with another one is not a run."""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
-
-
-def _check_run_name(name: str | None) -> None:
-    if name is not None and not is_run_name(name):
-        raise UsageError(
-            f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
-            "up to 128, starting with a letter or digit"
-        )
-
-
-def _check_namespace(name: str | None) -> None:
-    """Apply CloudWatch's rules.
-
-    https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
+    Raises:
+        UsageError: A value is not a number.
     """
-    if name is not None and not re.fullmatch(r"(?!AWS/|:| *$)[A-Za-z0-9._/#: -]{1,255}", name):
-        raise UsageError(
-            f"--cloudwatch-namespace: {name!r} is not allowed; use 1 to 255 letters, digits, '.', '-', '_', '/', '#', "
-            "':' and spaces, not beginning with 'AWS/' or ':'"
-        )
+    found = {spec: environment.get(environment_variable(spec.name)) for spec in SETTINGS}
+    return {spec.name: parse(spec, text) for spec, text in found.items() if text and has_value(spec)}
+
+
+def _of_json(spec: Field, value: Any) -> Any:
+    """Return a value of a document as its setting's.
+
+    Raises:
+        ValueError: It has another type.
+    """
+    is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    match spec.type:
+        case "bool":
+            fits = isinstance(value, bool)
+        case "tuple[str, ...]":
+            fits = is_list
+        case _:
+            kinds = {float: int | float, int: int, str: str}.get(spec.metadata["type"], int | str)
+            fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if not fits:
+        raise ValueError(f"{spec.name} is {value!r}")
+    return tuple(value) if is_list else value
 
 
 def user_name() -> str:

@@ -1,5 +1,7 @@
 """Errors that end a run or a command, with exit statuses. Any other exception is a bug and keeps its traceback."""
 
+from collections.abc import Callable
+
 LONGEST_CAUSE = 300
 
 
@@ -50,6 +52,15 @@ class StackNotFound(HeadGone):
 def one_line(cause: object) -> str:
     """Return an error's message on one line of limited length."""
     return " ".join(str(cause).split())[:LONGEST_CAUSE]
+
+
+def failure_of(call: Callable[[], object]) -> str | None:
+    """Call a function; return the reason of a failure on one line, or None."""
+    try:
+        call()
+    except Exception as cause:
+        return one_line(f"{type(cause).__name__}: {cause}")
+    return None
 
 
 def counted(number: int, noun: str) -> str:

@@ -49,6 +49,23 @@ def help_line(spec: Field, default: Any) -> str:
     return f"{spec.metadata['description']}{shown}"
 
 
+def has_value(spec: Field) -> bool:
+    """Return True for a flag with one value, False for a switch and for one that may be repeated."""
+    return spec.type != "bool" and not spec.metadata.get("repeated")
+
+
+def parse(spec: Field, text: str) -> Any:
+    """Return the value of a flag's or an environment variable's text.
+
+    Raises:
+        UsageError: It is not a number.
+    """
+    try:
+        return spec.metadata["type"](text)
+    except ValueError:
+        _refuse(spec, text, "a whole number" if spec.metadata["type"] is int else "a number")
+
+
 def check(spec: Field, value: Any) -> None:
     """Raise UsageError if a value breaks its rule; the message has the flag, the value and the rule."""
     rules = spec.metadata

@@ -92,7 +92,7 @@ class DisturbedRun:
         (self.runs_folder / f"{self.name}.json").write_text(json.dumps(settings))
 
     def start_command(self, *flags: str) -> None:
-        """Start `python -m ray_on_ecs.run` with exactly these flags."""
+        """Start a run with exactly these flags."""
         with self.log_file.open("ab") as log:
             self.command = self.cluster.start_training(*flags, log=log)
 

@@ -22,6 +22,8 @@ from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
+# Starts a run without a job.
+DIRECT = str(Path(__file__).parent / "direct_run.py")
 STARTS = 3
 # The output of `ray start` when the node runs.
 STARTED = "Ray runtime started"
@@ -127,9 +129,9 @@ class LocalCluster:
             self.add_worker()
 
     def start_training(self, *flags: str, log: IO[Any]) -> subprocess.Popen[bytes]:
-        """Start `python -m ray_on_ecs.run` as a driver on the head node."""
+        """Start a run whose driver is on the head node."""
         return subprocess.Popen(
-            [sys.executable, "-m", "ray_on_ecs.run", *flags],
+            [sys.executable, DIRECT, *flags],
             env=self.environment,
             stdout=log,
             stderr=subprocess.STDOUT,

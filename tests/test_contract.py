@@ -29,8 +29,8 @@ from ray_on_ecs.contract import (
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.node import jobs, ports
-from ray_on_ecs.run.command_line import parse
 from tests.containers import cluster
+from tests.settings import parse
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
@@ -218,10 +218,8 @@ def test_compose_trains_like_the_train_command() -> None:
 
 
 def test_head_resubmits_with_the_metadata_of_a_job() -> None:
-    config = parse(["--run-name", "mine", "train.py"], {})
-    assert tuple(client.run_identity(config, config)) == jobs.RUN, (
-        "a lost job and its successor would belong to different runs"
-    )
+    of_run = client.run_of("mine", "s3://bucket/runs")
+    assert tuple(of_run) == jobs.RUN, "a lost job and its successor would belong to different runs"
 
 
 def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:

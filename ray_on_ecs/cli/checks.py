@@ -15,14 +15,13 @@ from typing import Any
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
 from ray_on_ecs.cluster.clusters import Cluster, StackCluster, choose
-from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import list_folders
-from ray_on_ecs.cluster.ray_status import ALIVE, HEAD
-from ray_on_ecs.cluster.ray_status import nodes as list_nodes
+from ray_on_ecs.cluster.ray_status import HEAD
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
-from ray_on_ecs.node import code as image_code
+from ray_on_ecs.node import labels
 
 ANSWER_SECONDS = 5
 PROGRAM_SECONDS = 10.0
@@ -196,7 +195,7 @@ def version(findings: Findings) -> str:
 
 def nodes(findings: Findings) -> str:
     """Look for nodes that died or are missing."""
-    listed = list_nodes(findings.head)
+    listed = findings.head.nodes()
     alive = [node for node in listed if node["state"] == ALIVE]
     line = f"{len(alive) - 1} and the head"
     now = findings.head.clock() or time.time()
@@ -213,8 +212,8 @@ def nodes(findings: Findings) -> str:
 
 def code(findings: Findings) -> str:
     """Compare the code of the image with this package."""
-    heads = [node for node in list_nodes(findings.head) if node["is_head_node"] and node["state"] == ALIVE]
-    remote, local = heads[0]["labels"].get(image_code.LABEL) if heads else None, image_code.fingerprint()
+    heads = [node for node in findings.head.nodes() if node["is_head_node"] and node["state"] == ALIVE]
+    remote, local = heads[0]["labels"].get(labels.CODE) if heads else None, labels.fingerprint()
     build = "docker compose --file docker/compose.yaml up --build --detach" if findings.flags["compose"] else UP
     if remote != local:
         raise Notice(f"the code in the image ({remote}) differs from the code here ({local})", build)

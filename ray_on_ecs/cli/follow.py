@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import aiohttp
 from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.jobs import UnreadLogs, driver_exit_status, follow_to_end, of_run, submitted, under_way
+from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resubmitted, say, under_way
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
+from ray_on_ecs.node.api import AnswerError, Job
+from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
-
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
 
 # How long to try before giving up.
 LOST_SECONDS = 900.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 PROGRESS_SECONDS = 5.0
-# Time without a line after which the head has to answer a request.
-SILENT_SECONDS = 30.0
 
 
 class Follower:
@@ -43,10 +38,10 @@ class Follower:
         self._cluster = cluster
         self._run = run
         self._name = run["run_name"]
-        self._logs = UnreadLogs()
+        self._job = ""
+        self._log = UnreadLog()
         self._line = ""
         self._filter = Filter()
-        self._job = ""
         # When the connection was lost, or None while the log is read.
         self._lost_at: float | None = None
         self._pause = FIRST_PAUSE
@@ -69,9 +64,10 @@ class Follower:
                             job = self._follow_at(head)
                     except HeadGone:
                         raise
-                    except (OSError, RuntimeError, aiohttp.ClientError, ResourceError) as cause:
+                    except ResourceError as cause:
                         self._wait(cause)
-                self._end_line()
+                if self._line:
+                    show(self._filter.shown([self._line]))
         except KeyboardInterrupt as stop:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
@@ -83,68 +79,49 @@ class Follower:
         shows = self._cluster.command(f"logs --follow {self._name}")
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
-    def _follow_at(self, head: Head) -> Any:
-        """Show the log as long as this head answers; return what Ray reports of the last job."""
-
-        async def show(client: JobSubmissionClient, job_id: str) -> None:
-            self._job = job_id
-            await self._show(client, job_id, head)
-
-        client = head.jobs
-        self._job, job = follow_to_end(client, self._run, self._current(client), show)
-        return job
-
-    def _current(self, client: JobSubmissionClient) -> str:
-        """Return the job that has the run now: meanwhile the head may have submitted another one.
+    def _follow_at(self, head: Head) -> Job:
+        """Show the log as long as this head answers; return what Ray reports of the last job.
 
         Raises:
-            TrainingError: The head knows none.
+            TrainingError: The head doesn't know the run.
         """
-        jobs = submitted(client.list_jobs())
-        jobs_of_run = of_run(jobs, self._run)
-        if not jobs_of_run:
+        jobs = of_run(head.submitted_jobs(), self._run)
+        if not jobs:
             raise TrainingError(
                 f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
             )
-        return under_way(jobs, self._run) or max(jobs_of_run, key=lambda job_id: jobs_of_run[job_id].start_time or 0)
-
-    async def _show(self, client: JobSubmissionClient, job_id: str, head: Head) -> None:
-        """Print what is new of a job's log until it ends.
-
-        A connection may lead nowhere and say nothing: where the log is silent, the head has to answer.
-        """
-        texts = aiter(self._logs.read(client, job_id))
+        # Meanwhile the head may have submitted another job.
+        self._begin(under_way(jobs, self._run) or list(jobs)[-1])
         while True:
-            waiting = asyncio.ensure_future(anext(texts, None))
-            while not (await asyncio.wait({waiting}, timeout=SILENT_SECONDS))[0]:
-                try:
-                    await asyncio.to_thread(head.get, "/api/version", "ray_version")
-                except BaseException:
-                    waiting.cancel()
-                    raise
-            text = waiting.result()
-            if text is None:
-                return
-            self._lost_at, self._pause = None, FIRST_PAUSE
-            self._print(text)
+            self._log.connect()
+            head.tail(self._job, self._show)
+            job = head.job(self._job)
+            if job["status"] not in ENDED:
+                raise ResourceError("the log ended before the job")
+            successor = resubmitted(head, self._run, job)
+            if successor is None:
+                return job
+            say(f"job {self._job} lost its driver; the head has submitted run {self._name} again as job {successor}")
+            self._begin(successor)
 
-    def _print(self, text: str) -> None:
-        """Print whole lines: a line that is not complete yet would be cut by the progress line."""
-        *lines, self._line = (self._line + text).split("\n")
+    def _begin(self, job_id: str) -> None:
+        if job_id != self._job:
+            self._job, self._log = job_id, UnreadLog()
+
+    def _show(self, text: str) -> None:
+        """Print whole lines of what is new: the progress line would cut a line that is not complete yet."""
+        self._lost_at, self._pause = None, FIRST_PAUSE
+        *lines, self._line = (self._line + self._log.rest(text)).split("\n")
         show(self._filter.shown(lines))
 
-    def _end_line(self) -> None:
-        if self._line:
-            show(self._filter.shown([self._line]))
-            self._line = ""
-
-    def _wait(self, cause: Exception) -> None:
+    def _wait(self, cause: ResourceError) -> None:
         now = time.monotonic()
+        reason = cause.reason if isinstance(cause, AnswerError) else one_line(cause)
         if self._lost_at is None:
             self._lost_at = now
-            note(f"lost the connection ({one_line(cause)}); connecting again")
+            note(f"lost the connection ({reason}); connecting again")
         if now - self._lost_at > LOST_SECONDS:
-            raise ResourceError(f"lost the connection ({one_line(cause)}); {self._goes_on}") from cause
+            raise ResourceError(f"lost the connection ({reason}); {self._goes_on}") from cause
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
 
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, LocalCluster
-from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError
+from ray_on_ecs.node.api import AnswerError, Job
+from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.tracking.shown_log import Filter
 
 # In the place of a storage path, which keeps them out of the runs.
@@ -27,13 +30,16 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     """Show the log of RUN, with all its jobs; from its folder if the head is gone."""
     try:
         with cluster.connect() as head:
-            jobs = jobs_of(cluster, head.jobs, run, "logs")
-            under_way = [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
+            jobs = jobs_of(cluster, head, run, "logs")
+            under_way = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
             if not (follow and under_way):
-                text = "".join(_log(head.jobs, job_id) for job_id in jobs)
+                text = ""
+                for job_id in jobs:
+                    with suppress(AnswerError):  # it was on a head that is gone
+                        text += head.log(job_id)
                 _print(text or _stored(cluster, run), tail)
                 return _exit_status(cluster, run, jobs) if follow else 0
-            metadata = jobs[under_way[-1]].metadata
+            metadata = jobs[under_way[-1]]["metadata"]
     except Elsewhere as cause:
         try:
             _print(_stored(cluster, run), tail)  # of an earlier run here
@@ -57,14 +63,14 @@ class Elsewhere(UsageError):
     """The runs of a name are below other storage paths."""
 
 
-def jobs_of(cluster: Cluster, client: Any, run: str, subcommand: str) -> dict[str, Any]:
+def jobs_of(cluster: Cluster, head: Head, run: str, subcommand: str) -> dict[str, Job]:
     """Return the jobs of a run or notebook, by ID, in the order of their start.
 
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
 
     Args:
         cluster: The cluster.
-        client: Ray's client of the head's jobs.
+        head: Its head.
         run: The name.
         subcommand: The one that needs the jobs, `logs` or `stop`, for a hint.
 
@@ -75,12 +81,12 @@ def jobs_of(cluster: Cluster, client: Any, run: str, subcommand: str) -> dict[st
     from ray_on_ecs.cluster.history import is_below
     from ray_on_ecs.cluster.jobs import of_run
 
-    jobs = of_run(all_jobs(client), {"run_name": run})
-    paths = {job_id: str(job.metadata.get("storage_path")) for job_id, job in jobs.items()}
+    jobs = of_run(head.submitted_jobs(), {"run_name": run})
+    paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
     own = {
         job_id: job
         for job_id, job in jobs.items()
-        if paths[job_id] == NOTEBOOKS or is_below(job.metadata, cluster.storage_path)
+        if paths[job_id] == NOTEBOOKS or is_below(job["metadata"], cluster.storage_path)
     }
     others = sorted(set(paths.values()))
     if own or len(others) < (1 if cluster.is_here else 2):
@@ -94,22 +100,7 @@ def jobs_of(cluster: Cluster, client: Any, run: str, subcommand: str) -> dict[st
     )
 
 
-def all_jobs(client: Any) -> dict[str, Any]:
-    """Return the submitted jobs by ID, in the order of their start.
-
-    Raises:
-        ResourceError: The head doesn't answer, or not as Ray does.
-    """
-    from ray_on_ecs.cluster.jobs import submitted
-
-    try:
-        jobs = submitted(client.list_jobs())
-    except (OSError, RuntimeError, TypeError, ValueError) as cause:
-        raise ResourceError(f"the Ray head doesn't list its jobs ({one_line(cause)}); try again in a minute") from cause
-    return dict(sorted(jobs.items(), key=lambda item: item[1].start_time or 0))
-
-
-def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
+def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
     """Return the exit status of a run that has ended: its last job's, or that of the state in its folder.
 
     Raises:
@@ -128,13 +119,6 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Any]) -> int:
             f"run {run} was {state or 'not started'} at its last update; {cluster.command('runs')} shows its state"
         )
     return STATUSES[state]
-
-
-def _log(client: Any, job_id: str) -> str:
-    try:
-        return client.get_job_logs(job_id)
-    except (OSError, RuntimeError):  # it was on a head that is gone
-        return ""
 
 
 def _stored(cluster: Cluster, run: str) -> str:

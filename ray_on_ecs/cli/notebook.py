@@ -17,8 +17,11 @@ from ray_on_ecs.cli.dashboard import hold_open
 from ray_on_ecs.cli.logs import NOTEBOOKS
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
+from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.private_folder import temporary
 
 PACKAGE = "jupyterlab"
@@ -48,25 +51,24 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
     job_id = f"notebook-{secrets.token_hex(3)}"
     environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
     if install:
-        environment["pip"] = [PACKAGE]
+        environment["pip"] = {"packages": [PACKAGE], "pip_check": False}
     with cluster.connect() as head:
-        client = head.jobs
         try:
-            client.submit_job(
+            head.submit(
+                job_id,
                 # A node of a stack is reached from its instance, which its security group alone lets in, and this
                 # machine from itself.
-                entrypoint=ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),  # nosec B104
-                submission_id=job_id,
+                ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),  # nosec B104
                 # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
-                metadata={"run_name": job_id, "storage_path": NOTEBOOKS},
+                {"run_name": job_id, "storage_path": NOTEBOOKS},
                 runtime_env=environment,
                 entrypoint_num_gpus=1 if worker else None,
             )
-        except (OSError, RuntimeError) as cause:
-            raise ResourceError(f"the Ray head did not accept the job of the notebook ({one_line(cause)})") from cause
+        except AnswerError as cause:
+            raise ResourceError(f"the Ray head did not accept the job of the notebook: {cause}") from cause
         try:
             with out.status("waiting for a GPU, and for Jupyter" if worker else "waiting for Jupyter"):
-                host = _wait_until_it_listens(client, job_id)
+                host = _wait_until_it_listens(head, job_id)
             with cluster.forward(host, NOTEBOOK_PORT) as port:
                 url = f"http://127.0.0.1:{port}/lab?token={token}"
                 out.print(url)
@@ -76,10 +78,10 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
                         note("a browser that may not read temporary files needs the address above")
                     note("Ctrl-C ends it")
                     hold_open(port)
-        except (OSError, RuntimeError) as cause:
+        except OSError as cause:
             raise ResourceError(f"lost the connection to the notebook ({one_line(cause)})") from cause
         finally:
-            _stop(cluster, client, job_id)
+            _stop(cluster, head, job_id)
     return 0
 
 
@@ -92,29 +94,29 @@ def _page(url: str) -> Generator[str]:
         yield Path(file.name).as_uri()
 
 
-def _stop(cluster: Cluster, client: Any, job_id: str) -> None:
+def _stop(cluster: Cluster, head: Head, job_id: str) -> None:
     """Stop the job, over a new connection if need be: it may hold a GPU."""
-    with suppress(OSError, RuntimeError):
-        client.stop_job(job_id)
+    with suppress(AnswerError):
+        head.stop_job(job_id)
         return
     try:
-        with cluster.connect() as head:
-            head.jobs.stop_job(job_id)
-    except (OSError, RuntimeError, TrainingError):
+        with cluster.connect() as new:
+            new.stop_job(job_id)
+    except (OSError, TrainingError):
         stop = cluster.command(f"stop {job_id}")
         note(f"{job_id} could not be stopped, and ends after an hour without use; {stop} ends it now")
 
 
-def _wait_until_it_listens(client: Any, job_id: str) -> str:
+def _wait_until_it_listens(head: Head, job_id: str) -> str:
     """Return the address of the node where it is."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        job = client.get_job_info(job_id)
-        log = client.get_job_logs(job_id) if job.status != "PENDING" else ""
-        if job.status.is_terminal():
-            raise _failed(f"{log} {job.message or ''}")
+        job = head.job(job_id)
+        log = head.log(job_id) if job["status"] != "PENDING" else ""
+        if job["status"] in ENDED:
+            raise _failed(f"{log} {job.get('message') or ''}")
         if LISTENS in log:
-            return job.driver_agent_http_address.split("//")[-1].rpartition(":")[0]
+            return job["driver_agent_http_address"].split("//")[-1].rpartition(":")[0]
         time.sleep(POLL_SECONDS)
     raise ResourceError(
         f"Jupyter has not started in {START_SECONDS / 60:.0f} minutes; ray-on-ecs status shows the queue"

@@ -94,7 +94,7 @@ def _delete_old(cluster: Cluster, older_than: float, *, is_confirmed: bool) -> N
         _delete(cluster, cluster.storage(run.name))
     code = 0
     if jobs is not None or cluster.is_here:
-        code = _delete_code(folders, folders.files.keys() - {run.name for run in old}, jobs or (), older_than)
+        code = _delete_code(folders, folders.files.keys() - {run.name for run in old}, older_than)
     note(f"{counted(len(old), 'run')} deleted, and {counted(code, 'archive')} of code")
 
 
@@ -139,10 +139,8 @@ def _stored_secrets(storage: RunStorage) -> list[str]:
         return []
 
 
-def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job], older_than: float) -> int:
-    """Delete the stored code that is as old and that no run or job names; return how many archives that were.
-
-    A queued job names its code only in its command.
+def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) -> int:
+    """Delete the stored code that is as old and that no run names; return how many archives that were.
 
     Raises:
         ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
@@ -154,7 +152,6 @@ def _delete_code(folders: Folders, remaining: Iterable[str], jobs: Sequence[Job]
         listed = storage.listing(FOLDER).files
         with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
         needed = [_settings_text(folders.storage.sibling(name)) for name in with_settings]
-        needed += [str(job.get("entrypoint")) for job in jobs]
         unused = [
             name
             for name, archive in listed.items()

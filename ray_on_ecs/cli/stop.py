@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.logs import all_jobs, jobs_of
+from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted, one_line
-from ray_on_ecs.node.jobs import stored_secrets
-
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
+from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted
+from ray_on_ecs.node.api import AnswerError, Job
+from ray_on_ecs.node.jobs import ENDED, stored_secrets
 
 # A driver that is asked to stop writes a last checkpoint.
 STOP_SECONDS = 180.0
@@ -36,7 +33,13 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
     try:
         with cluster.connect() as head:
-            was_under_way = stop_run(cluster, head, run) if run else stop_all(cluster, head)
+            if run:
+                was_under_way = stop_run(cluster, head, run)
+            else:
+                jobs = _under_way(head.submitted_jobs())
+                for job_id in jobs:
+                    note(f"stopping job {job_id}")
+                was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
     except HeadGone:
         if run or not cluster.ends_with_run:
             raise
@@ -56,58 +59,37 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
 
 
 def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
-    """Stop the jobs of a run, wait for their end, and delete its secrets; return whether there was any job.
-
-    Raises:
-        ResourceError: It has not ended in time, or the head or AWS doesn't answer.
-        UsageError: There are other runs of this name (see `jobs_of`).
-    """
-    jobs = jobs_of(cluster, head.jobs, run, "stop")
-    was_under_way = _stop(head, _under_way(jobs), f"run {run}")
-    _delete_secrets(cluster, jobs)
-    return was_under_way
+    """Stop the jobs of a run, and return whether one was under way; raise as `_stop` and `jobs_of` do."""
+    return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
-def stop_all(cluster: Cluster, head: Head) -> bool:
-    """List all jobs under way, stop them, wait for their end, and delete their secrets; return whether there was any.
+def _stop(cluster: Cluster, head: Head, jobs: dict[str, Job], what: str) -> bool:
+    """Stop those jobs that are under way, and wait for their end; then delete the secrets of all, if they are left.
+
+    Returns:
+        True if a job was under way.
 
     Raises:
         ResourceError: One has not ended in time, or the head or AWS doesn't answer.
     """
-    jobs = all_jobs(head.jobs)
-    under_way = _under_way(jobs)
-    for job_id in under_way:
-        note(f"stopping job {job_id}")
-    was_under_way = _stop(head, under_way, counted(len(under_way), "job"))
-    _delete_secrets(cluster, {job_id: jobs[job_id] for job_id in under_way})
-    return was_under_way
-
-
-def _under_way(jobs: dict[str, Any]) -> list[str]:
-    return [job_id for job_id, job in jobs.items() if not job.status.is_terminal()]
-
-
-def _stop(head: Head, job_ids: list[str], what: str) -> bool:
+    running = _under_way(jobs)
     try:
-        for job_id in job_ids:
-            head.jobs.stop_job(job_id)
+        for job_id in running:
+            head.stop_job(job_id)
+        deadline = time.monotonic() + STOP_SECONDS
         with out.status(f"stopping {what}"):
-            for job_id in job_ids:
-                _wait(head.jobs, job_id)
-    except (OSError, RuntimeError) as cause:
-        raise ResourceError(f"{what} could not be stopped ({one_line(cause)}); try again") from cause
-    return bool(job_ids)
-
-
-def _delete_secrets(cluster: Cluster, jobs: dict[str, Any]) -> None:
-    """Delete the secrets of the runs of these jobs, also if an earlier command could not."""
-    for uri, *names in {tuple(stored_secrets(job.metadata)) for job in jobs.values()} - {()}:
+            for job_id in running:
+                while head.job(job_id)["status"] not in ENDED:
+                    if time.monotonic() > deadline:
+                        line = f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does"
+                        raise ResourceError(line)
+                    time.sleep(POLL_SECONDS)
+    except AnswerError as cause:
+        raise ResourceError(f"{what} could not be stopped: {cause}") from cause
+    for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
+    return bool(running)
 
 
-def _wait(client: JobSubmissionClient, job_id: str) -> None:
-    deadline = time.monotonic() + STOP_SECONDS
-    while not client.get_job_status(job_id).is_terminal():
-        if time.monotonic() > deadline:
-            raise ResourceError(f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does")
-        time.sleep(POLL_SECONDS)
+def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:
+    return {job_id: job for job_id, job in jobs.items() if job["status"] not in ENDED}

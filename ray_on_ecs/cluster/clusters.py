@@ -21,7 +21,9 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
-from ray_on_ecs.node import ports
+from ray_on_ecs.node import api, ports
+from ray_on_ecs.node.api import AnswerError, TokenError
+from ray_on_ecs.node.jobs import ENDED
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.stack import Stack
@@ -79,13 +81,13 @@ class Cluster(ABC):
         """Return a storage path as its jobs need it."""
         return storage_path
 
-    def code_storage(self, run_name: str) -> RunStorage:
-        """Return a folder for the user's code of a run, which this machine can write.
+    def document_storage(self, storage: RunStorage) -> RunStorage:
+        """Return the folder for a run's document and code, which this machine can write.
 
-        Raises:
-            UsageError: The storage path can't be reached.
+        Args:
+            storage: The run's folder.
         """
-        return self.storage(run_name)
+        return storage
 
     @property
     def stack(self) -> Stack | None:
@@ -105,7 +107,7 @@ class Cluster(ABC):
                 head.get("/api/version", "ray_version")
             except UsageError as refused:
                 raise UsageError(f"{refused}; {self.token_hint}") from refused
-            except ResourceError as cause:
+            except AnswerError as cause:
                 raise self.explain(cause) from cause
             yield head
 
@@ -162,7 +164,7 @@ class Cluster(ABC):
         """The way out of a wrong token."""
         return "set RAY_AUTH_TOKEN to the cluster's"
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """Return the most precise error for a head that doesn't answer."""
         return cause
 
@@ -188,9 +190,10 @@ class Cluster(ABC):
 
         return aws.limits()
 
-    def run_flags(self) -> dict[str, Any]:
-        """Return this cluster's defaults of a run's settings, by name."""
-        return {}
+    @property
+    def default_workers(self) -> int | None:
+        """The number of workers of a run that does not say it; None if its driver decides."""
+        return None
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
@@ -238,14 +241,14 @@ class StackCluster(Cluster):
         with forwarded_port(self.stack.region, instance_id, document, host, port, aws.variables()) as local:
             yield local
 
-    def code_storage(self, run_name: str) -> RunStorage:
+    def document_storage(self, storage: RunStorage) -> RunStorage:
         """See Cluster: in the stack's bucket if the storage path is a folder of the nodes."""
-        path = self.storage_path if "://" in self.storage_path else self._stack.storage_path
-        return self.storage(run_name, path)
+        return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
 
-    def run_flags(self) -> dict[str, Any]:
+    @property
+    def default_workers(self) -> int | None:
         """See Cluster: a worker for each GPU of the stack; the run waits for them."""
-        return {"num_workers": self.stack.default_gpus} if self.stack.default_gpus else {}
+        return self.stack.default_gpus or None
 
     @property
     def token_hint(self) -> str:
@@ -256,7 +259,7 @@ class StackCluster(Cluster):
             f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
         )
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         from ray_on_ecs.cluster.aws_status import explain_head
 
@@ -363,12 +366,19 @@ class LocalCluster(Cluster):
 
     def _is_used(self, head: LocalHead, run_name: str = "") -> bool:
         """Return whether a head has other runs than this one, or another command is about to submit one."""
-        active = Head(head.url, head.token).runs_under_way()
-        own = (run_name, self.storage_path.rstrip("/"))
-        # A busy head may be silent for a while.
-        return active is None or bool(active - {own}) or local_head.is_reserved()
+        try:
+            jobs = Head(head.url, head.token).list_jobs()
+        except (AnswerError, TokenError):  # a busy head may be silent for a while
+            return True
+        for job in jobs:
+            metadata = job.get("metadata") or {}
+            path = str(metadata.get("storage_path") or "").rstrip("/")
+            is_own = (metadata.get("run_name"), path) == (run_name, self.storage_path.rstrip("/"))
+            if job["status"] not in ENDED and not is_own:
+                return True
+        return local_head.is_reserved()
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         if self._address:
             return ResourceError(
@@ -377,16 +387,16 @@ class LocalCluster(Cluster):
             )
         started = local_head.find()
         pid = started.pid if started else 0
-        return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause}); kill -9 -{pid} ends it")
-
-    def run_flags(self) -> dict[str, Any]:
-        """See Cluster."""
-        return {"storage_path": self.storage_path}
+        return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause.reason}); kill -9 -{pid} ends it")
 
     def shell(self) -> list[str]:
         """See Cluster."""
         with self._reach() as head:
-            head.export()
+            os.environ["RAY_API_SERVER_ADDRESS"] = head.url
+            if head.token:
+                os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=head.token)
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return [os.environ.get("SHELL", "sh")]
 
@@ -405,29 +415,13 @@ class HeadCluster(LocalCluster):
         """See Cluster: the workers are in other containers."""
         return False
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster: unavailable for a moment, as the head restarts its dashboard."""
-        return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause})")
-
-    def run_flags(self) -> dict[str, Any]:
-        """See Cluster."""
-        return {}
+        return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause.reason})")
 
 
 def _head_at(address: str) -> Head:
-    return Head(address if "://" in address else f"http://{address}", _token_of_this_machine())
-
-
-def _token_of_this_machine() -> str:
-    """Return the token from where Ray's clients look for it; empty if it is not there."""
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    if token:
-        return token
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    return Head(address if "://" in address else f"http://{address}", api.own_token())
 
 
 class ComposeCluster(Cluster):
@@ -453,7 +447,7 @@ class ComposeCluster(Cluster):
             return ""
         return next((line.partition("=")[2] for line in lines if line.startswith("RAY_AUTH_TOKEN=")), "")
 
-    def explain(self, cause: ResourceError) -> ResourceError:
+    def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         return ResourceError(
             f"no Ray head answers at {DASHBOARD_URL}; docker compose --file docker/compose.yaml up --detach starts it"

@@ -1,30 +1,29 @@
-"""Ray head at an address of this machine: its REST API, its token, and the client of its jobs."""
+"""Ray head at an address of this machine: its REST API, with its token."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
+from typing import Any
+from urllib.parse import quote
 
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.node import api
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.node.api import AnswerError, Job, TokenError
 
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
-
-REQUEST_SECONDS = 20.0
-WRONG_TOKEN = "the Ray head refuses the token"
+# Of silence. A head that starts a job may be silent for some ten seconds, and longer on a busy machine.
+REQUEST_SECONDS, JOB_SECONDS = 20.0, 60.0
+# Until a whole log has come, through a slow connection.
+LOG_SECONDS = 900.0
+# Without a new line of a log, after which the head has to answer a request: a connection may lead nowhere.
+SILENT_SECONDS = 30.0
+ALIVE = "ALIVE"
 
 
 @dataclass
 class Head:
-    """Ray head at an address of this machine.
+    """Ray head at an address of this machine. Each method raises as `api.ask` does.
 
     Attributes:
         url: The URL of its dashboard, without a slash at its end.
@@ -35,75 +34,90 @@ class Head:
     token: str = ""
 
     def get(self, path: str, *keys: str) -> Any:
-        """Return the JSON document at a path of the dashboard, or what it has below these keys.
-
-        Raises:
-            UsageError: The head refuses the token.
-            ResourceError: The head doesn't answer, or what answers is not Ray.
-        """
-        document, _ = self._ask(path)
-        with self._answering():
-            for key in keys:
-                document = document[key]
-        return document
-
-    def list_jobs(self) -> list[dict[str, Any]]:
-        """Return the jobs, also drivers that were started by hand; raise as `get` does."""
-        document, _ = self._ask("/api/jobs/")
-        with self._answering():
-            return api.jobs_in(document, "status")
+        """Return the JSON document at a path of the dashboard, or what it has below these keys."""
+        return api.below(self.url, api.get(f"{self.url}{path}", REQUEST_SECONDS, self.token), *keys)
 
     def clock(self) -> float | None:
         """Return the head's time (Unix time), or None if HTTP's Date header is missing."""
+        _, headers = api.ask(f"{self.url}/api/version", REQUEST_SECONDS, self.token)
         with suppress(TypeError, ValueError):
-            return parsedate_to_datetime(self._ask("/api/version")[1]["Date"]).timestamp()
+            return parsedate_to_datetime(headers["Date"]).timestamp()
         return None
 
-    @cached_property
-    def jobs(self) -> JobSubmissionClient:
-        """Client of Ray's Jobs API."""
-        from ray_on_ecs.cluster.jobs import connect  # it imports Ray
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes, dead ones included."""
+        return self.get("/api/v0/nodes?detail=1&limit=1000", "data", "result", "result")
 
-        self.export()
-        return connect()
+    def list_jobs(self) -> list[Job]:
+        """Return the jobs, also drivers that were started by hand."""
+        return api.jobs_in(self.url, self.get("/api/jobs/"))
 
-    def export(self) -> None:
-        """Set the environment variables through which Ray's clients in this process find the head."""
-        os.environ["RAY_API_SERVER_ADDRESS"] = self.url
-        for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
-            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
-        if self.token:
-            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=self.token)
+    def submitted_jobs(self) -> dict[str, Job]:
+        """Return the submitted jobs by ID, in the order of their start; drivers started by hand have no ID."""
+        jobs = [job for job in self.list_jobs() if job["submission_id"]]
+        return {job["submission_id"]: job for job in sorted(jobs, key=lambda job: job.get("start_time") or 0)}
 
-    def _ask(self, path: str) -> tuple[Any, Mapping[str, str]]:
-        with self._answering():
-            return api.ask(self.url + path, REQUEST_SECONDS, self.token)
+    def job(self, job_id: str) -> Job:
+        """Return Ray's details of a job."""
+        return api.jobs_in(self.url, [self.get(f"/api/jobs/{quote(job_id)}")])[0]
 
-    @contextmanager
-    def _answering(self) -> Generator[None]:
-        """Turn each failure of an answer into the error that `get` documents."""
-        try:
-            yield
-        except (LookupError, OSError, TypeError) as cause:
-            if isinstance(cause, HTTPError) and cause.code in (401, 403):
-                raise UsageError(WRONG_TOKEN) from cause
-            what = one_line(cause) if isinstance(cause, OSError) else f"not an answer of Ray's: {cause!r}"
-            raise ResourceError(f"the Ray head doesn't answer at {self.url} ({what})") from cause
+    def submit(self, job_id: str, entrypoint: str, metadata: dict[str, str], **options: Any) -> None:
+        """Submit a job; the options are those of Ray's Jobs API."""
+        job = {"submission_id": job_id, "entrypoint": entrypoint, "metadata": metadata, **options}
+        answer = api.post(f"{self.url}/api/jobs/", job, JOB_SECONDS, self.token)
+        api.below(self.url, answer, "submission_id")
 
-    def runs_under_way(self) -> set[tuple[str, str]] | None:
-        """Return the runs that have not ended, or None if the head doesn't answer.
+    def stop_job(self, job_id: str) -> None:
+        """Ask a job to stop."""
+        answer = api.post(f"{self.url}/api/jobs/{quote(job_id)}/stop", None, JOB_SECONDS, self.token)
+        api.below(self.url, answer, "stopped")
 
-        A run is its name and its storage path. A job without them, such as a driver that was started by hand, has its
-        ID as the name.
-        """
-        try:
-            jobs = self.list_jobs()
-        except (ResourceError, UsageError):
-            return None
-        runs = set()
-        for job in jobs:
-            if job["status"] not in ENDED:
-                metadata = job.get("metadata") or {}
-                name = metadata.get("run_name") or job.get("submission_id") or job.get("job_id")
-                runs.add((str(name), str(metadata.get("storage_path") or "").rstrip("/")))
-        return runs
+    def log(self, job_id: str) -> str:
+        """Return the log of a job so far."""
+        url = f"{self.url}/api/jobs/{quote(job_id)}/logs"
+        document, _ = api.ask(url, JOB_SECONDS, self.token, longest=LOG_SECONDS)
+        return str(api.below(self.url, document, "logs"))
+
+    def tail(self, job_id: str, show: Callable[[str], None]) -> None:
+        """Show a job's log, from its start, as it is written, until the job has ended."""
+        import asyncio  # other commands don't need it
+
+        asyncio.run(self._tail(job_id, show))
+
+    async def _tail(self, job_id: str, show: Callable[[str], None]) -> None:
+        import asyncio
+
+        import aiohttp
+
+        url = f"{self.url}/api/jobs/{quote(job_id)}/logs/tail"
+        async with aiohttp.ClientSession(headers=api.bearer(self.token)) as session:
+            with _translated(url):
+                messages = await asyncio.wait_for(session.ws_connect(url), REQUEST_SECONDS)
+            async with messages:
+                while True:
+                    try:
+                        message = await messages.receive(SILENT_SECONDS)
+                    except TimeoutError:
+                        self.get("/api/version", "ray_version")
+                        continue
+                    if message.type is aiohttp.WSMsgType.TEXT:
+                        show(message.data)
+                    elif message.type is aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.OK:
+                        return
+                    else:
+                        raise AnswerError(url, "the connection has ended", is_passing=True)
+
+
+@contextmanager
+def _translated(url: str) -> Generator[None]:
+    """Raise the errors of `api.ask` for those of aiohttp."""
+    import aiohttp
+
+    try:
+        yield
+    except aiohttp.WSServerHandshakeError as refusal:
+        if refusal.status in (401, 403):
+            raise TokenError from refusal
+        raise AnswerError(url, f"{refusal.status}: {refusal.message}", refusal.status) from refusal
+    except (aiohttp.ClientError, OSError) as cause:
+        raise AnswerError(url, str(cause) or repr(cause), is_passing=True) from cause

@@ -18,29 +18,28 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.error import HTTPError
 
 import psutil
 
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.ray_status import nodes
 from ray_on_ecs.config import LOCAL_VARIABLE
-from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.node import api, ports
-from ray_on_ecs.node import head as image_head
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.node import ports
+from ray_on_ecs.node.api import AnswerError, TokenError
+from ray_on_ecs.node.jobs import JOB_LIMIT, JOB_LIMIT_SECONDS
 from ray_on_ecs.private_folder import at_home, new_short
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.
 START_ATTEMPTS, START_SECONDS = 4, 300.0
-POLL_SECONDS, ANSWER_SECONDS = 0.2, 10.0
+POLL_SECONDS = 0.2
 STOP_SECONDS = 10.0
 RAYLET = "raylet"
 PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-agent-listen-port")
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
     **ports.METRICS,
-    image_head.JOB_LIMIT: image_head.JOB_LIMIT_SECONDS,
+    JOB_LIMIT: JOB_LIMIT_SECONDS,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a laptop does not get interruption notices
     "PYTHONUNBUFFERED": "1",
     LOCAL_VARIABLE: "1",
@@ -85,11 +84,8 @@ class LocalHead:
 
 def find() -> LocalHead | None:
     """Return the running head, or None."""
-    try:
-        head = LocalHead(**json.loads(_file().read_text()))
-    except (OSError, TypeError, ValueError):
-        return None
-    return head if head.processes else None
+    head = _remembered()
+    return head if head and head.processes else None
 
 
 def start(cpus: int) -> LocalHead:
@@ -110,7 +106,9 @@ def start(cpus: int) -> LocalHead:
             if not reason:
                 _remember(head)
                 return head
-            logs = _logs(folder) if attempt == START_ATTEMPTS - 1 else ""
+            if attempt == START_ATTEMPTS - 1:
+                logs = f"{_rays(folder)}/session_latest/logs"
+                logs = logs if Path(logs).exists() else folder  # Ray has not got as far
         finally:
             if head is None or find() != head:  # it failed, or the user is tired of waiting
                 _end(head, "" if logs else folder)
@@ -127,8 +125,8 @@ def stop(head: LocalHead) -> None:
 
 def forget() -> None:
     """Remove the file and the folder of a head that has ended or was killed."""
-    with suppress(OSError, TypeError, ValueError):
-        shutil.rmtree(LocalHead(**json.loads(_file().read_text())).folder, ignore_errors=True)
+    if head := _remembered():
+        shutil.rmtree(head.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)
 
 
@@ -143,24 +141,24 @@ def lock() -> Generator[None]:
 
 def reserve() -> int:
     """Keep the head up until this file descriptor is closed or the command ends, for a run yet to be submitted."""
-    import fcntl  # not on Windows, where clients may run
-
-    from ray_on_ecs.run.process import hold
-
-    return hold(_file().with_suffix(".commands"), fcntl.LOCK_SH)
+    return _hold(exclusively=False)
 
 
 def is_reserved() -> bool:
     """Return whether another command keeps the head up."""
-    import fcntl
-
-    from ray_on_ecs.run.process import hold
-
     try:
-        os.close(hold(_file().with_suffix(".commands"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+        os.close(_hold(exclusively=True))
     except BlockingIOError:
         return True
     return False
+
+
+def _hold(*, exclusively: bool) -> int:
+    import fcntl  # not on Windows, where clients may run
+
+    from ray_on_ecs.run.process import hold
+
+    return hold(_file().with_suffix(".commands"), fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
 
 
 def _file() -> Path:
@@ -208,46 +206,41 @@ def _wait(head: LocalHead, numbers: list[int]) -> str:
 
     On a busy machine one of the servers may give up after the dashboard has answered, and Ray then ends the others.
     """
+    dashboard = Head(head.url, head.token)
     had_raylet = False
     deadline = time.monotonic() + START_SECONDS
     while (processes := head.processes) and time.monotonic() < deadline:
-        has_raylet = any(map(_is_raylet, processes))
+        has_raylet = False
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                has_raylet |= process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
         if had_raylet and not has_raylet:  # Ray would wait for it for half a minute
             return "the raylet has ended"
         had_raylet = has_raylet
         if has_raylet:
-            with suppress(OSError, ResourceError, UsageError):
-                if not _is_own_dashboard(head):
-                    return f"another program answers at {head.url}"
-                if nodes(Head(head.url, head.token)) and all(map(ports.listens, numbers)):
+            try:
+                session = dashboard.get("/api/version", "session_name")
+                is_foreign = session != Path(_rays(head.folder), "session_latest").resolve().name
+            except TokenError:
+                session, is_foreign = "", True
+            except AnswerError as cause:
+                session, is_foreign = "", not cause.is_passing and cause.status < 500
+            if is_foreign:  # it has taken the port, and Ray runs without its dashboard
+                return f"another program answers at {head.url}"
+            with suppress(AnswerError):  # the state API starts later
+                if session and dashboard.nodes() and all(map(ports.listens, numbers)):
                     return ""
         time.sleep(POLL_SECONDS)
-    return _last_line(Path(head.folder, "ray.log"))
+    lines = Path(head.folder, "ray.log").read_text(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
 
 
-def _is_own_dashboard(head: LocalHead) -> bool:
-    """Return whether the head's dashboard answers at its URL, or another program that has taken the port.
-
-    Ray then runs without its dashboard.
-
-    Raises:
-        OSError: Nothing answers yet.
-    """
+def _remembered() -> LocalHead | None:
+    """Return the head of the file, which may have ended."""
     try:
-        answer = api.get(f"{head.url}/api/version", ANSWER_SECONDS, head.token)
-        return answer["session_name"] == Path(_rays(head.folder), "session_latest").resolve().name
-    except HTTPError as refusal:
-        if refusal.code >= 500:
-            raise
-    except (LookupError, TypeError, api.AnswerError):
-        pass
-    return False
-
-
-def _is_raylet(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.name() == RAYLET and process.status() != psutil.STATUS_ZOMBIE
-    return False
+        return LocalHead(**json.loads(_file().read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
 
 
 def _remember(head: LocalHead) -> None:
@@ -276,14 +269,3 @@ def _end(head: LocalHead | None, folder: str) -> None:
 def _rays(folder: str) -> str:
     """Return the folder that Ray uses. It makes it, and what is in it, writable for all; the one above stays closed."""
     return f"{folder}/r"
-
-
-def _logs(folder: str) -> Path:
-    """Return the folder with Ray's logs, or where they would be if Ray has not got as far."""
-    logs = Path(_rays(folder), "session_latest", "logs")
-    return logs if logs.exists() else Path(folder)
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "its log is empty")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
@@ -18,7 +18,6 @@ from ray_on_ecs.storage import layout
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.clusters import Cluster
 
-ALIVE = "ALIVE"
 HEAD, WORKERS = "head", "workers"
 
 
@@ -65,16 +64,6 @@ class RayStatus:
     queue: list[QueuedRun]
 
 
-def nodes(head: Head) -> list[dict[str, Any]]:
-    """Return Ray's description of the nodes, dead ones included.
-
-    Raises:
-        UsageError: The head refuses the token.
-        ResourceError: The head doesn't answer.
-    """
-    return head.get("/api/v0/nodes?detail=1&limit=1000", "data", "result", "result")
-
-
 def read_ray(cluster: Cluster, head: Head) -> RayStatus:
     """Return the state of a cluster.
 
@@ -85,7 +74,7 @@ def read_ray(cluster: Cluster, head: Head) -> RayStatus:
     status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
     load = status.get("loadMetricsReport") or {}
     now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
-    alive = [_node(node, load, now) for node in nodes(head) if node["state"] == ALIVE]
+    alive = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
     used = sum(node.gpus_used for node in alive)
     states = Counter(job["status"] for job in jobs)
     return RayStatus(

@@ -48,7 +48,9 @@ def forwarded_port(
         UsageError: The AWS CLI or its plugin is not installed, or credentials are missing.
         ResourceError: Session Manager can't reach the instance.
     """
-    check_installed()
+    for program, instructions in (("aws", AWS_CLI), ("session-manager-plugin", PLUGIN)):
+        if shutil.which(program) is None:
+            raise UsageError(f"command not found: {program}; install it: {instructions}")
     # The plugin chooses a free port. Another user of this machine could bind one that the command's arguments name, and
     # would receive the token.
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": ["0"]}
@@ -70,13 +72,6 @@ def forwarded_port(
             yield _opened_port(process, output)
         finally:
             _close(process)
-
-
-def check_installed() -> None:
-    """Raise UsageError unless the AWS CLI and its Session Manager plugin are installed."""
-    for program, instructions in (("aws", AWS_CLI), ("session-manager-plugin", PLUGIN)):
-        if shutil.which(program) is None:
-            raise UsageError(f"command not found: {program}; install it: {instructions}")
 
 
 def _opened_port(process: subprocess.Popen[bytes], output: IO[str]) -> int:

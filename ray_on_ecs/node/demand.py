@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ray_on_ecs.node import gcs
+from ray_on_ecs.node import api
 
 if TYPE_CHECKING:
     from ray.autoscaler.v2.schema import ClusterStatus, NodeInfo, ResourceDemand
@@ -120,7 +120,7 @@ def node_in_use(gcs_address: str, ip_address: str) -> bool:
     Raises:
         Exception: The GCS didn't answer; any of Ray's errors.
     """
-    gcs.check(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    api.check_gcs(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     from ray.autoscaler.v2 import sdk
 
     status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)

@@ -6,13 +6,9 @@ Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it resto
 import os
 import sys
 
-from ray_on_ecs.node import address, labels, metrics, ports, process, protection, state
-from ray_on_ecs.node.jobs import JobRecovery, any_under_way
+from ray_on_ecs.node import labels, metrics, ports, process, protection, state
+from ray_on_ecs.node.jobs import JOB_LIMIT, JOB_LIMIT_SECONDS, JobRecovery, any_under_way
 
-# Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
-# and its workers 30 s more to store its files.
-JOB_LIMIT = "RAY_JOB_STOP_WAIT_TIME_S"
-JOB_LIMIT_SECONDS = "70"
 # `ray` with a supervised dashboard. -P: without the working directory, to which jobs write, on sys.path.
 RAY = (sys.executable, "-P", "-m", "ray_on_ecs.node.dashboard")
 
@@ -36,7 +32,7 @@ def start() -> int:
     # On every interface: Session Manager forwards to it from the instance, and it requires the token.
     arguments = [
         "--head",
-        f"--node-ip-address={address.default_address()}",
+        f"--node-ip-address={ports.default_address()}",
         "--dashboard-host=0.0.0.0",
         *labels.flags(),
         *ports.flags(ports.HEAD),

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ray_on_ecs.node import api, gcs, gpus, ports
+from ray_on_ecs.node import api, gpus, ports
 from ray_on_ecs.node.errors import GpuError, NodeError
 
 
@@ -27,24 +27,13 @@ def check(kind: str, num_gpus: int) -> None:
         NodeError: A GPU is not healthy, or the driver is missing.
     """
     if kind == "head":
-        gcs.check(gcs.own_address())
+        api.check_gcs(ports.own_gcs())
         return
-    url = f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz"
-    try:
-        api.get(url)
-    except OSError as cause:
-        raise OSError(f"{url}: {cause}") from cause
-    if num_gpus:
-        _check_gpus(num_gpus)
-
-
-def _check_gpus(num_gpus: int) -> None:
-    fault = gpus.driver_error(gpus.load_driver(), num_gpus)
-    if not fault:
-        return
-    if not gpus.are_in_use():
-        raise GpuError(fault)
-    print(f"ray-health: {fault}; a process still uses a GPU", file=sys.stderr)
+    api.get(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
+    if num_gpus and (fault := gpus.driver_error(gpus.load_driver(), num_gpus)):
+        if not gpus.are_in_use():
+            raise GpuError(fault)
+        print(f"ray-health: {fault}; a process still uses a GPU", file=sys.stderr)
 
 
 def main() -> int:

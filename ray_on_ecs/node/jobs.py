@@ -17,10 +17,11 @@ from contextlib import suppress
 from typing import Any
 
 from ray_on_ecs import secrets
-from ray_on_ecs.config import is_run_name
+from ray_on_ecs.checks import is_run_name
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.node import api, ports
+from ray_on_ecs.node.api import Job
 from ray_on_ecs.node.state import State
 
 # Keys of a job's metadata. Jobs belong to the same run if they agree in RUN; the run's name is the first job's ID.
@@ -47,13 +48,14 @@ PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 
 POLL_SECONDS = 5.0
 SUBMIT_SECONDS = 30.0
+# Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
+# and its workers 30 s more to store its files.
+JOB_LIMIT, JOB_LIMIT_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S", "70"
 STOP_SECONDS = 75.0
 # A client that follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
 ORPHANS_SECONDS = 120.0
 ORPHANS_POLL_SECONDS = 2.0
-
-Job = dict[str, Any]
 
 
 def url() -> str:
@@ -123,7 +125,11 @@ class JobRecovery:
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS
         jobs = _running()
-        self._record_interrupted(jobs)
+        if self._state and jobs:
+            try:
+                self._state.record_interrupted(jobs)
+            except OSError as cause:
+                print(f"ray-head: the next head will not submit the jobs again ({cause})", file=sys.stderr)
         for job in jobs:
             print(f"ray-head: stopping job {job}", flush=True)
             try:
@@ -173,14 +179,6 @@ class JobRecovery:
             except Exception as cause:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
-    def _record_interrupted(self, jobs: list[str]) -> None:
-        if not self._state or not jobs:
-            return
-        try:
-            self._state.record_interrupted(jobs)
-        except OSError as cause:
-            print(f"ray-head: the next head will not submit the jobs again ({cause})", file=sys.stderr)
-
     def _poll(self) -> None:
         with suppress(OSError):  # the dashboard is busy, or the head is ending
             self.resubmit_lost_jobs()
@@ -196,7 +194,9 @@ class JobRecovery:
         lost = job["submission_id"]
         metadata = job["metadata"]
         maximum = _number(metadata, MAX_RESUBMISSIONS)
-        resubmissions = _resubmissions_in_a_row(job)
+        seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
+        # In a row: without progress in between, before this job was lost.
+        resubmissions = 0 if seconds >= PROGRESS_SECONDS else _number(metadata, RESUBMISSIONS)
         if resubmissions >= maximum:
             self._delete_secrets(job)
             if maximum:
@@ -252,16 +252,12 @@ def any_under_way() -> bool:
     Raises:
         OSError: The Jobs API doesn't answer, or is not Ray's.
     """
-    return any(_is_running(job) for job in _list_all())
+    return any(_is_running(job) for job in api.jobs_in(url(), api.get(url())))
 
 
 def _list_jobs() -> list[Job]:
     """Return the submitted jobs, without drivers that were started by hand, which have no submission ID."""
-    return [job for job in _list_all() if job["submission_id"]]
-
-
-def _list_all() -> list[Job]:
-    return api.jobs_in(api.get(url()), "submission_id", "status")
+    return [job for job in api.jobs_in(url(), api.get(url())) if job["submission_id"]]
 
 
 def _is_running(job: Job) -> bool:
@@ -294,12 +290,6 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
         if RUN[0] in metadata:
             last[tuple(str(metadata.get(key)) for key in RUN)] = job
     return list(last.values())
-
-
-def _resubmissions_in_a_row(job: Job) -> int:
-    """Return the number of resubmissions without progress in between, before this job was lost."""
-    seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
-    return 0 if seconds >= PROGRESS_SECONDS else _number(job["metadata"], RESUBMISSIONS)
 
 
 def _number(metadata: dict[str, str], key: str) -> int:

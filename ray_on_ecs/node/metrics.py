@@ -15,13 +15,13 @@ from typing import Any
 
 from ray_on_ecs.aws import client
 from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
-from ray_on_ecs.node import api, demand, gcs, ports
+from ray_on_ecs.errors import failure_of
+from ray_on_ecs.node import api, demand, ports
 
 PUBLISH_SECONDS = 60.0
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 2
-LONGEST_CAUSE = 200
 
 Datum = dict[str, Any]
 
@@ -40,7 +40,7 @@ def repeat(work: Callable[[], None]) -> None:
     while True:
         due += PUBLISH_SECONDS  # from start to start, so that every minute has a value
         time.sleep(max(0.0, due - time.monotonic()))
-        cause = _failure(work)
+        cause = failure_of(work)
         if cause and not failing:
             print(f"ray-head: metrics: not published ({cause})", file=sys.stderr, flush=True)
         if failing and not cause:
@@ -54,8 +54,8 @@ def publish(namespace: str) -> None:
     Raises:
         Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
     """
-    own_address = gcs.own_address()
-    gcs.check(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    own_address = ports.own_gcs()
+    api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     current = demand.read(own_address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
     # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
     # utilization. RunProgress=0 is a baseline: alarms take the maximum, so a run's value wins, and without a run the
@@ -116,12 +116,3 @@ def _datum(name: str, unit: str, values: list[float]) -> Datum:
 def _put(namespace: str, data: list[Datum]) -> None:
     if data:
         cloudwatch().put_metric_data(Namespace=namespace, MetricData=data)
-
-
-def _failure(work: Callable[[], None]) -> str | None:
-    """Call `work`; return the reason of a failure on one line, or None."""
-    try:
-        work()
-    except Exception as cause:
-        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:LONGEST_CAUSE]
-    return None

@@ -1,4 +1,4 @@
-"""Fixed ports of a node's servers, which docs/image.md lists, and free ports for those of a head on this machine."""
+"""IP address and fixed ports of a node, which docs/image.md lists, and free ports for a head on this machine."""
 
 import secrets
 import socket
@@ -25,6 +25,7 @@ NODE = {
     "--max-worker-port": 10999,
 }
 
+UNROUTABLE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the kernel takes the default route to it
 # Outside the ranges from which Linux and Ray choose ports, so that no connection takes one before its use.
 FREE = range(20_000, 32_000)
 CONNECT_SECONDS = 10.0
@@ -41,6 +42,34 @@ METRICS = {
 def flags(ports: dict[str, int]) -> list[str]:
     """Return the ports as arguments of `ray start`."""
     return [f"{name}={port}" for name, port in ports.items()]
+
+
+def source_address_for(host: str) -> str:
+    """Return this node's IP address on the route to `host`.
+
+    An ECS task in awsvpc mode has a network interface in the VPC and another one to the agent, and a container may be
+    on several networks: the other nodes are on the network of the head.
+
+    Raises:
+        OSError: `host` does not resolve, or is not routable.
+    """
+    [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # UDP: asks the kernel for a route and sends nothing
+        return probe.getsockname()[0]
+
+
+def default_address() -> str:
+    """Return this node's IP address on the default route, or its host name's address without a default route."""
+    try:
+        return source_address_for(UNROUTABLE)
+    except OSError:
+        return socket.gethostbyname(socket.gethostname())
+
+
+def own_gcs() -> str:
+    """Return the address of the GCS on this head, `host:port`."""
+    return f"{default_address()}:{GCS}"
 
 
 def free_ports(count: int) -> list[int]:

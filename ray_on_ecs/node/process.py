@@ -31,7 +31,12 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
-        _check_token()
+        if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
+            raise StartError(
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token anyone can use the cluster"
+            )
+        if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):  # the line never contains the token
+            raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")
         sys.exit(start())
     except NodeError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -66,31 +71,17 @@ def ray_start(
         return _exit_status(child.wait())
     stopped_at = time.monotonic()
     print(f"{name}: asked to stop; draining", flush=True)
-    child.send_signal(_stop_signal(name, before_stop))
+    stop_signal = signal.SIGTERM
+    try:
+        stop_signal = before_stop()
+    except Exception as cause:  # Ray must be drained in any case
+        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
+    child.send_signal(stop_signal)
     returncode = child.wait()
     print(f"{name}: stopped after {time.monotonic() - stopped_at:.0f} s", flush=True)
     return 0 if returncode in CLEAN_EXITS else _exit_status(returncode)
 
 
-def _stop_signal(name: str, before_stop: Callable[[], signal.Signals]) -> signal.Signals:
-    """Return the signal of `before_stop`, or SIGTERM if it fails: Ray must be drained in any case."""
-    try:
-        return before_stop()
-    except Exception as cause:
-        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
-        return signal.SIGTERM
-
-
 def _exit_status(returncode: int) -> int:
     """Return the exit status as a shell reports it: 137 for SIGKILL."""
     return returncode if returncode >= 0 else 128 - returncode
-
-
-def _check_token() -> None:
-    """Raise StartError if the environment has no usable token. The message never contains the token."""
-    if os.environ.get("RAY_AUTH_MODE") != "token" or not os.environ.get("RAY_AUTH_TOKEN"):
-        raise StartError(
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN must be set; without a token anyone can use the cluster"
-        )
-    if not re.fullmatch(r"[!-~]+", os.environ["RAY_AUTH_TOKEN"]):
-        raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")

@@ -13,9 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.error import HTTPError
 
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import failure_of
 from ray_on_ecs.node import api
 
 AGENT_VARIABLE = "ECS_AGENT_URI"  # ECS sets it in every container
@@ -75,8 +74,8 @@ class Protection:
 
     def poll(self) -> None:
         """Check the use once, and set or renew the protection; a failure costs at most one line."""
-        check_failure = _failure(self._check)
-        update_failure = _failure(self._update)  # also after a failed check: the protection may have to be renewed
+        check_failure = failure_of(self._check)
+        update_failure = failure_of(self._update)  # also after a failed check: the protection may have to be renewed
         self._report(check_failure or update_failure)
 
     def _check(self) -> None:
@@ -125,26 +124,11 @@ def put(url: str, state: dict[str, Any]) -> None:
     Raises:
         OSError: The agent doesn't answer, or ECS refuses.
     """
-    headers = {"Content-Type": "application/json"}
-    data = json.dumps(state).encode()
     try:
-        answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", data=data, headers=headers, method="PUT")
-    except HTTPError as refusal:
-        raise OSError(f"ECS's agent answers {refusal.code}: {refusal.read().decode(errors='replace')}") from None
+        answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", method="PUT", body=state)
     except api.AnswerError as cause:
-        raise OSError(f"not an answer of ECS's agent: {cause.__cause__!r}") from cause
-    if isinstance(answer, str):
-        raise OSError(f"not an answer of ECS's agent: {answer!r:.100}")
+        raise OSError(f"ECS's agent doesn't answer at {url} ({cause.reason})") from cause
     # A response with status 200 may have a `failure` instead, such as DEPLOYMENT_BLOCKED if a service has more
     # protected tasks than its desired count.
     if not isinstance(answer, dict) or "protection" not in answer:
         raise OSError(f"ECS refuses: {json.dumps(answer)}")
-
-
-def _failure(call: Callable[[], None]) -> str | None:
-    """Call a function; return the reason of a failure on one line, or None."""
-    try:
-        call()
-    except Exception as cause:
-        return one_line(f"{type(cause).__name__}: {cause}")
-    return None

@@ -36,7 +36,10 @@ def request(name: str) -> None:
     try:
         instance_id = json.loads(Path(file).read_text())[INSTANCE_ID]
         time.sleep(random.uniform(0, SPREAD_SECONDS))
-        line = mark_unhealthy(instance_id, _client())
+        autoscaling = client(
+            "autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS
+        )
+        line = mark_unhealthy(instance_id, autoscaling)
     except Exception as cause:
         line = f"this instance could not be marked unhealthy ({one_line(f'{type(cause).__name__}: {cause}')})"
     print(f"{name}: {line}", file=sys.stderr, flush=True)
@@ -75,7 +78,3 @@ def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
 def most_unhealthy(size: int) -> int:
     """Return the maximum number of instances marked unhealthy at a time in a group of this size."""
     return max(1, size // 5)
-
-
-def _client() -> Any:
-    return client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)

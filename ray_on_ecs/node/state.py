@@ -35,7 +35,8 @@ class State:
     @property
     def interrupted_jobs(self) -> set[str]:
         """IDs of the jobs that the previous head interrupted when it was stopped."""
-        return set(self._interrupted.read_text().splitlines()) if self._interrupted.exists() else set()
+        file = self._beside("interrupted")
+        return set(file.read_text().splitlines()) if file.exists() else set()
 
     def record_interrupted(self, jobs: Iterable[str]) -> None:
         """Record jobs that this head interrupts because it is being stopped.
@@ -43,7 +44,7 @@ class State:
         Raises:
             OSError: The folder can't be written.
         """
-        with self._interrupted.open("a") as file:
+        with self._beside("interrupted").open("a") as file:
             file.writelines(f"{job}\n" for job in jobs)
 
     def record_start(self) -> None:
@@ -52,35 +53,24 @@ class State:
         Raises:
             OSError: The folder can't be written.
         """
-        if self._starts.exists() and self._starts.stat().st_size >= MAX_FAILED_STARTS:
-            self._quarantine()
-        with self._starts.open("a") as starts:
-            starts.write(".")
+        starts, quarantine = self._beside("starts"), self._beside("quarantine")
+        if starts.exists() and starts.stat().st_size >= MAX_FAILED_STARTS:
+            line = f"{MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine} and starting"
+            print(f"ray-head: {line} without state", flush=True)
+            shutil.rmtree(quarantine, ignore_errors=True)
+            if self.folder.exists():
+                self.folder.rename(quarantine)
+            self.mark_healthy()
+        with starts.open("a") as file:
+            file.write(".")
 
     def mark_healthy(self) -> None:
         """Reset the failed starts and the interrupted jobs, which the head has recovered."""
-        self._starts.unlink(missing_ok=True)
-        self._interrupted.unlink(missing_ok=True)
+        for kind in ("starts", "interrupted"):
+            self._beside(kind).unlink(missing_ok=True)
 
-    @property
-    def _starts(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.starts")
-
-    @property
-    def _interrupted(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.interrupted")
-
-    def _quarantine(self) -> None:
-        quarantine = self.folder.with_name(f"{self.folder.name}.quarantine")
-        print(
-            f"ray-head: {MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine} and starting "
-            "without state",
-            flush=True,
-        )
-        shutil.rmtree(quarantine, ignore_errors=True)
-        if self.folder.exists():
-            self.folder.rename(quarantine)
-        self.mark_healthy()
+    def _beside(self, kind: str) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.{kind}")
 
 
 def open_state() -> State | None:

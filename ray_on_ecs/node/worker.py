@@ -15,10 +15,9 @@ import time
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from urllib.error import HTTPError
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
-from ray_on_ecs.node import address, api, demand, gcs, gpus, labels, ports, process, protection, replacement
+from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 
 DEFAULT_WAIT_SECONDS = 300.0
@@ -49,7 +48,7 @@ def start() -> int:
     check_gpus(expected_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     try:
-        own = address.source_address_for(host)
+        own = ports.source_address_for(host)
     except OSError as cause:
         raise HeadError(f"{host} has no address any longer, or is not routable ({cause})") from cause
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
@@ -107,7 +106,7 @@ def stop_signal(host: str) -> signal.Signals:
     """Return SIGTERM to drain the node, or SIGINT if the head is gone: without it Ray can't move work elsewhere."""
     for _ in range(2):
         try:
-            gcs.check(f"{host}:{ports.GCS}")
+            api.check_gcs(f"{host}:{ports.GCS}")
             return signal.SIGTERM
         except OSError:
             time.sleep(1)
@@ -146,12 +145,10 @@ def join_blocker(host: str) -> str | None:
         return f"{host} has no address"
     try:
         answer = api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
-    except HTTPError as refusal:
-        if refusal.code in (401, 403):
-            raise StartError(f"the head {host} refuses the token; give both nodes the same RAY_AUTH_TOKEN") from None
-        return f"{host}:{ports.DASHBOARD} answers with {refusal.code}"
-    except OSError as cause:
-        return f"{host}:{ports.DASHBOARD} does not answer ({getattr(cause, 'reason', cause)})"
+    except api.TokenError:
+        raise StartError(f"the head {host} refuses the token; give both nodes the same RAY_AUTH_TOKEN") from None
+    except api.AnswerError as cause:
+        return f"{host}:{ports.DASHBOARD} does not answer ({cause.reason})"
     if not isinstance(answer, dict) or "ray_version" not in answer:
         return f"{host}:{ports.DASHBOARD} does not answer as a Ray head does"
     head_version, own_version = answer["ray_version"], version("ray")

@@ -1,30 +1,34 @@
-"""`python -m ray_on_ecs.run`: start a user's script on every worker, unmodified."""
+"""`python -P -m ray_on_ecs.run URI`: the driver of a run, the job that `ray-on-ecs run` submits."""
+
+from __future__ import annotations
 
 import os
 import sys
-
-if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # the current folder: the user's modules must not hide Ray's and ours
+from collections.abc import Sequence
 
 from ray_on_ecs.command import RAY_SETTINGS, exit_status
-from ray_on_ecs.run.command_line import parse
+from ray_on_ecs.errors import UsageError
+
+for name, value in RAY_SETTINGS.items():  # before Ray is imported
+    os.environ.setdefault(name, value)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status (see `--help`)."""
-    return exit_status(lambda: _run(sys.argv[1:] if arguments is None else arguments), "interrupted before it started")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train the run of a folder; return the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return exit_status(lambda: _run(words), "interrupted")
 
 
-def _run(arguments: list[str]) -> int:
-    config = parse(arguments)
-    os.environ.update({**RAY_SETTINGS, **os.environ})  # Ray reads them when it is imported
-    # What takes seconds to import is not for --help or a mistyped flag, and Ray Train not for a run that is queued.
+def _run(words: Sequence[str]) -> int:
+    if len(words) != 1:
+        raise UsageError("python -m ray_on_ecs.run takes the folder of a run; ray-on-ecs run starts one")
+    # A second to import is not for a wrong address, and Ray Train not for a run that is queued.
     from rich.console import Console
 
     from ray_on_ecs.run import admission
 
     console = Console()
-    with admission.admit(config, console) as admitted:
+    with admission.admit(words[0], console) as admitted:
         from ray_on_ecs.run.driver import run
 
         run(admitted, console)

@@ -1,14 +1,15 @@
-"""A run from its command to its turn: checked settings, stored code, a locked folder and a place in the queue.
+"""A run from its document to its turn: a locked folder, secrets and a place in the queue.
 
 Nothing here imports Ray Train or PyTorch: a run may wait for hours, and several may wait on one head.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,9 +17,8 @@ from rich.markup import escape
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.run import queue, run_secrets
-from ray_on_ecs.run.code import archive
+from ray_on_ecs.run.document import RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
-from ray_on_ecs.run.program.source import driver_reason, with_driver
 from ray_on_ecs.signals import Stop, stoppable
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.lock import hold_lock
@@ -32,70 +32,50 @@ class Admission:
     """A run whose turn it is.
 
     Attributes:
-        config: Its settings, with its name and the place of its code.
-        storage: Its folder.
-        record: The run's state in that folder.
+        document: The run as its user gave it.
+        record: The run's state in its folder.
     """
 
-    config: RunConfig
-    storage: RunStorage
+    document: RunDocument
     record: RunRecord
 
 
 @contextmanager
-def admit(config: RunConfig, console: Console) -> Generator[Admission]:
+def admit(uri: str, console: Console) -> Generator[Admission]:
     """Wait for a run's turn, and hold its lock, its place in the queue and its secrets until the block ends.
 
     Args:
-        config: The settings as the user gave them.
+        uri: The run's folder.
         console: Shows lines.
 
     Raises:
-        ResourceError: There is no Ray cluster to join.
-        UsageError: A setting, the script or a file that it needs can't be used, or the run has finished.
+        ResourceError: There is not a Ray cluster to join.
+        UsageError: The run's document or a setting can't be used, or the run has finished.
         StorageError, Interrupted: See `hold`.
     """
     queue.head_address()  # raises, before anything is stored
-    values = run_secrets.take(config)
-    requested = config if config.code is None else replace(config.without_code(), working_dir=".")
-    config, storage = _resolve(config)
-    storage.check_writable()
-    check_not_finished(storage)
-    run_secrets.check_repeated(config, storage)
-    if config.code is None:
-        config = archive.store(config, storage, print, links=True)
-    admission = Admission(config, storage, RunRecord(storage, requested, config))
-    with hold(admission, console, values):
+    document = RunDocument.read(uri, os.environ)
+    document.storage.check_writable()
+    check_not_finished(document.storage)
+    admission = Admission(document, RunRecord(document.storage, document.config))
+    with hold(admission, console):
         yield admission
 
 
-def _resolve(config: RunConfig) -> tuple[RunConfig, RunStorage]:
-    """Return the settings of the run and its folder; check the files that they name."""
-    if config.code is None:
-        config.check_files()
-        reason = None if config.driver else driver_reason(config)
-        if reason:
-            print(f"ray-on-ecs: {reason}", flush=True)
-        config = with_driver(config)
-    config = replace(config.resolve_defaults(), working_dir=str(config.folder))
-    return config, RunStorage.open(config.storage_path, str(config.run_name))
-
-
 @contextmanager
-def hold(admission: Admission, console: Console, values: Mapping[str, str] | None = None) -> Generator[None]:
+def hold(admission: Admission, console: Console) -> Generator[None]:
     """Hold a run's lock, secrets and place in the queue until the block ends; the block begins when it is its turn.
 
     Args:
         admission: The run.
         console: Shows lines.
-        values: Its secrets that are not stored yet.
 
     Raises:
         UsageError: Another command trains the run.
         StorageError: The storage failed within the block.
         Interrupted: The user stopped the run.
     """
-    config, storage, record = admission.config, admission.storage, admission.record
+    config, storage, record = admission.document.config, admission.document.storage, admission.record
 
     def say(line: str) -> None:
         console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
@@ -113,7 +93,7 @@ def hold(admission: Admission, console: Console, values: Mapping[str, str] | Non
             hold_lock(storage, say) as lock,
             record.closing(lambda: lock.is_held, say),
             stoppable(),
-            run_secrets.till_end(config, storage, values or {}, lambda: lock.is_held),
+            run_secrets.till_end(config, storage, lambda: lock.is_held),
             ExitStack() as waiting,
             queue.turn(queue.Ticket.of(config, record.owner, since), waits_behind),
         ):

@@ -5,27 +5,16 @@ Ray itself would try for 20 seconds to join a cluster that refuses it, and print
 
 import os
 import time
-from collections.abc import Sequence
-
-import grpc
 
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node import api
 from ray_on_ecs.run.queue import LOCAL
-from ray_on_ecs.run.ray_private import (
-    AUTH_MODE_ENV_VAR,
-    AuthenticationTokenLoader,
-    authentication_metadata,
-    enable_token_authentication,
-)
+from ray_on_ecs.run.ray_private import AUTH_MODE_ENV_VAR, enable_token_authentication
 
-# An RPC of Ray's GCS that drivers ask, too.
-CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 ANSWER_SECONDS = 3.0
 # A GCS is busy, for instance, just after its head has restarted.
 BUSY_SECONDS = 30.0
 RETRY_SECONDS = 1.0
-REFUSED = grpc.StatusCode.UNAUTHENTICATED
-BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def check(address: str) -> None:
@@ -38,36 +27,41 @@ def check(address: str) -> None:
         UsageError: The cluster wants another token, or any, or has none.
         ResourceError: The process that listens there is not a Ray cluster.
     """
-    deadline = time.monotonic() + BUSY_SECONDS
-    while (error := _ask(address)) in BUSY and time.monotonic() < deadline:
-        time.sleep(RETRY_SECONDS)
-    if error not in (None, REFUSED):
-        raise ResourceError(
-            f"RAY_ADDRESS: what listens at {address!r} does not answer as a Ray cluster does ({error.name}); correct "
-            f"it, or train on this machine by {LOCAL}"
-        )
     mode = os.environ.get(AUTH_MODE_ENV_VAR)
-    if error is None:
+    if _accepts(address, ""):
         if mode == "token":  # its actors' calls to this process would be refused
             raise UsageError(f"RAY_AUTH_MODE: the Ray cluster at {address!r} has no token; unset RAY_AUTH_MODE")
         return
-    if mode not in (None, "token") or not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+    token = api.own_token()
+    if mode not in (None, "token") or not token:
         raise UsageError(
             f"RAY_AUTH_MODE: the Ray cluster at {address!r} wants a token; set RAY_AUTH_MODE=token, and its token in "
             "RAY_AUTH_TOKEN or ~/.ray/auth_token"
         )
-    if mode is None:
-        enable_token_authentication()
-    if _ask(address, authentication_metadata()) is REFUSED:
+    if not _accepts(address, token):
         where = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else "~/.ray/auth_token"
         raise UsageError(f"{where}: is not the token of the Ray cluster at {address!r}; set RAY_AUTH_TOKEN to it")
+    if mode is None:
+        enable_token_authentication()
 
 
-def _ask(address: str, token: Sequence[tuple[str, str]] = ()) -> grpc.StatusCode | None:
-    """Return why the cluster doesn't answer, or None if it does."""
-    with grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+def _accepts(address: str, token: str) -> bool:
+    """Return whether the cluster accepts a token; empty for none.
+
+    Raises:
+        ResourceError: The process that listens there is not a Ray cluster.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
         try:
-            channel.unary_unary(CHECK)(b"", timeout=ANSWER_SECONDS, metadata=token)
-        except grpc.RpcError as cause:
-            return cause.code()  # ty: ignore[missing-attribute]
-    return None
+            api.check_gcs(address, ANSWER_SECONDS, token)
+            return True
+        except api.TokenError:
+            return False
+        except api.AnswerError as cause:
+            if not cause.is_passing or time.monotonic() >= deadline:
+                raise ResourceError(
+                    f"RAY_ADDRESS: what listens at {address!r} does not answer as a Ray cluster does ({cause.reason}); "
+                    f"correct it, or train on this machine by {LOCAL}"
+                ) from cause
+        time.sleep(RETRY_SECONDS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,6 @@ from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.run import inputs, ray_cluster
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
-from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.failure_policy import Mark
 from ray_on_ecs.run.files.newest import newest_stored
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -30,9 +28,9 @@ from ray_on_ecs.run.worker import Settings, run_script
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot
-from ray_on_ecs.tracking import results
 from ray_on_ecs.tracking.cost import cost_line, cost_of
 from ray_on_ecs.tracking.records import STEP, read_records
+from ray_on_ecs.tracking.results import metric_names, write_results
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
@@ -55,14 +53,16 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         ResourceError: The cluster lacks room for the workers.
         TrainingError: The script failed; its files are kept, and `error.json` has the cause.
     """
-    config, storage, record = admission.config, admission.storage, admission.record
+    config, storage, record = admission.document.config, admission.document.storage, admission.record
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
     with ray_cluster.connected():
         allocation = None if config.driver else wait_for_workers(config, record, console)
         is_one_node = ray_cluster.is_one_node()
-        config, run_id = _begin(config, storage, allocation)
+        if allocation:
+            config = config.with_workers(allocation.num_workers)
+        storage.delete(layout.ERROR)
         _print_header(config, storage, allocation, console)
         actor = create_run_actor()
         monitor = RunMonitor(actor, console)
@@ -72,9 +72,9 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             "run_actor": actor,
             "threads": allocation.cpus_per_worker if allocation else 0,
             "use_gpu": allocation is not None and allocation.use_gpu,
-            "code": Code.of(config),
+            "code": admission.document.code,
             "is_one_node": is_one_node,
-            "run_id": run_id,
+            "run_id": admission.document.id,
             "inputs": sources,
         }
 
@@ -91,7 +91,7 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             return f"{name} of {written_at.isoformat(timespec='milliseconds')}"
 
         def scripts(decider: Decider) -> ScriptGroup:
-            return ScriptGroup(actor, config, decider, draining_nodes)
+            return ScriptGroup(actor, config, decider, draining_nodes, admission.document.code.left_out)
 
         function = run_program if config.driver else run_script
         attempts = Attempts(
@@ -108,7 +108,9 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
         summary = attempts.fit()
         _publish(storage, console)
         cost = cost_of(attempts.instance_hours.by_kind)
-        document = results.write_results(storage, config, summary, cost, record.earlier)
+        code = admission.document.code
+        of_code = {"archive": code.archive, **code.git}
+        document = write_results(storage, config, of_code, summary, cost, record.earlier)
         _print_summary(document, console)
         with suppress(OSError, UsageError):  # the run has finished, and has its results
             _print_unmatched_metrics(config, storage, console)
@@ -126,28 +128,6 @@ def _publish(storage: RunStorage, console: Console) -> None:
     except (OSError, UsageError) as cause:
         line = f"ray-on-ecs: files of the run are not in their places yet ({one_line(cause)})"
         console.print(escape(line), soft_wrap=True)
-
-
-def _begin(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> tuple[RunConfig, str]:
-    """Put the number of workers into the settings, write these into the run's folder, and return them and its ID."""
-    if allocation:
-        config = config.with_workers(allocation.num_workers)
-    # A run of the same name gets another ID once this one is deleted.
-    earlier = storage.read_json(layout.SETTINGS) or {}
-    run_id = earlier.get("id") or uuid.uuid4().hex[:8]
-    _print_missing_flags(config, storage.read_settings())
-    storage.write_json(layout.SETTINGS, {"format": layout.FORMAT, "id": run_id, "settings": config.to_dict()})
-    storage.delete(layout.ERROR)
-    return config, run_id
-
-
-def _print_missing_flags(config: RunConfig, earlier: Mapping[str, Any]) -> None:
-    """Print the flags of the run's earlier command that this one lacks: the script may need its packages."""
-    settings = config.to_dict()
-    names = ("requirements", "env", "input", "metric")
-    flags = [f"--{name}" for name in names if earlier.get(name) and not settings[name]]
-    if flags:
-        print(f"ray-on-ecs: the earlier command of this run also had {', '.join(flags)}", flush=True)
 
 
 def _print_header(
@@ -182,7 +162,7 @@ def _print_unmatched_metrics(config: RunConfig, storage: RunStorage, console: Co
     """Name the metrics of --metric of which the script has printed nothing."""
     if not config.metric:
         return
-    matched = {STEP, *results.metric_names(read_records(storage))}
+    matched = {STEP, *metric_names(read_records(storage))}
     for metric in config.metric:
         if metric.partition("=")[0] not in matched:
             line = f"--metric {shlex.quote(metric)}: no line of the output matched"

@@ -118,6 +118,7 @@ class ScriptEnvironment:
         python: The interpreter with the packages of --requirements.
         secrets: The values of --secret, by variable.
         inputs: Where the inputs are, by variable.
+        git: The commit of the code, by variable.
     """
 
     config: RunConfig
@@ -127,6 +128,7 @@ class ScriptEnvironment:
     python: str
     secrets: Mapping[str, str]
     inputs: Mapping[str, str]
+    git: Mapping[str, str]
 
     def variables(self, launcher: Mapping[str, str], exchange: Path) -> dict[str, str]:
         """Return the script's variables: this process's without Ray's, then the runner's, then the user's.
@@ -149,7 +151,7 @@ class ScriptEnvironment:
             "RUN_NAME": self.storage.run_name,
             "RUN_DIR": str(self.folder),
             "RUN_URI": self.storage.uri,
-            **self.config.git,
+            **self.git,
             sdk.FOLDER_VARIABLE: str(exchange),
             **self.inputs,
             **self.config.variables,

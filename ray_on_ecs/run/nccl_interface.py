@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import psutil
 import ray
 
+from ray_on_ecs.node.ports import source_address_for
+
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 # The number of collectives that NCCL's flight recorder keeps for the report of a hang.
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
@@ -37,10 +39,7 @@ def variables(host: str, environment: Mapping[str, str]) -> dict[str, str]:
 def interface_towards(host: str) -> str | None:
     """Return the name of the interface that packets to `host` leave by, or None if there is no route."""
     try:
-        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # UDP: asks the kernel for a route and sends nothing
-            source = probe.getsockname()[0]
+        source = source_address_for(host.strip("[]"))
     except OSError:
         return None
     for name, addresses in psutil.net_if_addrs().items():

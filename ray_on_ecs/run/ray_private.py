@@ -1,6 +1,6 @@
 """The names of Ray that are not public: an upgrade of Ray that moves one fails in the tests of this module.
 
-Those of the image's commands are in `ray_on_ecs.node`, which no run imports.
+Those of the image's commands are in `ray_on_ecs.node`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ from typing import Any
 
 from ray import JobID
 from ray._private import worker
-from ray._private.authentication.authentication_token_setup import (
-    AUTH_MODE_ENV_VAR,
-    AuthenticationTokenLoader,
-    _enable_token_auth,
-)
-from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
+from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR, _enable_token_auth
 from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
@@ -28,13 +23,11 @@ from ray.util import get_node_ip_address
 __all__ = [
     "AUTH_MODE_ENV_VAR",
     "CHECKPOINT_MANAGER_SNAPSHOT_FILENAME",
-    "AuthenticationTokenLoader",
     "ControllerCallback",
     "ReportCallback",
     "Trainer",
     "WorkerGroupCallback",
     "WorkerGroupStartupTimeoutError",
-    "authentication_metadata",
     "available_resources_per_node",
     "draining_nodes",
     "enable_token_authentication",
@@ -96,11 +89,6 @@ def jobs_of(pids: Container[int]) -> set[str]:
 def actors_of(job: str) -> list[dict[str, Any]]:
     """Return Ray's table of the actors of a job."""
     return list(state.actor_table(None, JobID.from_hex(job)).values())
-
-
-def authentication_metadata() -> Any:
-    """Return this process's token as the metadata of a call to Ray's GCS."""
-    return _get_authentication_metadata_tuple()
 
 
 def enable_token_authentication() -> None:

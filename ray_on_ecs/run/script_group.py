@@ -76,6 +76,7 @@ class ScriptGroup:
         config: The run's settings.
         decider: Decides after a failure.
         draining_nodes: Returns the nodes that are being reclaimed, with the times (Unix time), or None for no time.
+        left_out: The files that were left out of the upload.
 
     Attributes:
         error: Why the run was given up, or None.
@@ -88,11 +89,13 @@ class ScriptGroup:
         config: RunConfig,
         decider: Decider,
         draining_nodes: Callable[[], dict[str, float | None]],
+        left_out: Sequence[str] = (),
     ) -> None:
         self._actor = actor
         self._config = config
         self._decider = decider
         self._draining_nodes = draining_nodes
+        self._left_out = left_out
         self._directive = Directive("", 0)
         self._ended_for: Literal["failed", "hung"] | None = None
         self._has_begun = False
@@ -234,9 +237,7 @@ class ScriptGroup:
         if self._ended_for == "failed":
             failure = describe(workers, self._config.command[0])
             text = failure.words.text
-            what = (
-                failure.what + missing_file_hint(text, self._config.left_out) + access_denied_hint(text, self._config)
-            )
+            what = failure.what + missing_file_hint(text, self._left_out) + access_denied_hint(text, self._config)
             return replace(failure, what=what, rank=None if self._config.driver else failure.rank)
         folder = self._decider.store_stacks({rank: worker.stacks or "" for rank, worker in workers.items()})
         what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"

@@ -195,6 +195,7 @@ class ScriptWorker:
             python=python,
             secrets=values,
             inputs={f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(source) for name, source in sources.items()},
+            git=self._settings["code"].git,
         )
 
     def _install_packages(self, secret_values: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ import re
 # refused.
 FORMAT = 1
 
-SETTINGS = "config.json"
+SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 # In S3, where objects can't be appended to: the records since the last merge into METRICS.
 METRICS_PARTS = "metrics"

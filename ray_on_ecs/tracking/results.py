@@ -7,7 +7,8 @@ import platform
 import runpy
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePath
@@ -31,13 +32,19 @@ WEIGHTS = ".safetensors"
 
 
 def write_results(
-    storage: RunStorage, config: RunConfig, summary: dict[str, Any], cost: Cost | None, earlier: Earlier
+    storage: RunStorage,
+    config: RunConfig,
+    code: Mapping[str, str],
+    summary: dict[str, Any],
+    cost: Cost | None,
+    earlier: Earlier,
 ) -> dict[str, Any]:
     """Write the results of a run that has ended well.
 
     Args:
         storage: The run's folder.
         config: The run's settings.
+        code: Its archive and its commit.
         summary: The return value of rank 0: `hardware`, and `started_at`, when its script was started (Unix time).
         cost: Cost of its instances, if that is known.
         earlier: Time and cost of the commands before this one.
@@ -70,7 +77,8 @@ def write_results(
         "times": run_times(summary["started_at"]),
         "cost": cost,
         "earlier": earlier,
-        "config": config.to_dict(),
+        "config": asdict(config),
+        "code": dict(code),
         "files": files,
     }
     storage.write_json(layout.RESULT, document)
@@ -82,12 +90,7 @@ def _is_weights(name: str) -> bool:
 
 
 def check_not_finished(storage: RunStorage) -> None:
-    """Raise UsageError if a run has its results already, or its folder has another format."""
-    settings = storage.read_json(layout.SETTINGS)
-    if settings is not None and settings.get("format") != layout.FORMAT:
-        raise UsageError(
-            f"--run-name: run {storage.run_name!r} was written by another version; give another --run-name"
-        )
+    """Raise UsageError if a run has its results already."""
     if storage.exists(layout.RESULT):
         raise UsageError(
             f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "

@@ -81,8 +81,7 @@ class RunRecord:
 
     Args:
         storage: The run's folder.
-        requested: The user's settings.
-        config: The same, with the run's name.
+        config: The run's settings.
 
     Attributes:
         owner: The user who started the run.
@@ -90,12 +89,12 @@ class RunRecord:
         earlier: Time and cost of the run's commands before this one.
     """
 
-    def __init__(self, storage: RunStorage, requested: RunConfig, config: RunConfig) -> None:
+    def __init__(self, storage: RunStorage, config: RunConfig) -> None:
         self.owner = job_metadata().get(OWNER) or user_name()
         self.behind: str | None = None
         self.earlier = earlier_of(None)
         self._storage = storage
-        self._changed = [spec.name for spec in fields(requested) if getattr(requested, spec.name) != spec.default]
+        self._changed = [spec.name for spec in fields(config) if getattr(config, spec.name) != spec.default]
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
         self._log = RunLog(storage, self._started)

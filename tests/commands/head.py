@@ -104,11 +104,11 @@ def started(
 def commands(
     module: str, environment: Mapping[str, str], folder: Path
 ) -> Generator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts `python -m MODULE`, or some code, and ends the process at last."""
+    """A function that starts `python -m MODULE`, a file or some code, and ends the process at last."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, code: str | None = None, **variables: str) -> subprocess.Popen[str]:
-        program = ["-m", module] if code is None else ["-c", code]
+        program = ["-c", code] if code else [module] if module.endswith(".py") else ["-m", module]
         begun.append(
             subprocess.Popen(
                 [sys.executable, *program, *arguments],

@@ -89,7 +89,7 @@ class RayHead:
 
     def kill_driver(self) -> None:
         """Kill the driver of its only job, as the kernel does when memory runs out."""
-        [driver] = [each for each in self.processes if command_line(each).split()[2:4] == ["-m", "ray_on_ecs.run"]]
+        [driver] = [each for each in self.processes if " -m ray_on_ecs.run " in command_line(each)]
         driver.kill()
 
     def kill(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.aws import metric_totals
 from tests.commands.conftest import REPOSITORY, TINY, Run
 from tests.commands.head import SECONDS, Head, commands
+from tests.local_cluster import DIRECT
 
 pytestmark = pytest.mark.fault
 Train = Callable[..., Run]
@@ -20,8 +21,8 @@ STEPS = 11  # of an epoch
 
 @pytest.fixture(scope="module")
 def train(environment: dict[str, str], head: Head, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """Run `python -m ray_on_ecs.run` to its end on the head, in a separate folder."""
-    with commands("ray_on_ecs.run", {**environment, **head.variables}, tmp_path_factory.mktemp("work")) as start:
+    """Train to the end on the head, in a separate folder."""
+    with commands(DIRECT, {**environment, **head.variables}, tmp_path_factory.mktemp("work")) as start:
 
         def run(*arguments: str, **variables: str) -> Run:
             process = start(*arguments, **variables)

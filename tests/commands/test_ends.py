@@ -17,7 +17,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, scripts, started
 from tests.commands.terminal import Terminal
-from tests.local_cluster import have_ended
+from tests.local_cluster import DIRECT, have_ended
 from tests.waiting import until
 
 # Waits for SIGTERM and then records it; or, on rank 1, ends as its argument says once all ranks run.
@@ -102,7 +102,7 @@ def _worker(script: int) -> psutil.Process:
 
 @pytest.fixture
 def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Start the script by `python -m ray_on_ecs.run`, or by another module and its arguments."""
+    """Start the script without a job, or by another module and its arguments."""
     code, marks = tmp_path / "code", tmp_path / "marks"
     code.mkdir()
     marks.mkdir()
@@ -113,7 +113,7 @@ def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pyte
         cause: str,
         *flags: str,
         num_workers: int = 2,
-        module: str = "ray_on_ecs.run",
+        module: str = DIRECT,
         begins: bool = True,
         on: Head | None = None,
         in_terminal: bool = False,

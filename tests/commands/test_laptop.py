@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster.head import Head as RestHead
+from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.node.ports import free_ports
 from tests.commands.conftest import TINY
-from tests.commands.head import SECONDS, Head, commands, read_until
+from tests.commands.head import SECONDS, TOKEN, Head, commands, read_until
 from tests.waiting import until
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -39,9 +41,9 @@ asyncio.run(main())
 # The command, with a shorter limit for a silent log.
 IMPATIENT = """
 import sys
-import ray_on_ecs.cluster.head, ray_on_ecs.cli.follow
+from ray_on_ecs.cluster import head
 from ray_on_ecs.__main__ import main
-ray_on_ecs.cli.follow.SILENT_SECONDS, ray_on_ecs.cluster.head.REQUEST_SECONDS = 2, 10
+head.SILENT_SECONDS, head.REQUEST_SECONDS = 2, 10
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -133,6 +135,22 @@ def test_detached_run_is_followed_over_cuts_and_stopped(laptop: Start, head: Hea
         assert follower.returncode == 130
         assert err.endswith("ray-on-ecs: job left was stopped; the same command with --run-name left resumes the run\n")
     assert json.loads(status.read_text())["state"] == "interrupted"
+
+
+def test_ray_answers_every_request_for_jobs(head: Head) -> None:
+    ray, texts = RestHead(head.dashboard, TOKEN["RAY_AUTH_TOKEN"]), list[str]()
+    ray.submit("twice", "echo said", {"run_name": "echo"})
+    with pytest.raises(AnswerError, match=r"500: ValueError: Job with submission_id twice already exists"):
+        ray.submit("twice", "echo said", {})
+    ray.tail("twice", texts.append)
+    assert ray.job("twice")["status"] == "SUCCEEDED"
+    assert "".join(texts) == ray.log("twice")
+    assert "\nsaid\n" in ray.log("twice")
+    assert ray.submitted_jobs()["twice"]["metadata"] == {"run_name": "echo"}
+    ray.stop_job("twice")
+    for ask in (ray.job, ray.stop_job, ray.log, lambda job: ray.tail(job, print)):
+        with pytest.raises(AnswerError, match=r"refused at http://.*/absent[a-z/]* \(404: .*\)"):
+            ask("absent")
 
 
 def test_wrong_token_is_one_line(in_process: Type) -> None:

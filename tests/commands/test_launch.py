@@ -15,6 +15,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.conftest import REPOSITORY
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until, scripts
+from tests.local_cluster import DIRECT
 from tests.waiting import until
 
 EXAMPLE = REPOSITORY / "examples" / "ddp_snapshot.py"
@@ -99,7 +100,7 @@ def code(tmp_path: Path) -> Path:
 @pytest.fixture
 def launch(environment: dict[str, str], head: Head, code: Path) -> Iterator[Start]:
     """Start `python -m ray_on_ecs.run` in that folder, on the head of the tests."""
-    with commands("ray_on_ecs.run", {**environment, **head.variables}, code) as start:
+    with commands(DIRECT, {**environment, **head.variables}, code) as start:
         yield start
 
 
@@ -139,7 +140,7 @@ def test_torchrun_script_resumes_after_a_rank_is_killed(launch: Start, head: Hea
     assert "restarting from snapshot.pt of " in out
     assert "rank 0: resuming at epoch 3" in out
     of_wandb = re.findall(r"(?m)^\[rank \d\] W&B on rank (\d) (\S+) (\S+)$", seen + out)
-    run_id = json.loads((folder / "config.json").read_text())["id"]
+    run_id = json.loads((folder / "run.json").read_text())["id"]
     assert sorted(of_wandb) == 2 * [("0", f"mine-{run_id}", "allow")] + 2 * [("1", "None", "None")]
     kept = read_snapshot(RunStorage.open(str(head.storage), "mine")).files
     assert kept.keys() == {"snapshot.pt"}, "a script that is killed may be in the middle of writing"

@@ -14,13 +14,12 @@ from typing import Any, cast
 import pytest
 
 from tests.aws import client
-from tests.commands.head import ON_HEAD, SECONDS, SECRETS, Head, commands, read_until, started
+from tests.commands.head import ON_HEAD, SECONDS, SECRETS, Head, commands, read_until
 from tests.commands.head import TOKEN as RAYS
 from tests.commands.ray_head import ray_head
 from tests.commands.test_local import ray_of
 from tests.local_cluster import have_ended
 from tests.serving import serving
-from tests.waiting import until
 
 VALUE = "hf_0123456789secret"
 [PREFIX] = SECRETS.values()
@@ -193,7 +192,7 @@ def test_ray_program_and_workers_have_the_secret(head: Head, typed: Start, aws_s
 
 
 @pytest.mark.fault
-def test_stop_deletes_the_secret(shell: dict[str, str], typed: Start, code: Path, aws_server: str) -> None:
+def test_stop_deletes_the_secret(shell: dict[str, str], typed: Start, head: Head, code: Path, aws_server: str) -> None:
     flags = ("--run-name", "secret-stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
     process = typed("run", *flags, "--requirements", "requirements.txt", "show.py", str(code))
     read_until(process, "token ***")
@@ -203,7 +202,7 @@ def test_stop_deletes_the_secret(shell: dict[str, str], typed: Start, code: Path
     assert not stored(aws_server)
     status, _, err = end(typed("run", *flags, "show.py", TOKEN=""))
     assert (status, err) == (2, "ray-on-ecs: --secret: TOKEN is not set; export it, and give the same command again\n")
-    job = ("job", "submit", "--", sys.executable, "-P", "-m", "ray_on_ecs.run", *flags, "show.py")
+    job = ("job", "submit", "--", sys.executable, "-P", "-m", "ray_on_ecs.run", str(head.storage / "secret-stopped"))
     command = [sys.executable, "-m", "ray.scripts.scripts", *job]
     done = subprocess.run(command, env={**shell, "TOKEN": VALUE}, capture_output=True, text=True, check=False)
     line = "the run's value of TOKEN is deleted; give the same command again, with the variable set"
@@ -264,24 +263,3 @@ def test_local_secret_file_is_deleted_with_the_run(environment: dict[str, str], 
         finally:
             for each in ray_of(home):
                 each.kill()
-
-
-@pytest.mark.fault
-def test_run_without_a_job_stores_its_secret(environment: dict[str, str], code: Path, tmp_path: Path) -> None:
-    home, hold = tmp_path / "home", tmp_path / "hold"
-    home.mkdir()
-    hold.touch()
-    own = {**environment, "HOME": str(home)}
-    flags = ("--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt", "--run-name", "hand")
-    with (
-        started(own, tmp_path) as own_head,
-        commands("ray_on_ecs.run", {**own, **own_head.variables, "TOKEN": VALUE}, code) as start,
-    ):
-        process = start(*flags, "show.py", str(hold))
-        read_until(process, "token ***")
-        assert len(with_value(home)) == 1
-        hold.unlink()
-        status, out, err = end(process)
-    assert status == 0, out + err
-    until(lambda: not with_value(home))
-    assert not with_value(code)

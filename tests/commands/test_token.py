@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.head import SECONDS, TOKEN, Head, commands, started
+from tests.local_cluster import DIRECT
 
 Join = Callable[[str, str], tuple[int, str]]
 # Joins as a run does, and has an actor, which calls this process back.
@@ -35,7 +36,7 @@ print(ray.get(Actor.remote().answer.remote()))
 @pytest.fixture
 def join(environment: dict[str, str], tmp_path: Path) -> Iterator[Join]:
     """Join a cluster with a token in Ray's file; return the exit status and the output."""
-    with commands("ray_on_ecs.run", environment, tmp_path) as start:
+    with commands(DIRECT, environment, tmp_path) as start:
 
         def run(address: str, token: str) -> tuple[int, str]:
             (tmp_path / ".ray").mkdir()

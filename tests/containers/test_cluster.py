@@ -6,7 +6,7 @@ import re
 from tests.containers.cluster import SIZE, Cluster, Trained
 from tests.waiting import until
 
-RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "config.json"}
+RESULTS = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "run.json"}
 
 
 def test_nodes_join_with_the_resources_of_their_task(cluster: Cluster) -> None:

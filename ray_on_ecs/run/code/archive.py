@@ -12,11 +12,11 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 from rich.console import Console
@@ -37,7 +37,7 @@ GZIP_LEVEL = 1
 PIECE_BYTES = 16 * 2**20
 # In a storage that is a folder of this machine larger files are linked, and not copied.
 LARGE_BYTES = 32 * 2**20
-# Names in the job's command: of what is linked, and of what is left out, for the line of a script that misses it.
+# Names in the run's document: of what is linked, and of what is left out.
 MAX_LINKS, MAX_NAMES = 500, 50
 # The file has been deleted, or replaced by a link, a folder or a socket.
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
@@ -45,25 +45,41 @@ VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 OnBytes = Callable[[int], object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Code:
-    """The code of a run.
+    """Stored code of a run.
 
     Attributes:
         name: The name of the user's folder.
         archive: The address of the archive.
         links: The files that the archive lacks because they are on this machine, by their names.
+        left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
+        git: The commit as environment variables; empty outside a repository.
     """
 
     name: str
     archive: str
-    links: Mapping[str, Path] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+    git: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: RunConfig) -> Code:
-        """Return the code that settings name, which `store` has returned."""
-        archive, _, name = str(config.code).rpartition(f"{SUFFIX}=")
-        return cls(name, archive + SUFFIX, {link: config.folder / link for link in config.link})
+    def of(cls, document: Mapping[str, Any]) -> Code:
+        """Return the code that a run's document names.
+
+        Raises:
+            TypeError, ValueError: A field is missing, unknown or of another form.
+        """
+        code = cls(**document)
+        if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
+            raise TypeError(f"its code is {document!r}")
+        texts = [code.name, code.archive, *code.left_out, *code.links, *code.links.values(), *code.git.values()]
+        fault = None if all(isinstance(text, str) for text in texts) else "is not text"
+        for name in (code.name, *code.links):
+            fault = fault or fault_of(name)
+        if fault or "/" in code.name or not code.archive.endswith(SUFFIX):
+            raise ValueError(f"its code is {document!r}")
+        return code
 
     def place(self, folder: Path) -> None:
         """Write the code into a new folder.
@@ -74,14 +90,14 @@ class Code:
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
         fetch(RunStorage.open(base, FOLDER), digest, folder)
         for name, original in self.links.items():
-            if not original.exists():
+            if not os.path.exists(original):
                 raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(original)
 
 
-def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> RunConfig:
-    """Store the files of the working directory next to the runs; return the settings with the archive and the commit.
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> Code:
+    """Store the files of the working directory next to the runs.
 
     Args:
         config: The settings.
@@ -114,15 +130,13 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
             digest = put(code, storage.sibling(FOLDER), partial(bar.advance, task))
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
-    commit = git.revision(folder)
     ignored = sorted((entry for entry in code.left_out if entry.why in IGNORE_FILES), key=lambda entry: -entry.size)
-    dirty = {"0": "", "1": "-dirty", None: "-unknown"}[commit.get("GIT_DIRTY")]
-    return replace(
-        config,
-        code=f"{base}/{FOLDER}/{digest}{SUFFIX}={folder.name or 'code'}",
-        link=large,
-        left_out=tuple(entry.name for entry in ignored if entry.name.isprintable())[:MAX_NAMES],
-        revision=commit["GIT_COMMIT"] + dirty if commit else None,
+    return Code(
+        name=folder.name or "code",
+        archive=f"{base}/{FOLDER}/{digest}{SUFFIX}",
+        links={name: str(folder / name) for name in large},
+        left_out=[entry.name for entry in ignored if entry.name.isprintable()][:MAX_NAMES],
+        git=git.revision(folder),
     )
 
 

@@ -62,14 +62,14 @@ class RayProgram(ScriptWorker):
         """Return the variables of a Ray program; one of them holds the variables of its workers."""
         storage = self._storage.uri
         path = {program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}"}
-        needs = program_worker.needs_of(self._config, str(self._folder), self._settings["inputs"])
+        needs = program_worker.needs_of(self._settings, str(self._folder))
         of_workers = {
             **path,
             "RUN_NAME": self._storage.run_name,
             "RUN_URI": storage,
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # else Ray's own actors look for a cluster
             program_worker.NEEDS_VARIABLE: json.dumps(needs),
-            **self._config.git,
+            **self._settings["code"].git,
             **self._config.variables,
         }
         return {

@@ -7,6 +7,7 @@ import os
 import site
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,19 @@ NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
 WORKING_DIRS = "working_dir_files"
 
 
-def needs_of(config: RunConfig, folder: str, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a worker process needs, for a JSON document.
+def needs_of(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return the needs of a worker process, for a JSON document.
 
     Args:
-        config: The run's settings.
+        settings: Those of the run's driver.
         folder: The run's folder on the driver's node.
-        sources: The sources of the inputs by name, as `inputs.fetch` takes them.
     """
-    code = Code.of(config)
+    config: RunConfig = settings["config"]
     return {
-        "name": code.name,
-        "archive": code.archive,
-        "links": {name: str(path) for name, path in code.links.items()},
+        "code": asdict(settings["code"]),
         "folder": folder,
         "beside": "" if config.module else os.path.dirname(config.command[0]),
-        "inputs": dict(sources),
+        "inputs": dict(settings["inputs"]),
         "requirements": config.requirements_in_folder,
         "variables": config.variables,
         "secrets": config.secret,
@@ -84,7 +82,7 @@ def _code_folder(needs: Mapping[str, Any]) -> Path:
     folder = Path(needs["folder"])
     if folder.is_dir():
         return folder
-    code = Code(needs["name"], needs["archive"], {name: Path(path) for name, path in needs["links"].items()})
+    code = Code.of(needs["code"])
     key = f"{os.environ['RUN_URI']} {code.archive}"
     return node_cache.cached("code", key, lambda place: code.place(place / code.name)) / code.name
 

@@ -25,7 +25,7 @@ from typing import Any, cast
 from unittest import mock
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.node import code
+from ray_on_ecs.node.labels import fingerprint
 from tests.aws import REGION, client, environment
 
 BIN = Path(__file__).with_name("bin")
@@ -168,7 +168,7 @@ class RayHead(ThreadingHTTPServer):
 
     def reset(self) -> None:
         """Have no workers."""
-        self.nodes = [node("head", {"CPU": 2.0}, {"code": code.fingerprint()}, is_head_node=True)]
+        self.nodes = [node("head", {"CPU": 2.0}, {"code": fingerprint()}, is_head_node=True)]
         self.usage: dict[str, float] = {}
         self.waiting: list[tuple[dict[str, float], int]] = []
         self.jobs: list[str] = []
@@ -177,7 +177,7 @@ class RayHead(ThreadingHTTPServer):
     def add_worker(self, used: float = 0.0, **labels: str) -> None:
         """Add a node with one GPU."""
         known = {
-            "code": code.fingerprint(),
+            "code": fingerprint(),
             "instance-type": "g5.xlarge",
             "ray.io/availability-zone": "us-east-1a",
             "ray.io/market-type": "on-demand",

@@ -3,26 +3,30 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ray_on_ecs.cli import run
+from ray_on_ecs.checks import secret_hints
+from ray_on_ecs.cli import run, run_flags
 from ray_on_ecs.cli.main import COMMANDS, main
-from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import PulumiError, find
-from ray_on_ecs.config import secret_hints
+from ray_on_ecs.config import SETTINGS, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node import api
 from ray_on_ecs.node.ports import free_ports
-from ray_on_ecs.run.command_line import SETTINGS
+from ray_on_ecs.run import document
+from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.bucket import Bucket
+from ray_on_ecs.storage.run_storage import RunStorage
+from tests.ray_on_ecs.cli.folders import Folders, head, job
 
 CONNECTION = {
     "region": "us-west-2",
@@ -41,7 +45,6 @@ CONNECTION = {
     "estimated_hourly_usd": None,
 }
 OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}
-DRIVER = "python -P -m ray_on_ecs.run"
 SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", "Cluster")
 # Prints the output of `pulumi stack output`, and writes its arguments.
 PULUMI = """#!/bin/sh
@@ -75,6 +78,9 @@ def pulumi(tmp_path: Path, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return calls
 
 
+HEAVY = {"ray", "torch", "grpc", "pulumi", "aiohttp"}
+
+
 def test_help_lists_verbs_without_heavy_imports() -> None:
     code = (
         "import sys; from ray_on_ecs.__main__ import main; from ray_on_ecs.cli.main import COMMANDS\n"
@@ -83,9 +89,44 @@ def test_help_lists_verbs_without_heavy_imports() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, *others = [set(line.split()) for line in done.stderr.splitlines()]
-    assert not {"ray", "torch", "boto3", "aiohttp", "pyarrow", "matplotlib", "rich"} & first
+    assert not (HEAVY | {"boto3", "pyarrow", "matplotlib", "rich"}) & first
     for verb, modules in zip(COMMANDS, others, strict=True):
-        assert not {"ray", "torch", "boto3", "pyarrow", "matplotlib", "pulumi"} & modules, verb
+        assert not (HEAVY | {"boto3", "pyarrow", "matplotlib"}) & modules, verb
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("runs", "--local"), 0),
+        (("logs", "--local", "night"), 0),
+        (("stop", "--local", "night"), 2),
+        (("run", "--local", "--detach", "train.py"), 3),
+    ],
+    ids=["runs", "logs", "stop", "run"],
+)
+def test_command_imports_neither_ray_nor_torch(words: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    """Also with a head, whose jobs it lists."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").touch()
+    folders = Folders(str(tmp_path / "runs"))
+    folders.script("night")
+    folders.of("night").write("logs/20261125T141834Z.txt", b"a line\n")
+    code = (
+        "import sys; from ray_on_ecs.__main__ import main; status = main(sys.argv[1:])\n"
+        "print(*sys.modules, file=sys.stderr); sys.exit(status)"
+    )
+    with head([job("ended", "SUCCEEDED")]) as url:
+        variables = {"RAY_API_SERVER_ADDRESS": url, "RAY_ON_ECS_STORAGE_PATH": folders.path}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path / "code",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == status, done.stderr
+    assert not HEAVY & set(done.stderr.splitlines()[-1].split())
 
 
 def test_every_verb_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,9 +192,9 @@ def test_torchrun_flags_are_accepted_and_explained(
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
-    assert submitted(*torchrun, "--run-name", "x", "train.py", "--node-rank", "3") == (
-        f"{DRIVER} --nnodes 1 --nproc_per_node 2 --working-dir {Path.cwd()} --run-name x train.py --node-rank 3"
-    )
+    command = ["train.py", "--node-rank", "3"]
+    settings = {"nnodes": "1", "nproc_per_node": "2", "run_name": "x", "command": command}
+    assert given(*torchrun, "--run-name", "x", *command) == settings
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
     main(["run", "--local", *torchrun, "train.py"])
@@ -234,33 +275,57 @@ def test_invalid_stack_is_one_line(
         find(None, None)
 
 
-def submitted(*words: str, gpus: int = 2) -> str:
-    """The job's command on a stack with this number of GPUs."""
-    (folder := Path(tempfile.mkdtemp())).joinpath("dev.json").write_text(
-        json.dumps({**CONNECTION, "default_gpus": gpus})
-    )
-    stack = find(None, str(folder / "dev.json"))
-    shutil.rmtree(folder)
-    context = run.command.make_context("run", list(words))
-    given = {key: value for key, value in context.params.items() if key in {spec.name for spec in SETTINGS}}
-    return run._submission(StackCluster(stack).run_flags(), given, context.params["command"]).entrypoint
+def given(*words: str, gpus: int = 2) -> dict[str, Any]:
+    """The settings in the document of a run on a stack with this number of GPUs."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "dev.json"
+        file.write_text(json.dumps({**CONNECTION, "default_gpus": gpus}))
+        cluster = StackCluster(find(None, str(file)))
+        with run.command.make_context("run", list(words)) as context:
+            config, typed = run_flags.settings_of(context.params)
+        storage = RunStorage.open(folder, "x")
+        document.write(
+            storage, run._on_cluster(cluster, config, typed), typed, Code(name="code", archive="a.tar.gz"), {}
+        )
+        return storage.read_settings()
 
 
 def test_flags_reach_the_run_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ("--run-name", "x")
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    folder = f"--working-dir {Path.cwd()}"
-    ranged = submitted("--num-workers", "1:4", "--fetch", "here", *named, "train.py")
-    assert ranged == f"{DRIVER} --num-workers 1:4 {folder} --run-name x train.py"
-    assert submitted(*named, "train.py", gpus=0) == f"{DRIVER} {folder} --run-name x train.py"
-    script = submitted("--env", "A=1", "--env", "B=2", *named, "train.py", "--epochs", "9", "-m", "--detach")
-    assert (
-        script == f"{DRIVER} --num-workers 2 {folder} --env A=1 --env B=2 --run-name x train.py --epochs 9 -m --detach"
+    script = {"run_name": "x", "command": ["train.py"]}
+    assert given("--num-workers", "1:4", "--fetch", "here", *named, "train.py") == {**script, "num_workers": "1:4"}
+    assert given(*named, "train.py", gpus=0) == script
+    assert given("--worker-timeout", "600", *named, "train.py", gpus=0) == {**script, "worker_timeout": 600.0}, (
+        "what is typed wins over the cluster's default, also if it is ours"
     )
-    module = submitted("-m", *named, "--max-restarts", "1", "my.package", "--local")
-    flags = f"--module --num-workers 2 {folder} --max-restarts 1 --run-name x"
-    assert module == f"{DRIVER} {flags} my.package --local"
+    flags = ("--env", "A=1", "--env", "B=2", *named)
+    assert given(*flags, "train.py", "--epochs", "9", "-m", "--detach") == {
+        "run_name": "x",
+        "num_workers": 2,
+        "env": ["A=1", "B=2"],
+        "command": ["train.py", "--epochs", "9", "-m", "--detach"],
+    }
+    module = {"run_name": "x", "module": True, "num_workers": 2, "max_restarts": 1}
+    assert given("-m", *named, "--max-restarts", "1", "my.package", "--local") == {
+        **module,
+        "command": ["my.package", "--local"],
+    }
+    monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
+    assert given(*named, "train.py") == {**script, "num_workers": 4}
+
+
+@pytest.mark.parametrize("path", ["pip/gpu.txt", "./pip/../pip/gpu.txt", "{folder}/pip/gpu.txt"])
+def test_requirements_file_is_relative_to_the_folder(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pip").mkdir()
+    for name in ("train.py", "pip/gpu.txt"):
+        (tmp_path / name).touch()
+    found = given("--requirements", path.format(folder=tmp_path), "train.py")
+    assert found["requirements"] == "pip/gpu.txt"
 
 
 def test_flags_override_the_environment(
@@ -284,7 +349,7 @@ def test_wrong_run_is_refused_without_a_cluster(
     pulumi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, line in (
-        (("--keep-gib", "five", "train.py"), "--keep-gib: invalid float value: 'five'; see python -m ray_on_ecs.run"),
+        (("--keep-gib", "five", "train.py"), "--keep-gib: 'five' is not allowed; it must be a number"),
         (("--epochs", "5", "train.py"), "--epochs: is not a flag of ray-on-ecs run; flags of the script follow it"),
         (
             ("--num-worker", "5", "train.py"),
@@ -325,11 +390,11 @@ def test_local_inputs_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a").touch()
     (tmp_path / "train.py").touch()
-    given = ("a=data", "b=stream:data", "c=s3://no-such-bucket/x", "d=run:first")
-    work = run._submission({}, {"input": given}, ("train.py",))
+    sources = ("a=data", "b=stream:data", "c=s3://no-such-bucket/x", "d=run:first")
+    config = RunConfig(command=("train.py",), input=sources)
     folder = Path.cwd() / "data"
     wanted = (f"a={folder}", f"b=stream:{folder}", "c=s3://no-such-bucket/x", "d=run:first")
-    assert run._local_inputs(LocalCluster(), work) == wanted
+    assert run._on_cluster(LocalCluster(), config, ()).input == wanted
 
 
 def test_variable_named_like_a_secret_has_a_hint() -> None:
@@ -351,12 +416,12 @@ def test_local_token_is_found_in_ray_files(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
-    assert clusters._token_of_this_machine() == ""
+    assert api.own_token() == ""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("of-this-machine\n")
-    assert clusters._token_of_this_machine() == "of-this-machine"
+    assert api.own_token() == "of-this-machine"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
-    assert clusters._token_of_this_machine() == "typed"
+    assert api.own_token() == "typed"
 
 
 def test_session_ends_with_the_command(tmp_path: Path) -> None:

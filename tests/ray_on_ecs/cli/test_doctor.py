@@ -12,7 +12,7 @@ import pytest
 
 from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws, head, session
-from ray_on_ecs.node import code
+from ray_on_ecs.node import labels
 from tests.ray_on_ecs.cli.account import BIN, NO_CAPACITY, Laptop
 
 shorten_timeouts = doctor._shorten_timeouts
@@ -304,7 +304,7 @@ def test_other_versions_and_other_code_are_notes(stack: Laptop) -> None:
     assert done.returncode == 0, done.stdout
     assert line_of(done, "version").endswith(" | pip install 'ray[default]==2.59.0'")
     assert line_of(done, "code") == (
-        f"the code in the image (0123456789ab) differs from the code here ({code.fingerprint()}) | pulumi up"
+        f"the code in the image (0123456789ab) differs from the code here ({labels.fingerprint()}) | pulumi up"
     )
 
 

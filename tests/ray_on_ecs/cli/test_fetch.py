@@ -19,7 +19,7 @@ from tests.ray_on_ecs.cli.folders import Folders
 
 PNG = "\x89PNG\r\n\x1a\n"
 OF_RUNNER = {"curves.png", "model.safetensors", "logs/first.txt"}
-RESULTS = {"config.json", "metrics.jsonl", "result.json", "files/a.part", *OF_RUNNER}
+RESULTS = {"run.json", "metrics.jsonl", "result.json", "files/a.part", *OF_RUNNER}
 CHECKPOINT = {"checkpoints/step-000000010/__0_0.distcp", "checkpoints/step-000000010/.metadata"}
 
 
@@ -99,7 +99,7 @@ def test_modification_time_comes_from_the_storage(folders: Folders) -> None:
 
 def test_selected_files_are_copied(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(fetched(capsys, "first", "--only", "*.json", "--only", "logs/*")["files"]) == {
-        "config.json",
+        "run.json",
         "result.json",
         "logs/first.txt",
     }
@@ -353,7 +353,7 @@ def test_file_behind_a_link_of_the_storage_is_left_out(own: Folders, tmp_path: P
     Path(own.of("first").path(link)).symlink_to(victim if link != "result.json" else victim / "key")
     snapshot(own, {"a": KeptFile("files/a", 1), "key": KeptFile("files/out/key", 6)})
     assert main(["fetch", "--local", "first"]) == 0
-    assert files(Path("runs/first")) == {"config.json", "metrics.jsonl", "files/a"}
+    assert files(Path("runs/first")) == {"run.json", "metrics.jsonl", "files/a"}
 
 
 def test_names_that_are_one_on_the_disk(
@@ -373,7 +373,7 @@ def test_checkpoints_of_any_folder_are_left_out(own: Folders, folder: str, file:
     own.of("first").write(f"{folder}/step-000000010/{file}", "1")
     own.of("first").write(f"{folder}/step-000000010/more/weights", "1")
     assert main(["fetch", "--local", "first"]) == 0
-    assert files(Path("runs/first")) == {"config.json", "metrics.jsonl"}
+    assert files(Path("runs/first")) == {"run.json", "metrics.jsonl"}
     assert main(["fetch", "--local", "first", "--checkpoints"]) == 0
     assert len(files(Path("runs/first"))) == 4
 

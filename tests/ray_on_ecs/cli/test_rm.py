@@ -28,7 +28,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
 def make(folders: Folders, name: str, *, age: float = 0, code: str = "", state: str = "finished") -> Path:
     """A run whose folder was last written this many seconds ago."""
     folders.status(name, state)
-    folders.of(name).write_json("config.json", {"format": 1, "settings": {"code": f"/x/.code/{code}.tar.gz=work"}})
+    folders.of(name).write_json("run.json", {"format": 1, "code": {"archive": f"/x/.code/{code}.tar.gz"}})
     folders.of(name).write("checkpoints/step-000000001/rank-0", "weights")
     folder = Path(folders.path) / name
     for path in folder.rglob("*"):
@@ -46,7 +46,7 @@ def test_run_is_deleted_with_all_its_files(folders: Folders, capsys: pytest.Capt
 def test_secrets_are_deleted_with_the_run(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = make(folders, "first")
-    folders.of("first").write_json("config.json", {"format": 1, "settings": {"secret": ["HF_TOKEN"]}})
+    folders.of("first").write_json("run.json", {"format": 1, "settings": {"secret": ["HF_TOKEN"]}})
     store = secrets.store(folders.of("first").uri)
     store.put({"HF_TOKEN": "hf_1234"})
     assert main(["rm", "--local", "first"]) == 0
@@ -198,7 +198,7 @@ def test_broken_settings_of_a_run_stop_no_command(
     broken, old, healthy = make(folders, "broken", age=OLD), make(folders, "old", age=OLD), make(folders, "healthy")
     content = BROKEN[kind]
     for folder in (broken, healthy):
-        (folder / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+        (folder / "run.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["rm", "--local", *words]) == 0
     assert [each.exists() for each in (broken, old, healthy)] == [False, words == ("broken",), True]
     assert (healthy / "status.json").exists()
@@ -211,7 +211,7 @@ def test_code_that_broken_settings_name_stays(
     make(folders, "old", age=OLD)
     broken = make(folders, "broken")
     used, unused = code_of(folders, "aa"), code_of(folders, "bb")
-    (broken / "config.json").write_text(settings % used.name)
+    (broken / "run.json").write_text(settings % used.name)
     assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 0
     assert "1 run deleted, and 1 archive of code" in capsys.readouterr().err
     assert [each.exists() for each in (used, unused)] == [True, False]

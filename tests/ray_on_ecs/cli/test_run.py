@@ -1,8 +1,7 @@
 """`ray-on-ecs run` as a client of the Jobs API: the job that it submits, and the exit status of the job's end."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,28 +35,20 @@ def submitted() -> list[dict[str, Any]]:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[dict[str, Any]]) -> Run:
     """Return the exit status of the command for a job with this end and an empty log."""
-    from ray.job_submission import JobInfo, JobStatus  # it takes seconds
 
     def run(*words: str, **details: Any) -> int:
-        class Client:
-            def __init__(self, address: str) -> None:
-                pass
+        def submit(head: Head, job_id: str, entrypoint: str, metadata: dict[str, str]) -> None:
+            submitted.append({"submission_id": job_id, "entrypoint": entrypoint, "metadata": metadata})
 
-            def list_jobs(self) -> list[Any]:
-                ended = {"status": JobStatus.SUCCEEDED, "start_time": 1}
-                return [SimpleNamespace(**job, **ended) for job in submitted]
-
-            def submit_job(self, **job: Any) -> None:
-                submitted.append(job)
-
-            async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-                yield ""
-
-            def get_job_info(self, job_id: str) -> JobInfo:
-                return JobInfo(entrypoint="python", **details)
-
-        monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
-        monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
+        replaced: dict[str, Callable[..., Any]] = {
+            "get": lambda head, path, *keys: [],
+            "list_jobs": lambda head: [{**job, "status": "SUCCEEDED", "start_time": 1} for job in submitted],
+            "submit": submit,
+            "tail": lambda head, job_id, show: show(""),
+            "job": lambda head, job_id: details,
+        }
+        for name, function in replaced.items():
+            monkeypatch.setattr(Head, name, function)
         return main(["run", *words])
 
     return run

@@ -166,17 +166,17 @@ def test_way_to_a_run_of_another_storage_path_is_named(
 def test_run_of_another_storage_path_on_a_stack(paths: list[str]) -> None:
     """A stack's storage path is not the environment's."""
     listed = [
-        SimpleNamespace(submission_id=f"night-{n}", metadata={"run_name": "night", "storage_path": path}, start_time=n)
+        job(f"night-{n}", metadata={"run_name": "night", "storage_path": path}, start_time=n)
         for n, path in enumerate(paths)
     ]
-    client = SimpleNamespace(list_jobs=lambda: listed)
+    head = SimpleNamespace(submitted_jobs=lambda: {each["submission_id"]: each for each in listed})
     cluster = ComposeCluster()
     cluster.storage_path = "s3://bucket/training"
     if paths == ["/a", "/b"]:
         with pytest.raises(UsageError, match=r"each of /a, /b: in .* ray job stop night-0 or ray job stop night-1$"):
-            jobs_of(cluster, client, "night", "stop")
+            jobs_of(cluster, cast(Any, head), "night", "stop")
     else:
-        assert list(jobs_of(cluster, client, "night", "stop")) == [f"night-{len(paths) - 1}"]
+        assert list(jobs_of(cluster, cast(Any, head), "night", "stop")) == [f"night-{len(paths) - 1}"]
 
 
 def test_notebook_is_stopped_by_its_name(head: Jobs) -> None:

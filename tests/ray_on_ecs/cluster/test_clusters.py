@@ -11,7 +11,8 @@ from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.node.api import AnswerError
 
 Local = tuple[LocalCluster, list[dict[str, Any]], list[str]]
 
@@ -50,7 +51,7 @@ def test_ray_stays_until_the_last_command_ends(monkeypatch: pytest.MonkeyPatch) 
     head = LocalHead("http://127.0.0.1:1", "secret", 1, 1.0, "ray", 4)
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "stop", stopped.append)
-    monkeypatch.setattr(Head, "runs_under_way", lambda _: set())
+    monkeypatch.setattr(Head, "list_jobs", lambda _: [])
     first, second = LocalCluster(), LocalCluster()
     first.up(1, print)
     second.up(1, print)
@@ -136,7 +137,7 @@ def test_larger_run_is_refused_while_ray_is_used(
     cluster, jobs, done = local
     jobs.append({"submission_id": "mine", "status": "RUNNING", "metadata": {"run_name": "mine"}})
     if is_silent:
-        monkeypatch.setattr(Head, "list_jobs", Mock(side_effect=ResourceError("the Ray head doesn't answer")))
+        monkeypatch.setattr(Head, "list_jobs", Mock(side_effect=AnswerError("http://127.0.0.1:9", "timed out")))
     cluster.typed = " --local"
     line = "give --num-workers 2, or end its runs first: ray-on-ecs stop --local --all"
     with pytest.raises(UsageError, match=line):

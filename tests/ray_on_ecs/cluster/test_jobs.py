@@ -1,81 +1,55 @@
 """The command of a run's job, its submission to a Jobs API that fails, and its log over broken connections."""
 
-import asyncio
 import json
-import subprocess
 import threading
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ray_on_ecs.cluster import jobs
-from ray_on_ecs.cluster.jobs import MAX_COMMAND_BYTES, UnreadLogs, submission_of_script
-from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.cluster import head, jobs
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster.jobs import UnreadLog
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.node.api import AnswerError, Job
 from tests.serving import serving
 
-# The rest of the command has less.
-REST = 1000
+MINE = jobs.Submission(jobs.run_of("mine", "/runs"), "/runs/my run")
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
-    return "train.py"
+def test_driver_gets_the_folder_of_the_run() -> None:
+    assert MINE.entrypoint == "python -P -m ray_on_ecs.run '/runs/my run'"
 
 
-def test_longest_command_is_accepted(script: str) -> None:
-    submission = submission_of_script([script, "x" * (MAX_COMMAND_BYTES - REST)])
-    done = subprocess.run(["/bin/sh", "-c", f"if false; then {submission.entrypoint}; fi"], check=False)
-    assert done.returncode == 0
+def refusal(text: str) -> AnswerError:
+    return AnswerError("http://127.0.0.1:9/api/jobs/", f"500: {text}", 500)
 
 
-@pytest.mark.parametrize("given", ["pip/gpu.txt", "./pip/../pip/gpu.txt", "{folder}/pip/gpu.txt"])
-def test_requirements_file_is_relative_to_the_folder(script: str, given: str) -> None:
-    Path("pip").mkdir()
-    Path("pip/gpu.txt").touch()
-    submission = submission_of_script(["--requirements", given.format(folder=Path.cwd()), script])
-    assert " --requirements pip/gpu.txt " in submission.entrypoint
-
-
-@pytest.mark.parametrize("arguments", [["x" * MAX_COMMAND_BYTES], ["a b"] * (MAX_COMMAND_BYTES // 6)])
-def test_too_long_command_is_refused(script: str, arguments: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"SCRIPT: the command has 12\d KiB, .* put the arguments into a file"):
-        submission_of_script([script, *arguments])
-
-
-MINE = jobs.Submission({"run_name": "mine", "storage_path": "runs"}, RunConfig(command=("train.py",)))
-
-
-class Refusing:
-    """A Jobs API that refuses the first jobs for these reasons, and takes the next one."""
+class Refusing(Head):
+    """A head that refuses the first jobs for these reasons, and takes the next one."""
 
     def __init__(self, *reasons: str) -> None:
+        super().__init__("http://127.0.0.1:9")
         self.reasons = list(reasons)
         self.submitted: list[str] = []
 
-    def list_jobs(self) -> list[Any]:
-        running = SimpleNamespace(is_terminal=lambda: False)
-        return [SimpleNamespace(submission_id=job, metadata=MINE.run, status=running) for job in self.submitted]
+    def list_jobs(self) -> list[Job]:
+        return [{"submission_id": job, "metadata": MINE.run, "status": "RUNNING"} for job in self.submitted]
 
-    def submit_job(self, *, submission_id: str, **_: Any) -> None:
+    def submit(self, job_id: str, entrypoint: str, metadata: dict[str, str], **options: Any) -> None:
         if self.reasons:
-            raise RuntimeError(self.reasons.pop(0))
-        self.submitted.append(submission_id)
+            raise refusal(self.reasons.pop(0))
+        self.submitted.append(job_id)
 
 
 def test_submission_is_repeated_until_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
-    api: Any = Refusing(*["No available agent to submit job, please try again later."] * 5)
-    assert jobs.find_or_submit(api, MINE, {}) == "mine"
-    assert api.submitted == ["mine"]
+    refusing = Refusing(*["No available agent to submit job, please try again later."] * 5)
+    assert jobs.find_or_submit(refusing, MINE, {}) == "mine"
+    assert refusing.submitted == ["mine"]
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
@@ -83,52 +57,33 @@ def test_lost_response_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
 
     class Losing(Refusing):
-        def submit_job(self, **job: Any) -> None:
+        def submit(self, *job: Any, **options: Any) -> None:
             lost, self.lost = self.lost, False
             if is_taken or not lost:
-                super().submit_job(**job)
+                super().submit(*job, **options)
             if lost:
-                raise ConnectionError("Remote end closed connection without response")
+                raise AnswerError(self.url, "Remote end closed connection without response", is_passing=True)
 
         lost = True
 
-    api: Any = Losing()
-    assert jobs.find_or_submit(api, MINE, {}) == "mine"
-    assert api.submitted == ["mine"]
+    refusing = Losing()
+    assert jobs.find_or_submit(refusing, MINE, {}) == "mine"
+    assert refusing.submitted == ["mine"]
 
 
 def test_lost_race_is_repeated_with_a_limit() -> None:
-    api: Any = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
+    refusing = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
-        jobs.find_or_submit(api, MINE, {})
-
-
-class Cut:
-    """A Jobs API whose connection breaks after each part of a log; each connection sends the log from its start."""
-
-    def __init__(self, *connections: list[str]) -> None:
-        self.connections = list(connections)
-
-    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
-        for part in self.connections.pop(0):
-            yield part
-        if self.connections:
-            raise ConnectionError
+        jobs.find_or_submit(refusing, MINE, {})
 
 
 def shown(*connections: list[str]) -> str:
-    """The text that is shown of a log over these connections."""
-    client: Any = Cut(*connections)
-    logs, texts = UnreadLogs(), []
-
-    async def read() -> None:
-        async for text in logs.read(client, "mine"):
-            texts.append(text)
-
-    while client.connections:
-        with suppress(ConnectionError):
-            asyncio.run(read())
-    return "".join(texts)
+    """The text that is shown of a log over these connections, each of which sends it from its start."""
+    log, text = UnreadLog(), ""
+    for parts in connections:
+        log.connect()
+        text += "".join(map(log.rest, parts))
+    return text
 
 
 def test_log_over_several_connections_is_shown_once() -> None:
@@ -147,16 +102,13 @@ def test_log_that_has_begun_again_is_shown_from_its_start(first: int) -> None:
 
 
 def test_silent_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own client would wait for ever."""
     monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.0)
+    monkeypatch.setattr(head, "REQUEST_SECONDS", 0.2)
     with silent_about_jobs() as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
-        client = jobs.connect()
-        monkeypatch.setattr(jobs, "ANSWER_SECONDS", 0.2)  # not before: the machine may be busy
         with pytest.raises(OSError, match="timed out"):
-            client.list_jobs()
+            Head(url).submitted_jobs()
         with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
-            jobs.find_or_submit(client, MINE, MINE.run)
+            jobs.find_or_submit(Head(url), MINE, MINE.run)
 
 
 @contextmanager

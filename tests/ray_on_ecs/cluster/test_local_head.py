@@ -14,7 +14,6 @@ import pytest
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.cluster.ray_status import nodes
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.node import ports
 from tests.serving import serving
@@ -176,7 +175,7 @@ def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_
     assert head.url != f"http://127.0.0.1:{taken}"
     assert local_head.find() == head
     assert len(head.processes) == 2
-    assert nodes(Head(head.url, head.token)), "Ray gives up if its node does not join"
+    assert Head(head.url, head.token).nodes(), "Ray gives up if its node does not join"
     assert Path(head.folder).stat().st_mode & 0o777 == 0o700
     local_head.stop(head)
     assert not head.processes

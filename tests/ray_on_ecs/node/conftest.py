@@ -11,7 +11,7 @@ import boto3
 import grpc
 import pytest
 
-from ray_on_ecs.node import address, gcs, metrics, ports
+from ray_on_ecs.node import api, metrics, ports
 from tests.serving import serving
 
 TOKEN = "right"
@@ -66,7 +66,7 @@ class Gcs(grpc.GenericRpcHandler):
         self.error: grpc.StatusCode | None = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if handler_call_details.method != gcs.CHECK:
+        if handler_call_details.method != api.CHECK:
             return None
         given = dict(handler_call_details.invocation_metadata).get("authorization")
         error = grpc.StatusCode.UNAUTHENTICATED if given != f"Bearer {TOKEN}" else self.error
@@ -83,7 +83,7 @@ class Gcs(grpc.GenericRpcHandler):
 def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcs]:
     """The GCS of this node."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    monkeypatch.setattr(address, "default_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(ports, "default_address", lambda: "127.0.0.1")
     with ThreadPoolExecutor(1) as pool:
         server, answering = grpc.server(pool), Gcs()
         server.add_generic_rpc_handlers([answering])

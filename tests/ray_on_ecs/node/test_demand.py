@@ -7,7 +7,7 @@ import pytest
 from ray.autoscaler.v2 import sdk
 from ray.autoscaler.v2.schema import NodeInfo, NodeUsage, ResourceUsage
 
-from ray_on_ecs.node import demand, gcs
+from ray_on_ecs.node import api, demand
 from ray_on_ecs.node.demand import Demand
 
 
@@ -119,7 +119,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[NodeInfo]:
     def status(gcs_address: str, timeout: int) -> Any:
         return SimpleNamespace(active_nodes=nodes[:1], idle_nodes=nodes[1:])
 
-    monkeypatch.setattr(gcs, "check", lambda gcs_address: None)
+    monkeypatch.setattr(api, "check_gcs", lambda gcs_address: None)
     monkeypatch.setattr(sdk, "get_cluster_status", status)
     return nodes
 
@@ -136,6 +136,6 @@ def test_a_node_goes_by_its_own_use(cluster: list[NodeInfo], used: dict[str, flo
     assert not demand.node_in_use("head:6379", "10.0.0.9"), "it has not joined yet"
 
 
-def test_silent_gcs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OSError, match="does not answer"):
+def test_silent_gcs_is_an_error() -> None:
+    with pytest.raises(OSError, match="doesn't answer"):
         demand.node_in_use("127.0.0.1:9", "10.0.0.1")

@@ -8,7 +8,7 @@ import pytest
 from ray._private.label_utils import parse_node_labels_string
 
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
-from ray_on_ecs.node import code, instance, labels, worker
+from ray_on_ecs.node import labels, worker
 from tests.lazy import Lazy
 
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
@@ -34,7 +34,7 @@ def as_ray_reads_them() -> dict[str, str]:
 @pytest.mark.usefixtures("file")
 def test_labels_are_type_zone_and_market() -> None:
     assert as_ray_reads_them() == {
-        "code": code.fingerprint(),
+        "code": labels.fingerprint(),
         "instance-type": "g5.xlarge",
         "ray.io/availability-zone": "us-west-2a",
         "ray.io/market-type": "spot",
@@ -77,7 +77,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_broken_instance_file_costs_one_line(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(text)
-    assert instance.labels() == {}
+    assert labels.of_instance() == {}
     line = capsys.readouterr().err
     assert line.startswith(f"ray-worker: INSTANCE_FILE: {file} ")
     assert line.count("\n") == 1
@@ -85,13 +85,13 @@ def test_broken_instance_file_costs_one_line(text: str, file: Path, capsys: pyte
 
 def test_missing_instance_file_costs_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.unlink()
-    assert instance.labels() == {}
+    assert labels.of_instance() == {}
     file.mkdir()  # what a container's engine mounts where there is no file
-    assert instance.labels() == {}
+    assert labels.of_instance() == {}
     assert capsys.readouterr().err.count("this node gets no instance labels\n") == 2
 
 
 def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(INSTANCE_FILE_VARIABLE, raising=False)
-    assert instance.labels() == {}
+    assert labels.of_instance() == {}
     assert capsys.readouterr().err == ""

@@ -142,10 +142,10 @@ def test_a_silent_ray_protects_no_idle_node(agent: Agent, node: Node) -> None:
 @pytest.mark.parametrize(
     ("status", "answer", "said"),
     [
-        (500, "busy", "ECS's agent answers 500: busy"),
+        (500, "busy", r"ECS's agent doesn't answer at http://.*/state \(500: busy\)"),
         (400, DENIED, "AccessDeniedException"),
         (200, BLOCKED, "ECS refuses: .*DEPLOYMENT_BLOCKED"),
-        (200, "text", "not an answer of ECS's agent"),
+        (200, "text", 'ECS refuses: "text"'),
         (200, "[]", "ECS refuses"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_worker_asks_the_gcs_about_itself(
     monkeypatch.setenv("RAY_HEAD_HOST", "localhost")
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
     monkeypatch.setattr(demand, "node_in_use", lambda gcs, address: (gcs, address) == ("localhost:6379", "127.0.0.1"))
-    monkeypatch.setattr(worker.address, "source_address_for", lambda host: "127.0.0.1")
+    monkeypatch.setattr(worker.ports, "source_address_for", lambda host: "127.0.0.1")
     worker.start()
     assert started["ray-worker"]()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ray_on_ecs.node import address, gpus, ports, replacement, worker
+from ray_on_ecs.node import gpus, ports, replacement, worker
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
@@ -33,7 +33,7 @@ def test_another_version_ends_the_wait_at_once(head: Head) -> None:
 
 def test_worker_waits_for_the_head(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     head.failing = True
-    with pytest.raises(HeadError, match=r"answers with 500, after 0 s"):
+    with pytest.raises(HeadError, match=r"127\.0\.0\.1:\d+ does not answer \(500: .*\), after 0 s"):
         worker.wait_for_head("127.0.0.1", seconds=0.2)
     assert "waiting for the head: 127.0.0.1" in capsys.readouterr().out
 
@@ -169,5 +169,5 @@ def test_a_task_without_gpus_needs_none() -> None:
 
 
 def test_address_is_on_the_route_to_head() -> None:
-    assert address.source_address_for("127.0.0.1") == "127.0.0.1"
-    assert address.default_address() != "0.0.0.0"
+    assert ports.source_address_for("127.0.0.1") == "127.0.0.1"
+    assert ports.default_address() != "0.0.0.0"

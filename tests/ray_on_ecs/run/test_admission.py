@@ -1,7 +1,6 @@
 """Commands of a run before anything starts: refused in one line, or with large files that are linked."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,8 +10,11 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.command import RAY_SETTINGS
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted
-from ray_on_ecs.run import admission
-from ray_on_ecs.run.__main__ import main as run
+from ray_on_ecs.run import admission, document
+from ray_on_ecs.run.__main__ import main
+from ray_on_ecs.run.code import archive
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.storage.run_storage import RunStorage
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def large(storage: Path) -> Path:
 def test_wrong_path_is_one_line_before_the_start(
     storage: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(arguments) == 2
+    assert command(["run", "--local", *arguments]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"ray-on-ecs: {message}")
@@ -65,7 +67,7 @@ def test_run_without_a_head_is_one_line(
     storage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS")
-    assert run(["train.py"]) == 3
+    assert main([str(storage / "mine")]) == 3
     line = "ray-on-ecs: RAY_ADDRESS: is not set, so there is no Ray cluster to join; use ray-on-ecs run --local\n"
     assert capsys.readouterr() == ("", line)
     assert not storage.exists()
@@ -74,29 +76,24 @@ def test_run_without_a_head_is_one_line(
 def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (storage / "first").mkdir(parents=True)
     (storage / "first" / "result.json").write_text("{}")
-    assert run(["--run-name", "first", "train.py"]) == 2
+    assert command(["run", "--local", "--run-name", "first", "train.py"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
 
 
-def test_large_files_are_linked_on_this_machine(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with admission.admit(RunConfig(command=("train.py",)), Console()) as admitted:
-        assert admitted.config.link == ("data/large.tar",)
-    assert "left out: data/ignored.bin (2.0 GiB, .gitignore)" in capsys.readouterr().out
+def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> None:
+    said: list[str] = []
+    config = RunConfig(command=("train.py",))
+    stored = archive.store(config, RunStorage.open(str(storage), "mine"), said.append, links=True)
+    assert stored.links == {"data/large.tar": str(large / "data" / "large.tar")}
+    assert said == ["left out: data/ignored.bin (2.0 GiB, .gitignore)"]
 
 
 def test_too_much_code_is_one_line(
     large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Client:  # takes no job
-        def __init__(self, url: str) -> None:
-            pass
-
-        def list_jobs(self) -> list[Any]:
-            return []
-
-    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    monkeypatch.setattr(Head, "list_jobs", lambda head: [])
     monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     assert command(["run", "--num-workers", "1", "train.py"]) == 2
@@ -107,10 +104,10 @@ def test_too_much_code_is_one_line(
 
 
 def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
-    with (
-        pytest.raises(Interrupted) as caught,
-        admission.admit(RunConfig(command=("train.py",), run_name="cut"), Console()),
-    ):
+    folder = RunStorage.open(str(storage), "cut")
+    config = RunConfig(command=("train.py",), run_name="cut")
+    document.write(folder, config, (), Code(name="code", archive="a.tar.gz"), {})
+    with pytest.raises(Interrupted) as caught, admission.admit(folder.uri, Console()):
         raise KeyboardInterrupt
     again = "the same command with --run-name cut starts from the beginning"
     assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"

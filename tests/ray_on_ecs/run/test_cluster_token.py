@@ -13,9 +13,11 @@ import pytest
 from ray._private.authentication_test_utils import reset_auth_token_state
 
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.node import api
 from tests.lazy import Lazy
 
 cluster_token = Lazy("ray_on_ecs.run.cluster_token")
+interceptor = Lazy("ray._private.authentication.grpc_authentication_client_interceptor")
 RIGHT, WRONG = "right", "another"
 MODE = {"RAY_AUTH_MODE": "token"}
 
@@ -61,7 +63,7 @@ class Gcs(grpc.GenericRpcHandler):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "another token")
             return b""
 
-        is_check = handler_call_details.method == cluster_token.CHECK
+        is_check = handler_call_details.method == api.CHECK
         return grpc.unary_unary_rpc_method_handler(answer) if is_check else None
 
 
@@ -125,7 +127,7 @@ def test_refused_token_is_one_line(cluster: str, message: str) -> None:
 @pytest.mark.usefixtures("process")
 def test_available_token_is_sent(cluster: str) -> None:
     cluster_token.check(cluster)
-    assert cluster_token.authentication_metadata() == (("authorization", f"Bearer {RIGHT}"),)
+    assert interceptor._get_authentication_metadata_tuple() == (("authorization", f"Bearer {RIGHT}"),)
     assert os.environ["RAY_AUTH_MODE"] == "token", "its children send it, too"
 
 
@@ -137,7 +139,7 @@ def test_available_token_is_sent(cluster: str) -> None:
 def test_cluster_without_a_token_gets_none(cluster: str) -> None:
     cluster_token.check(cluster)
     assert "RAY_AUTH_MODE" not in os.environ
-    assert cluster_token.authentication_metadata() == ()
+    assert interceptor._get_authentication_metadata_tuple() == ()
 
 
 @without_token

@@ -1,6 +1,5 @@
 """The first document and the last lines of a run."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,6 @@ from ray_on_ecs.tracking.records import RecordFile
 from tests.lazy import Lazy
 
 driver = Lazy("ray_on_ecs.run.driver")
-
-
-def test_resumed_run_keeps_its_id(tmp_path: Path) -> None:
-    config = RunConfig(command=("train.py",), run_name="first")
-    storage = RunStorage.open(str(tmp_path), "first")
-    _, first = driver._begin(config, storage, None)
-    _, resumed = driver._begin(config, storage, None)
-    storage.delete(layout.SETTINGS)
-    _, new = driver._begin(config, storage, None)
-    assert first == resumed != new
 
 
 @pytest.mark.parametrize(
@@ -56,12 +45,3 @@ def test_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureF
     config = RunConfig(metric=("loss=loss: {number}", "accuracy=acc: {number}", "step=step {number}"))
     driver._print_unmatched_metrics(config, storage, Console(width=40))
     assert capsys.readouterr().out == "--metric 'accuracy=acc: {number}': no line of the output matched\n"
-
-
-def test_missing_flags_of_the_earlier_command_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    storage = RunStorage.open(str(tmp_path), "first")
-    config = RunConfig(command=("train.py",), run_name="first", requirements="r.txt", env=("A=1",))
-    driver._begin(config, storage, None)
-    assert capsys.readouterr().out == ""
-    driver._begin(replace(config, requirements=None, env=()), storage, None)
-    assert capsys.readouterr().out == "ray-on-ecs: the earlier command of this run also had --requirements, --env\n"

@@ -7,10 +7,10 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
-from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.failure_policy import Raise
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.lazy import Lazy
+from tests.settings import parse
 
 failure_report = Lazy("ray_on_ecs.run.failure_report")
 
@@ -59,10 +59,9 @@ def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStora
 
 def test_command_to_continue_has_only_changed_settings() -> None:
     flags = ["--run-name", "mine", "--keep-gib", "5", "--num-workers", "1:2", "--storage-path", "s3://bucket/my runs"]
-    command = shlex.join(parse([*flags, "train.py", "--epochs", "5"], {}).command_line())
-    assert command.startswith("python -m ray_on_ecs.run ")
+    command = shlex.join(parse([*flags, "train.py", "--epochs", "5"]).command_line({}))
     assert "--keep-gib 5" in command
     assert "--storage-path 's3://bucket/my runs'" in command
     assert "--max-restarts" not in command
     assert command.endswith(" train.py --epochs 5")
-    assert RunConfig(command=("train.py",)).command_line() == ["python", "-m", "ray_on_ecs.run", "train.py"]
+    assert RunConfig(command=("train.py",)).command_line({}) == ["train.py"]

@@ -93,10 +93,10 @@ def test_running_ray_answers_all_calls() -> None:
 def test_token_is_found_where_ray_stores_it() -> None:
     program = (
         "from ray_on_ecs.run.ray_private import *\n"
-        "from ray_on_ecs.run import ray_private\n"
-        "assert AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)\n"
-        "ray_private.enable_token_authentication()\n"
-        "print(AUTH_MODE_ENV_VAR, ray_private.authentication_metadata()[0][1])\n"
+        "from ray._private.authentication.grpc_authentication_client_interceptor import "
+        "_get_authentication_metadata_tuple as metadata\n"
+        "enable_token_authentication()\n"
+        "print(AUTH_MODE_ENV_VAR, metadata()[0][1])\n"
     )
     variables = {**os.environ, "RAY_AUTH_TOKEN": "of-the-tests"}
     variables.pop("RAY_AUTH_MODE", None)

@@ -113,6 +113,7 @@ def test_only_rank_0_continues_a_wandb_run(
         python="python",
         secrets={},
         inputs={},
+        git={},
     )
     assert environment.wandb_variables(rank) == expected
 

@@ -61,7 +61,7 @@ def write(storage: RunStorage) -> Callable[..., str]:
     """Writes the documents of a run and its report; returns the report."""
 
     def write_all(**documents: Any) -> str:
-        for name, document in {"config": SETTINGS, "status": STATUS, **documents}.items():
+        for name, document in {"run": SETTINGS, "status": STATUS, **documents}.items():
             if document is not None:
                 storage.write_json(f"{name}.json", document)
         write_report(storage, pytest.fail)
@@ -139,7 +139,7 @@ def test_report_escapes_markup(storage: RunStorage, write: Callable[..., str]) -
     storage.write_lines("metrics.jsonl", [{"step": 1, evil: 1.0}])
     config = {"format": 1, "settings": {evil: evil, "command": [evil]}}
     status = {**STATUS, "state": "failed", "error": evil, "next": evil, "changed": [evil]}
-    report = write(config=config, status=status, error={**ERROR, "what": evil})
+    report = write(run=config, status=status, error={**ERROR, "what": evil})
     assert "<script" not in report
     assert report.count("&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;") >= 8
 

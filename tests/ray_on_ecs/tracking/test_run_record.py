@@ -13,6 +13,8 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.admission import Admission, hold
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.document import RunDocument
 from ray_on_ecs.storage import lock
 from ray_on_ecs.storage.lock import RunLock
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -46,7 +48,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 @pytest.fixture
 def record(storage: RunStorage, config: RunConfig) -> RunRecord:
-    return RunRecord(storage, config, config.resolve_defaults())
+    return RunRecord(storage, config)
 
 
 def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
@@ -119,7 +121,7 @@ def test_step_of_metrics_without_reported_steps(
     storage: RunStorage, metrics: dict[str, Any], loss: float | None
 ) -> None:
     config = RunConfig(command=("train.py",), run_name="test")
-    record = RunRecord(storage, config, config)
+    record = RunRecord(storage, config)
     with record.training(monitor(metrics, progress=Progress("a", 0)), {}, 2):
         found = until(lambda: status(storage))
     assert (found["step"], found["loss"]) == (7, loss)
@@ -221,8 +223,9 @@ def test_run_of_another_command_keeps_its_status(
     def refresh() -> None:
         held.refresh()
 
+    document = RunDocument(id="first", config=config, code=Code(name="code", archive=""), storage=storage)
     with RunLock(storage) as held, run_every(0.01, refresh, "holder"):
-        refused = hold(Admission(config, storage, record), Console(quiet=True))
+        refused = hold(Admission(document, record), Console(quiet=True))
         with pytest.raises(UsageError, match="is being trained by"), refused:
             pass
         assert storage.read("status.json") == b"of the holder"
@@ -243,7 +246,7 @@ class Failing(RunStorage):
 
 def test_failed_status_write_is_repeated(storage: RunStorage, config: RunConfig, said: list[str]) -> None:
     failing = Failing(storage.store, storage.base, storage.run_name, storage.uri)
-    record = RunRecord(failing, config, config)
+    record = RunRecord(failing, config)
     with record.closing(lambda: True, said.append):
         with record.training(monitor(), {}, 2):
             until(lambda: status(storage))

@@ -48,26 +48,24 @@ def config_of(project: Path, **settings: object) -> RunConfig:
     return RunConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
 
 
-def store(
-    config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True
-) -> RunConfig:
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True) -> Code:
     return store_code(config, storage, say, links=links)
 
 
-def placed(config: RunConfig, target: Path) -> dict[str, bool]:
+def placed(code: Code, target: Path) -> dict[str, bool]:
     """Place the code; return whether each file is a link, by its path."""
-    Code.of(config).place(target)
+    code.place(target)
     paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]
     return {str(each.relative_to(target)): each.is_symlink() for each in paths}
 
 
 def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:
     first, again = (store(config_of(project), storage) for _ in range(2))
-    assert first.code == again.code
-    assert str(first.code).startswith(f"{storage.uri.removesuffix('/mine')}/.code/")
-    assert str(first.code).endswith(".tar.gz=project")
+    assert first == again
+    assert first.archive.startswith(f"{storage.uri.removesuffix('/mine')}/.code/")
+    assert first.archive.endswith(".tar.gz")
     (project / "train.py").write_text("import another")
-    assert store(config_of(project), storage).code != first.code
+    assert store(config_of(project), storage).archive != first.archive
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -82,7 +80,7 @@ def test_linked_file_missing_on_a_node_is_named(tmp_path: Path, project: Path) -
     config = store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"))
     (project / "large.npy").unlink()
     with pytest.raises(OSError, match=r"large\.npy is not on this node; give s3://bucket/prefix as --storage-path"):
-        Code.of(config).place(tmp_path / "node")
+        config.place(tmp_path / "node")
 
 
 @pytest.mark.parametrize("name", ["results", "lr=0.1 [a]*"])
@@ -92,7 +90,7 @@ def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
     (project / name / "mine").mkdir()
     (project / name / "mine" / "model.pt").write_text("1")
     said: list[str] = []
-    assert store(config_of(project), storage, said.append).code == first.code
+    assert store(config_of(project), storage, said.append).archive == first.archive
     assert name not in "".join(said)
     assert "cache/" in "".join(said)
 
@@ -100,7 +98,7 @@ def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
 def test_folder_name_may_have_any_character(tmp_path: Path, project: Path) -> None:
     odd = project.rename(project.with_name("lr=0.1 #1"))
     config = store(config_of(odd), RunStorage.open(str(tmp_path / "results"), "mine"))
-    assert Code.of(config).name == "lr=0.1 #1"
+    assert config.name == "lr=0.1 #1"
     assert "train.py" in placed(config, tmp_path / "node")
 
 
@@ -109,14 +107,14 @@ def test_excluded_files_are_reported(storage: RunStorage, project: Path) -> None
     config = store(config_of(project), storage, said.append)
     assert said == ["left out: cache/ (1 byte, .gitignore), data/one.bin (1 byte, .gitignore)"]
     assert set(config.left_out) == {"cache/", "data/one.bin"}
-    assert store(config_of(project, include=("*.bin", "cache/")), storage).left_out == ()
+    assert store(config_of(project, include=("*.bin", "cache/")), storage).left_out == []
 
 
 def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_on_ecs.run.code.files.MAX_BYTES", 10)
     with pytest.raises(UsageError, match=r"--working-dir: .* the largest are .* by --exclude or .gitignore"):
         store(config_of(project), storage)
-    assert store(config_of(project, exclude=("*.npy",)), storage).code
+    assert store(config_of(project, exclude=("*.npy",)), storage).archive
 
 
 def test_commit_is_recorded(storage: RunStorage, project: Path) -> None:

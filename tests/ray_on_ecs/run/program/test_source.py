@@ -6,8 +6,8 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.command_line import parse
 from ray_on_ecs.run.program.source import driver_reason, first_start, with_driver
+from tests.settings import parse
 
 TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(print).fit()\n"
 

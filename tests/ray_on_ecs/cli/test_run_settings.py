@@ -1,12 +1,12 @@
-"""The command line of `python -m ray_on_ecs.run`."""
+"""The settings of a run by the flags of `ray-on-ecs run`."""
 
 from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.command_line import parse
+from tests.settings import parse
 
 
 def config(*arguments: str) -> RunConfig:
@@ -19,24 +19,14 @@ def test_arguments_after_the_script_belong_to_it() -> None:
     assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
 
 
-@pytest.mark.parametrize(
-    ("of_job", "typed"),
-    [
-        ({}, "python -m ray_on_ecs.run --num-workers 2 --working-dir /x/working-dir --run-name mine train.py"),
-        ({JOB_VARIABLE: "{}"}, "ray-on-ecs run --num-workers 2 --run-name mine train.py"),
-        (
-            {JOB_VARIABLE: "{}", LOCAL_VARIABLE: "1"},
-            "ray-on-ecs run --local --num-workers 2 --run-name mine train.py",
-        ),
-    ],
-    ids=["driver", "job", "local job"],
-)
-def test_same_command_continues_a_run(monkeypatch: pytest.MonkeyPatch, of_job: dict[str, str], typed: str) -> None:
-    for name in (JOB_VARIABLE, LOCAL_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in of_job.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("local", [False, True], ids=["stack", "local"])
+def test_same_command_continues_a_run(monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
+    monkeypatch.delenv(LOCAL_VARIABLE, raising=False)
+    if local:
+        monkeypatch.setenv(LOCAL_VARIABLE, "1")
     flags = ("--num-workers", "2", "--run-name", "mine", "--working-dir", "/x/working-dir")
+    cluster = "--local " if local else ""
+    typed = f"ray-on-ecs run {cluster}--num-workers 2 --run-name mine train.py"
     assert config(*flags, "train.py").next_command() == typed.split()
 
 
@@ -58,16 +48,6 @@ def test_unavailable_requirements_file_is_refused(tmp_path: Path, given: str, me
     with pytest.raises(UsageError) as caught:
         found.check_files()
     assert str(caught.value).startswith(f"--requirements: {message.format(folder=folder)}")
-
-
-def test_torchrun_rendezvous_is_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--rdzv-backend", "c10d", "--rdzv_id=7", "--master_addr=host", "--standalone")
-    assert config(*flags, "--max-restarts=2", "train.py", "--rdzv-id", "8") == config(
-        "--max-restarts=2", "train.py", "--rdzv-id", "8"
-    )
-    assert capsys.readouterr().err == (
-        "--rdzv-backend, --rdzv_id, --master_addr, --standalone: not needed; the cluster sets the rendezvous\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +93,6 @@ def test_torchrun_flags_give_the_number_of_workers(given: list[str], workers: tu
         (["--metric", "loss=loss", "x.py"], "or one group in parentheses, for the number; it has none"),
         (["--metric", "a={number} {number}", "x.py"], r"must have one \{number\}; repeat the flag for more"),
         (["--metric", "1a={number}", "x.py"], "--metric: '1a={number}' is not allowed; it must be NAME=TEXT"),
-        ([], "SCRIPT; see python -m ray_on_ecs.run --help"),
         (["--epochs", "3", "x.py"], "--epochs"),
     ],
 )
@@ -128,4 +107,4 @@ def test_continuing_command_repeats_all_settings() -> None:
         *("--module", "--env", "A=1", "--env", "B=", "--metric", "loss=loss: (.*)"),
         *("--run-name", "a", "train", "--run"),
     ]
-    assert config(*given).command_line() == ["python", "-m", "ray_on_ecs.run", *given]
+    assert config(*given).command_line({}) == given

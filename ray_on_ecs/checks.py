@@ -1,0 +1,136 @@
+"""Rules of a run's settings: pairs NAME=VALUE, metrics, numbers of workers and names. Errors name flag and value."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ray_on_ecs.errors import UsageError
+
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+METRIC_NAME = r"[A-Za-z_][\w/.-]*"
+# A complete number in a metric's text: not followed by a digit, fraction or exponent.
+PLACEHOLDER = "{number}"
+NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
+# The ends of names of variables that hold secrets.
+OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+
+
+def worker_range(num_workers: int | str) -> tuple[int, int]:
+    """Parse `4` or `1:4` into the minimum and maximum number of workers."""
+    minimum, _, maximum = str(num_workers).partition(":")
+    return int(minimum), int(maximum or minimum)
+
+
+def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of NAME=VALUE by name."""
+    pairs = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        pairs[name] = value
+    return pairs
+
+
+def check_pairs(flag: str, items: tuple[str, ...]) -> None:
+    """Raise UsageError unless the items of a flag are NAME=VALUE, each name once."""
+    form = {"--input": "NAME=URI", "--metric": "NAME=TEXT"}.get(flag, "NAME=VALUE")
+    allowed, characters = (METRIC_NAME, "'_', '/', '.' and '-'") if flag == "--metric" else (NAME, "and '_'")
+    names: set[str] = set()
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not re.fullmatch(allowed, name) or (not value and flag != "--env"):
+            raise UsageError(
+                f"{flag}: {item!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
+            )
+        if name in names:
+            raise UsageError(f"{flag}: {name!r} is given twice")
+        names.add(name)
+
+
+def metric_pattern(text: str) -> str:
+    """Return the regular expression of a metric's text, which is one itself or contains `{number}`."""
+    if PLACEHOLDER not in text:
+        return text
+    before, _, after = text.partition(PLACEHOLDER)
+    start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' must not match in 'val_loss: '
+    return f"{start}{_escape(before)}{NUMBER}{_escape(after)}"
+
+
+def _escape(text: str) -> str:
+    """Return a regular expression for a text, in which any white space stands for any other."""
+    return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
+
+
+def check_metric(name: str, text: str) -> None:
+    """Raise UsageError unless a metric's text has one place for the number."""
+    if text.count(PLACEHOLDER) > 1:
+        raise UsageError(f"--metric: {name}={text!r} must have one {PLACEHOLDER}; repeat the flag for more metrics")
+    try:
+        groups = re.compile(metric_pattern(text)).groups
+    except re.error as cause:
+        raise UsageError(f"--metric: {name}={text!r} is not a regular expression ({cause})") from cause
+    if groups != 1:
+        raise UsageError(
+            f"--metric: {name}={text!r} must have one {PLACEHOLDER}, or one group in parentheses, for the number; it "
+            f"has {groups or 'none'}"
+        )
+
+
+def metric_hints(items: Sequence[str]) -> list[str]:
+    """Return a line for each regular expression of `--metric` that would truncate a number such as 7e-06."""
+    hints = []
+    for name, text in pairs_of(tuple(items)).items():
+        group = None if PLACEHOLDER in text else re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)
+        with suppress(re.error):  # the group's content may not be a complete expression
+            if group and re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06"):
+                better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
+                hints.append(f"--metric: {name}={text!r} reads 7e-06 as 7; better --metric {shlex.quote(better)}")
+    return hints
+
+
+def secret_hints(variables: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable of `--env` whose name is that of a secret."""
+    names = [name for name, value in variables.items() if value and OF_SECRETS.search(name)]
+    shown = "shows its value in the results and in Ray's dashboard"
+    return [f"--env: {name} {shown}; --secret {name} takes it from your shell and shows it nowhere" for name in names]
+
+
+def check_range(flag: str, value: int | str | None) -> None:
+    """Raise UsageError unless a flag's value is a positive number, a range such as `1:4`, or None."""
+    if value is None:
+        return
+    if re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", str(value)):
+        minimum, maximum = worker_range(value)
+        if minimum <= maximum:
+            return
+    raise UsageError(
+        f"{flag}: {value!r} is not allowed; it must be a number from 1, or a minimum and a maximum such as 1:4"
+    )
+
+
+def is_run_name(name: str) -> bool:
+    """Return whether a run can have this name. A folder with another one is not a run."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
+
+
+def check_run_name(name: str | None) -> None:
+    """Raise UsageError unless a run can have this name."""
+    if name is not None and not is_run_name(name):
+        raise UsageError(
+            f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
+            "up to 128, starting with a letter or digit"
+        )
+
+
+def check_namespace(name: str | None) -> None:
+    """Apply CloudWatch's rules.
+
+    https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
+    """
+    if name is not None and not re.fullmatch(r"(?!AWS/|:| *$)[A-Za-z0-9._/#: -]{1,255}", name):
+        raise UsageError(
+            f"--cloudwatch-namespace: {name!r} is not allowed; use 1 to 255 letters, digits, '.', '-', '_', '/', '#', "
+            "':' and spaces, not beginning with 'AWS/' or ':'"
+        )

@@ -1,0 +1,143 @@
+"""Flags of `ray-on-ecs run`: settings of the run by section, torchrun's, and the settings that they give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import Field, replace
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from ray_on_ecs.cli.screen import note
+from ray_on_ecs.config import SETTINGS, RunConfig, defaults_in
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.flags import flags_of, has_value, help_line, parse
+from ray_on_ecs.run.program.source import driver_reason, with_driver
+
+# The section of the help whose flags name the cluster, and all sections, by how often their flags are used.
+CLUSTER = "Cluster"
+SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", CLUSTER)
+# Flags of torchrun that are accepted, by the number of their values: the cluster knows what they say.
+NEEDLESS_FLAGS = {
+    "--standalone": 0,
+    "--rdzv-backend": 1,
+    "--rdzv-endpoint": 1,
+    "--rdzv-id": 1,
+    "--rdzv-conf": 1,
+    "--master-addr": 1,
+    "--master-port": 1,
+    "--node-rank": 1,
+}
+NEEDLESS = "needless"
+# How alike two flags must be for one to be a mistyped other.
+CLOSE = 0.8
+
+
+class Setting(click.Option):
+    """A setting of a run as a flag."""
+
+    def __init__(self, spec: Field) -> None:
+        text = help_line(spec, spec.default)
+        attributes: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
+        if spec.type == "bool":
+            attributes["is_flag"] = True
+        else:
+            choices = spec.metadata.get("choices")
+            attributes["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
+            attributes["multiple"] = bool(spec.metadata.get("repeated"))
+            if choices:
+                attributes["type"] = click.Choice(choices)  # for the shell's completion
+            elif attributes["metavar"] in ("DIR", "FILE"):
+                attributes["type"] = click.Path(file_okay=attributes["metavar"] == "FILE")
+        attributes["hidden"] = bool(spec.metadata.get("hidden"))
+        super().__init__([*flags_of(spec), spec.name], **attributes)
+        self.section: str = spec.metadata["section"]
+        self._spec = spec
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the setting's value of a typed text; UsageError if it is not a number."""
+        if isinstance(value, str) and has_value(self._spec):
+            return parse(self._spec, value)
+        return tuple(value or ()) if self.multiple else value
+
+
+class Own(click.Option):
+    """A flag of this command, in a section of the help."""
+
+    def __init__(self, section: str, *names: str, **attributes: Any) -> None:
+        super().__init__(list(names), **attributes)
+        self.section = section
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return nothing: a range would stand behind the sentence, as in `[x>=0]`."""
+        return {}
+
+
+class Needless(click.Option):
+    """Flag of torchrun that is accepted but not needed, with a hint."""
+
+    def __init__(self, name: str, count: int) -> None:
+        underscored = "--" + name.removeprefix("--").replace("-", "_")  # torchrun takes both
+        names = list(dict.fromkeys((name, underscored)))
+        super().__init__(names, is_flag=not count, hidden=True, expose_value=False, callback=self._remember)
+
+    def _remember(self, ctx: click.Context, _: click.Parameter, value: object) -> None:
+        if value:
+            ctx.meta.setdefault(NEEDLESS, []).append(self.opts[0])
+
+
+class RunCommand(click.Command):
+    """The command, whose help has the sections of the settings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; an unknown flag before the script may be the script's."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as unknown:
+            script = next((argument for argument in args if argument.endswith(".py")), "SCRIPT")
+            close = get_close_matches(unknown.option_name, unknown.possibilities or (), n=1, cutoff=CLOSE)
+            hint = f"flags of the script follow it, as in ray-on-ecs run {script} {unknown.option_name}"
+            if close:
+                hint = f"did you mean {close[0]}?"
+            raise UsageError(f"{unknown.option_name}: is not a flag of ray-on-ecs run; {hint}") from unknown
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags by section."""
+        for section in SECTIONS:
+            options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+            of_section = [option for option in options if getattr(option, "section", CLUSTER) == section]
+            records = [option.get_help_record(ctx) for option in of_section]
+            shown = [record for record in records if record]  # a hidden flag has none
+            if shown:
+                with formatter.section(section):
+                    formatter.write_dl(shown)
+
+
+def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
+    """Return the settings of a run, with a name, and the names of those that the user gave.
+
+    Args:
+        typed: The values of this command's parameters, by name.
+
+    Raises:
+        UsageError: A value breaks its rule, a file is missing, or a setting does not apply to Ray programs.
+    """
+    if not typed["command"]:
+        raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")
+    given = defaults_in(os.environ)
+    given.pop("storage_path", None)  # the cluster knows it
+    given |= given_settings(typed)
+    config = RunConfig(**given, command=typed["command"])
+    config.check_files()
+    if reason := None if config.driver else driver_reason(config):
+        note(reason)
+        config = with_driver(config)
+    return replace(config.named(), requirements=config.requirements_in_folder), frozenset(given)
+
+
+def given_settings(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that were typed, of all values of this command's parameters by name."""
+    values = {spec.name: typed[spec.name] for spec in SETTINGS}
+    return {name: value for name, value in values.items() if value is not False and value not in (None, ())}
