@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from ray_on_ecs.errors import UsageError
 
 ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
+# Every JSON reader knows smaller numbers.
+LARGEST = 10**15
 
 
 def setting(default: Any, description: str, *, section: str, type: Callable[[str], Any] = str, **more: Any) -> Any:
@@ -71,6 +73,8 @@ def check(spec: Field, value: Any) -> None:
     rules = spec.metadata
     if isinstance(value, float) and not math.isfinite(value):
         _refuse(spec, value, "a finite number")
+    if isinstance(value, int) and value >= LARGEST:
+        _refuse(spec, value, f"below {LARGEST:.0e}")
     if "at_least" in rules and value < rules["at_least"]:
         _refuse(spec, value, f"{rules['at_least']} or more")
     if "above" in rules and value <= rules["above"]:

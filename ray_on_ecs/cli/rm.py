@@ -27,7 +27,7 @@ BUSY = (*layout.UNDER_WAY, "starting")
 # States of a run whose driver is not heard of.
 UNKNOWN = ("lost", "unreadable")
 # A folder with one of these files is a run.
-OF_RUNS = {layout.STATUS, layout.RESULT, layout.LOCK}
+OF_RUNS = {layout.SETTINGS, layout.STATUS, layout.RESULT, layout.LOCK}
 # Files that are deleted first, in this order, so that a run that is half deleted does not look like a finished one.
 FIRST = (layout.RESULT, layout.STATUS)
 

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,10 @@ from ray_on_ecs.cluster.jobs import (
     MAX_RESUBMISSIONS,
     Submission,
     find_or_submit,
-    is_under_way,
     run_of,
 )
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, WORKERS, RunConfig, user_name
-from ray_on_ecs.errors import Interrupted, TrainingError, UsageError
+from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.run.program.source import syntax_error
@@ -112,17 +111,23 @@ def _run(
         metadata[SECRETS] = json.dumps([storage.uri, *values])
     with _ray(cluster, config, list(values), stays=detach) as is_local:
         work = Submission(run_of(name, cluster.storage_path), of_document.uri)
+
+        def upload() -> Callable[[], dict[str, str]]:
+            note(f"uploading {config.folder}")
+            code = archive.store(config, cluster.code_storage(storage), note, links=cluster.is_here)
+
+            def write() -> dict[str, str]:
+                digest = document.write(of_document, config, given, code, earlier)
+                if values:  # after the document, which has their names for `rm`
+                    cluster.secrets_of(storage.uri).put(values)
+                return {**metadata, document.DIGEST: digest}
+
+            return write
+
         with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
-            if not is_under_way(head, work):
-                note(f"uploading {config.folder}")
-                code = archive.store(config, of_document, note, links=cluster.is_here)
-                if not is_under_way(head, work):  # another command may have been faster
-                    if values:
-                        cluster.secrets_of(storage.uri).put(values)
-                    document.write(of_document, config, given, code, earlier)
             if as_json:
                 opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-            job_id = find_or_submit(head, work, {**work.run, **metadata}, follows=not detach)
+            job_id = find_or_submit(head, work, upload, follows=not detach)
         if not detach:
             return _follow(cluster, work.run, job_id, fetch)
     if as_json:
@@ -159,21 +164,23 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
 
     Raises:
         UsageError: The run is finished, or had a secret that is missing now.
+        StorageError: The storage can't be read.
     """
     from ray_on_ecs.run import document
     from ray_on_ecs.run.run_secrets import check_repeated
     from ray_on_ecs.tracking.results import check_not_finished
 
-    with contextlib.suppress(OSError):  # the upload says what is wrong with the storage
+    try:
         check_not_finished(storage)
         earlier = document.read_earlier(of_document)
-        settings = earlier.get("settings", {})
-        check_repeated(config, settings)
-        lacking = [flag(name) for name in KEPT if settings.get(name) and not getattr(config, name)]
-        if lacking:
-            note(f"the earlier command of this run also had {', '.join(lacking)}")
-        return earlier
-    return {}
+    except OSError as cause:
+        raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); try again") from cause
+    settings = earlier.get("settings", {})
+    check_repeated(config, settings)
+    lacking = [flag(name) for name in KEPT if settings.get(name) and not getattr(config, name)]
+    if lacking:
+        note(f"the earlier command of this run also had {', '.join(lacking)}")
+    return earlier
 
 
 @contextlib.contextmanager
@@ -285,7 +292,7 @@ _own = [
     click.Argument(
         ["command"],
         nargs=-1,
-        type=click.Path(),
+        type=click.UNPROCESSED,  # not click.Path, which would look at the script's arguments
         metavar="SCRIPT [ARGUMENTS]",
     ),
 ]

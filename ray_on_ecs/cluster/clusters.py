@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import sys
@@ -82,11 +83,15 @@ class Cluster(ABC):
         return storage_path
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
-        """Return the folder for a run's document and code, which this machine can write.
+        """Return the folder for a run's document, which this machine can write.
 
         Args:
             storage: The run's folder.
         """
+        return storage
+
+    def code_storage(self, storage: RunStorage) -> RunStorage:
+        """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
 
     @property
@@ -242,7 +247,14 @@ class StackCluster(Cluster):
             yield local
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
-        """See Cluster: in the stack's bucket if the storage path is a folder of the nodes."""
+        """See Cluster: in the stack's bucket if the storage path is a folder of the nodes, apart from other runs."""
+        if not storage.is_local:
+            return storage
+        of_path = hashlib.sha256(self.storage_path.encode()).hexdigest()[:12]
+        return self.storage(storage.run_name, f"{self._stack.storage_path}/.documents/{of_path}")
+
+    def code_storage(self, storage: RunStorage) -> RunStorage:
+        """See Cluster."""
         return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
 
     @property

@@ -46,11 +46,12 @@ class Head:
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes, dead ones included."""
-        return self.get("/api/v0/nodes?detail=1&limit=1000", "data", "result", "result")
+        path = "/api/v0/nodes?detail=1&limit=1000"
+        return api.items_in(self.url, self.get(path, "data", "result", "result"), api.NODE)
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs, also drivers that were started by hand."""
-        return api.jobs_in(self.url, self.get("/api/jobs/"))
+        return api.items_in(self.url, self.get("/api/jobs/"), api.JOB)
 
     def submitted_jobs(self) -> dict[str, Job]:
         """Return the submitted jobs by ID, in the order of their start; drivers started by hand have no ID."""
@@ -59,7 +60,7 @@ class Head:
 
     def job(self, job_id: str) -> Job:
         """Return Ray's details of a job."""
-        return api.jobs_in(self.url, [self.get(f"/api/jobs/{quote(job_id)}")])[0]
+        return api.items_in(self.url, [self.get(f"/api/jobs/{quote(job_id)}")], api.JOB)[0]
 
     def submit(self, job_id: str, entrypoint: str, metadata: dict[str, str], **options: Any) -> None:
         """Submit a job; the options are those of Ray's Jobs API."""

@@ -7,7 +7,7 @@ It also has the number of times that the head may resubmit the run after losing 
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ray_on_ecs.cluster.head import Head
@@ -22,15 +22,13 @@ DEFAULT_MAX_RESUBMISSIONS = 3
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
 SUBMIT_ATTEMPTS = 3
-WRONG_TOKEN = (
-    "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
-)
-# Loggers of Ray's client that report each upload and each closed connection.
-NOISY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 # Of a log, by which it is known again: its first line has the time of the job's start.
 BEGIN_CHARACTERS = 1000
 # Time that a new head may need until it accepts jobs.
 AGENT_SECONDS = 60.0
+
+# Writes the document of a run, and returns metadata of its job.
+WriteDocument = Callable[[], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -56,43 +54,54 @@ def run_of(name: str, storage_path: str) -> dict[str, str]:
     return {"run_name": name, "storage_path": storage_path}
 
 
-def find_or_submit(head: Head, work: Submission, metadata: dict[str, str], *, follows: bool = True) -> str:
+def find_or_submit(head: Head, work: Submission, upload: Callable[[], WriteDocument], *, follows: bool = True) -> str:
     """Return the ID of the run's active job, or else of a new one, and print it.
+
+    The document is written directly before the submission, so that it stays that of a run under way. If two commands
+    are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
 
     Args:
         head: The head.
         work: The run.
-        metadata: Of its job.
-        follows: Whether the caller shows its log.
+        upload: Stores the code, unless the run is under way. It returns a function that writes the run's document, and
+            returns the metadata of the job.
+        follows: The caller shows the log.
 
     Raises:
         UsageError: The head refuses the token.
         ResourceError: The head does not accept the job.
     """
     name = work.run["run_name"]
+    write: WriteDocument | None = None
     attempts = SUBMIT_ATTEMPTS
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
+        job_id = ""
         try:
             jobs = head.submitted_jobs()
-            if job_id := under_way(jobs, work.run):
-                what = "its log from the start" if follows else "nothing is submitted"
-                say(f"run {name} is already active as job {job_id}, with the flags of its first command: {what}")
-                return job_id
+            if active := under_way(jobs, work.run):
+                log = "its log from the start" if follows else "nothing is submitted"
+                say(f"run {name} is already active as job {active}, with the flags of its first command: {log}")
+                return active
             # Ray keeps ended jobs, and their IDs are unique.
             job_id = next_id(name, jobs) if name in jobs else name
-            head.submit(job_id, work.entrypoint, metadata)
+            if write is not None:
+                head.submit(job_id, work.entrypoint, {**work.run, **write()})
+                say(f"run {name} is submitted as job {job_id}")
+                return job_id
         except AnswerError as cause:
-            attempts -= 1
-            if "already exists" in cause.reason and attempts:  # another command has submitted it, perhaps of this run
+            if (
+                "already exists" in cause.reason and attempts > 1
+            ):  # another command has submitted it, perhaps of this run
+                attempts -= 1
                 continue
             # The head has just started, or its response was lost; an accepted job is in the next list.
             if (cause.is_passing or "try again later" in cause.reason) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 continue
             raise ResourceError(f"the Ray head did not accept the job: {cause}") from cause
-        say(f"run {name} is submitted as job {job_id}")
-        return job_id
+        write = upload()  # takes a while: another command may be faster
+        deadline = time.monotonic() + AGENT_SECONDS
 
 
 def of_run(jobs: Mapping[str, Job], run: Mapping[str, str]) -> dict[str, Job]:
@@ -105,16 +114,8 @@ def under_way(jobs: Mapping[str, Job], run: Mapping[str, str]) -> str | None:
     return next((job_id for job_id, job in of_run(jobs, run).items() if job["status"] not in ENDED), None)
 
 
-def is_under_way(head: Head, work: Submission) -> bool:
-    """Return True if a job of the run is pending or running; False if the head doesn't answer yet."""
-    try:
-        return under_way(head.submitted_jobs(), work.run) is not None
-    except AnswerError:
-        return False
-
-
 class UnreadLog:
-    """What is new of a job's log: with each connection Ray sends it from its start.
+    """Unread part of a job's log: with each connection Ray sends it from its start.
 
     A log that begins in another way is another one and is new from its start: a new head, or a program that has
     emptied its output, has begun it again, and it may be shorter than what has been read.

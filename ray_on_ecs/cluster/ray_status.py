@@ -13,6 +13,7 @@ from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
@@ -68,8 +69,15 @@ def read_ray(cluster: Cluster, head: Head) -> RayStatus:
     """Return the state of a cluster.
 
     Raises:
-        TrainingError: The head doesn't answer.
+        TrainingError: The head doesn't answer, or its answers have another form.
     """
+    try:
+        return _read_ray(cluster, head)
+    except (AttributeError, LookupError, TypeError, ValueError) as cause:
+        raise AnswerError(head.url, f"not an answer of Ray's: {cause!r}") from cause
+
+
+def _read_ray(cluster: Cluster, head: Head) -> RayStatus:
     jobs = head.list_jobs()
     status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
     load = status.get("loadMetricsReport") or {}

@@ -27,6 +27,27 @@ BUSY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 Job = dict[str, Any]
 
+# Fields of a job and of a node that commands use; those that may be missing may be None.
+Fields = dict[str, Any]
+JOB: Fields = {
+    "status": str,
+    "submission_id": str | None,
+    "metadata": dict | None,
+    "start_time": int | float | None,
+    "end_time": int | float | None,
+    "driver_exit_code": int | None,
+    "error_type": str | None,
+    "message": str | None,
+}
+NODE: Fields = {
+    "state": str,
+    "node_id": str,
+    "is_head_node": bool,
+    "labels": dict | None,
+    "resources_total": dict,
+    "start_time_ms": int | float,
+}
+
 
 class AnswerError(ResourceError, OSError):
     """A server doesn't answer, refuses a request, or is not Ray.
@@ -145,15 +166,17 @@ def below(url: str, document: Any, *keys: str) -> Any:
     return document
 
 
-def jobs_in(url: str, answer: Any) -> list[Job]:
-    """Return an answer that has to be a list of jobs, also of drivers that were started by hand.
+def items_in(url: str, answer: Any, types: Fields) -> list[dict[str, Any]]:
+    """Return an answer that has to be a list of objects with these fields, such as of jobs.
 
     Raises:
         AnswerError: It has another form.
     """
-    if isinstance(answer, list) and all(isinstance(job, dict) and isinstance(job.get("status"), str) for job in answer):
-        return [{"submission_id": None, **job} for job in answer]
-    raise AnswerError(url, f"not a list of jobs: {answer!r:.100}")
+    if isinstance(answer, list) and all(isinstance(item, dict) for item in answer):
+        items = [{**dict.fromkeys(types), **item} for item in answer]
+        if all(isinstance(item[name], kind) for item in items for name, kind in types.items()):
+            return items
+    raise AnswerError(url, f"not what Ray lists: {answer!r:.100}")
 
 
 def check_gcs(address: str, timeout: float = TIMEOUT_SECONDS, token: str | None = None) -> None:

@@ -252,12 +252,12 @@ def any_under_way() -> bool:
     Raises:
         OSError: The Jobs API doesn't answer, or is not Ray's.
     """
-    return any(_is_running(job) for job in api.jobs_in(url(), api.get(url())))
+    return any(_is_running(job) for job in api.items_in(url(), api.get(url()), api.JOB))
 
 
 def _list_jobs() -> list[Job]:
     """Return the submitted jobs, without drivers that were started by hand, which have no submission ID."""
-    return [job for job in api.jobs_in(url(), api.get(url())) if job["submission_id"]]
+    return [job for job in api.items_in(url(), api.get(url()), api.JOB) if job["submission_id"]]
 
 
 def _is_running(job: Job) -> bool:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.run import queue, run_secrets
-from ray_on_ecs.run.document import RunDocument
+from ray_on_ecs.run.document import DIGEST, RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
 from ray_on_ecs.signals import Stop, stoppable
 from ray_on_ecs.storage.filesystem import short_reason
@@ -50,15 +50,16 @@ def admit(uri: str, console: Console) -> Generator[Admission]:
 
     Raises:
         ResourceError: There is not a Ray cluster to join.
-        UsageError: The run's document or a setting can't be used, or the run has finished.
+        UsageError: The run's document can't be used, or the run has finished.
         StorageError, Interrupted: See `hold`.
     """
     queue.head_address()  # raises, before anything is stored
-    document = RunDocument.read(uri, os.environ)
+    document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
     document.storage.check_writable()
     check_not_finished(document.storage)
     admission = Admission(document, RunRecord(document.storage, document.config))
     with hold(admission, console):
+        document.keep()
         yield admission
 
 

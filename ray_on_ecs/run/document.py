@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -9,10 +11,13 @@ from typing import Any, Self
 
 from ray_on_ecs.checks import is_run_name
 from ray_on_ecs.config import RunConfig, defaults_in
-from ray_on_ecs.errors import UsageError, one_line
+from ray_on_ecs.errors import StorageError, UsageError, one_line
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
+
+# Key of a job's metadata: the digest of the document with which it was submitted.
+DIGEST = "document"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,52 +29,63 @@ class RunDocument:
         config: Its settings.
         code: Its code in the storage.
         storage: Its folder.
+        content: The document.
     """
 
     id: str
     config: RunConfig
     code: Code
     storage: RunStorage
+    content: Mapping[str, Any]
 
     @classmethod
-    def read(cls, uri: str, environment: Mapping[str, str]) -> Self:
+    def read(cls, uri: str, environment: Mapping[str, str], digest: str | None = None) -> Self:
         """Read the document of a run.
 
         Args:
             uri: The run's folder, below a folder or an `s3://bucket/prefix`.
             environment: The cluster's defaults, for settings that are not given.
+            digest: That of the document with which the run was submitted, or None.
 
         Raises:
-            UsageError: There is not a run, or its document is broken or of another version.
+            UsageError: There is not a run, or its document is broken, of another version, or of another command.
+            StorageError: The storage can't be read.
         """
         path, _, name = uri.rstrip("/").rpartition("/")
         if path in ("", "s3:/") or not is_run_name(name):
             raise UsageError(f"{uri!r} is not the folder of a run, such as s3://bucket/runs/NAME")
         storage = RunStorage.open(path, name)
-        document = storage.read_json(layout.SETTINGS)
-        if document is None:
-            raise UsageError(f"there is not a run at {uri}; ray-on-ecs run starts one")
         try:
-            check_format(document, name)
-            settings = {**defaults_in(environment), "storage_path": path, **document["settings"], "run_name": name}
-            config, code = RunConfig.of(settings), Code.of(document["code"])
-            found = cls(id=str(document["id"]), config=config, code=code, storage=storage)
-        except (LookupError, TypeError, ValueError) as cause:
-            raise UsageError(
-                f"{layout.SETTINGS} in {uri} is broken ({one_line(cause)}); start the run again"
-            ) from cause
-        if config.storage_path.rstrip("/") == path:
-            return found
-        # A folder that the nodes share, which the command could not write.
-        storage = RunStorage.open(config.storage_path, name)
-        storage.write_json(layout.SETTINGS, document)
-        return cls(id=found.id, config=config, code=code, storage=storage)
+            content = storage.read_json(layout.SETTINGS)
+        except OSError as cause:
+            raise StorageError(f"{uri} can't be read ({one_line(cause)}); start the run again") from cause
+        if content is None:
+            raise UsageError(f"there is not a run at {uri}; ray-on-ecs run starts one")
+        if digest not in (None, digest_of(content)):
+            raise UsageError(f"another command has written {uri}/{layout.SETTINGS}, too; start the run again")
+        try:
+            check_format(content, name)
+            settings = {**defaults_in(environment), "storage_path": path, **content["settings"], "run_name": name}
+            config, code = RunConfig.of(settings), Code.of(content["code"])
+            if not config.command or not isinstance(content["id"], str):
+                raise ValueError("it has no command, or no ID")
+        except (LookupError, TypeError, UsageError, ValueError) as cause:
+            problem = f"{uri}/{layout.SETTINGS} can't be used ({one_line(cause)})"
+            raise UsageError(f"{problem}; start the run again") from cause
+        if config.storage_path.rstrip("/") != path:  # a folder that the nodes share, which the command can't write
+            storage = RunStorage.open(config.storage_path, name)
+        return cls(id=content["id"], config=config, code=code, storage=storage, content=content)
+
+    def keep(self) -> None:
+        """Write the document into the run's folder if the command could not; call it with the run's lock held."""
+        if self.storage.read_json(layout.SETTINGS) != self.content:
+            self.storage.write_json(layout.SETTINGS, self.content)
 
 
 def write(
     storage: RunStorage, config: RunConfig, given: Collection[str], code: Code, earlier: Mapping[str, Any]
-) -> None:
-    """Write the document of a run.
+) -> str:
+    """Write the document of a run, and return its digest for the job's metadata.
 
     Args:
         storage: The run's folder.
@@ -77,16 +93,27 @@ def write(
         given: The names of those that are given: the cluster has its own defaults for others.
         code: The stored code.
         earlier: The document of the run's earlier command, whose ID stays; empty if there was none.
+
+    Raises:
+        StorageError: It can't be written.
     """
-    settings = {
-        spec.name: value
-        for spec in fields(config)
-        if (value := getattr(config, spec.name)) != spec.default or spec.name in given
-    }
+    values = {spec.name: getattr(config, spec.name) for spec in fields(config)}
+    changed = {spec.name for spec in fields(config) if values[spec.name] != spec.default}
+    settings = {name: value for name, value in values.items() if value is not None and name in {*given, *changed}}
     settings.pop("working_dir", None)  # the nodes have a copy of it
     run_id = earlier.get("id") or uuid.uuid4().hex[:8]
     document = {"format": layout.FORMAT, "id": run_id, "settings": settings, "code": asdict(code)}
-    storage.write_json(layout.SETTINGS, document)
+    try:
+        storage.write_json(layout.SETTINGS, document)
+    except OSError as cause:
+        file = f"{storage.uri}/{layout.SETTINGS}"
+        raise StorageError(f"{file} can't be written ({one_line(cause)}); try again") from cause
+    return digest_of(document)
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the digest of a document, which is the same before it is written and after it is read."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_earlier(storage: RunStorage) -> dict[str, Any]:

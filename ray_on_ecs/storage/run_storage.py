@@ -92,10 +92,10 @@ class RunStorage:
             raise _unusable(self.storage_path, cause) from cause
 
     def check_shared(self) -> None:
-        """Refuse a folder without the settings that the driver has written: it is local to this node.
+        """Refuse a folder without the run's document: it is local to this node.
 
         Raises:
-            UsageError: The settings are not there.
+            UsageError: The document is not there.
         """
         if not self.exists(layout.SETTINGS):
             raise UsageError(

@@ -178,14 +178,13 @@ def _facts(documents: Documents) -> Rows:
 
 
 def _settings(documents: Documents) -> tuple[Rows, Rows]:
-    """Return the settings that the user changed, and the ones at their defaults."""
-    changed_names = documents.status.get("changed", documents.settings)
+    """Return the settings that the user gave and, of a finished run, the others."""
     changed, defaults = [], []
-    for name, value in documents.settings.items():
+    for name, value in {**documents.settings, **(documents.result.get("config") or {})}.items():
         text = "none" if value is None else str(value)
         if isinstance(value, list):
             text = " ".join(map(str, value)) or "none"
-        rows = changed if name in changed_names else defaults
+        rows = changed if name in documents.settings else defaults
         rows.append((_words(name), text))
     return changed, defaults
 

@@ -13,7 +13,6 @@ import shlex
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
@@ -52,7 +51,6 @@ class Status(TypedDict):
         job: The submission ID of the Ray job.
         url: The run's page at an experiment tracker, such as W&B or MLflow.
         error: The reason why the run failed, on one line.
-        changed: The names of the settings that are not at their defaults.
         next: The command that resumes the run.
     """
 
@@ -72,7 +70,6 @@ class Status(TypedDict):
     job: str | None
     url: str | None
     error: str | None
-    changed: list[str]
     next: str
 
 
@@ -94,7 +91,6 @@ class RunRecord:
         self.behind: str | None = None
         self.earlier = earlier_of(None)
         self._storage = storage
-        self._changed = [spec.name for spec in fields(config) if getattr(config, spec.name) != spec.default]
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
         self._log = RunLog(storage, self._started)
@@ -205,7 +201,6 @@ class RunRecord:
             "job": submission_id(),
             "url": self._monitor.url if self._monitor else None,
             "error": self._error,
-            "changed": self._changed,
             "next": self._next,
         }
 

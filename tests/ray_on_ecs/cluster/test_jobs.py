@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -18,6 +18,10 @@ from ray_on_ecs.node.api import AnswerError, Job
 from tests.serving import serving
 
 MINE = jobs.Submission(jobs.run_of("mine", "/runs"), "/runs/my run")
+
+
+def upload() -> Callable[[], dict[str, str]]:
+    return dict
 
 
 def test_driver_gets_the_folder_of_the_run() -> None:
@@ -48,7 +52,7 @@ class Refusing(Head):
 def test_submission_is_repeated_until_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     refusing = Refusing(*["No available agent to submit job, please try again later."] * 5)
-    assert jobs.find_or_submit(refusing, MINE, {}) == "mine"
+    assert jobs.find_or_submit(refusing, MINE, upload) == "mine"
     assert refusing.submitted == ["mine"]
 
 
@@ -67,14 +71,14 @@ def test_lost_response_submits_no_second_job(monkeypatch: pytest.MonkeyPatch, is
         lost = True
 
     refusing = Losing()
-    assert jobs.find_or_submit(refusing, MINE, {}) == "mine"
+    assert jobs.find_or_submit(refusing, MINE, upload) == "mine"
     assert refusing.submitted == ["mine"]
 
 
 def test_lost_race_is_repeated_with_a_limit() -> None:
     refusing = Refusing(*["Job with submission_id mine already exists."] * jobs.SUBMIT_ATTEMPTS)
     with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
-        jobs.find_or_submit(refusing, MINE, {})
+        jobs.find_or_submit(refusing, MINE, upload)
 
 
 def shown(*connections: list[str]) -> str:
@@ -108,7 +112,7 @@ def test_silent_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(OSError, match="timed out"):
             Head(url).submitted_jobs()
         with pytest.raises(ResourceError, match="the Ray head did not accept the job"):
-            jobs.find_or_submit(Head(url), MINE, MINE.run)
+            jobs.find_or_submit(Head(url), MINE, upload)
 
 
 @contextmanager

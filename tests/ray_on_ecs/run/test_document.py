@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.config import SETTINGS, RunConfig
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import StorageError, UsageError
 from ray_on_ecs.run import document
 from ray_on_ecs.run.__main__ import main
 from ray_on_ecs.run.code.archive import Code
@@ -51,7 +51,8 @@ def storage(tmp_path: Path) -> RunStorage:
 
 def written(storage: RunStorage, **settings: Any) -> RunConfig:
     config = RunConfig(run_name="mine", **settings)
-    document.write(storage, config, (), CODE, document.read_earlier(storage))
+    has_earlier = Path(storage.path(layout.SETTINGS)).is_file()
+    document.write(storage, config, (), CODE, document.read_earlier(storage) if has_earlier else {})
     return config
 
 
@@ -104,12 +105,45 @@ def test_folder_of_the_nodes_gets_the_document(storage: RunStorage, tmp_path: Pa
     written(storage, command=("a.py",), storage_path=str(shared))
     found = RunDocument.read(storage.uri, {})
     assert found.storage.uri == f"{shared}/mine"
-    assert RunDocument.read(found.storage.uri, {}) == found
+    assert not shared.exists(), "the run's lock comes first"
+    found.keep()
+    assert RunDocument.read(found.storage.uri, {}).content == found.content
+    [file] = shared.rglob("*.json")
+    written_at = file.stat().st_mtime_ns
+    found.keep()
+    assert file.stat().st_mtime_ns == written_at
+
+
+def test_document_of_another_command_is_refused(storage: RunStorage) -> None:
+    config = RunConfig(command=("a.py", "--lr", "0.1"), run_name="mine", keep_gib=0.1)
+    first = document.write(storage, config, (), CODE, {})
+    assert RunDocument.read(storage.uri, {}, first).config.command == config.command
+    document.write(storage, replace(config, command=("b.py",)), (), CODE, {})
+    with pytest.raises(UsageError, match=r"another command has written .*/run\.json, too; start the run again"):
+        RunDocument.read(storage.uri, {}, first)
+
+
+def test_setting_that_the_environment_gave_may_be_ignored(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
+    config = RunConfig(command=("tune.py",), run_name="mine", driver=True, num_workers=4)
+    document.write(storage, config, {"num_workers"}, CODE, {})
+    assert RunDocument.read(storage.uri, {}).config.workers is None
+
+
+def test_unreadable_storage_is_one_line(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(storage.path(layout.SETTINGS)).mkdir(parents=True)
+    with pytest.raises(StorageError, match="can't be read"):
+        RunDocument.read(storage.uri, {})
+    with pytest.raises(StorageError, match="can't be written"):
+        written(storage, command=("a.py",))
+
+
+GOOD_CODE = {"name": "x", "archive": "/a.tar.gz", "links": {}, "left_out": [], "git": {}}
 
 
 def changed(**parts: Any) -> str:
     """A good document with other parts; None leaves one out."""
-    good = {"format": 1, "id": "a", "settings": {"command": ["a.py"]}, "code": {"name": "x", "archive": "/a.tar.gz"}}
+    good = {"format": 1, "id": "a", "settings": {"command": ["a.py"]}, "code": GOOD_CODE}
     return json.dumps({name: value for name, value in {**good, **parts}.items() if value is not None})
 
 
@@ -118,24 +152,34 @@ def settings(**values: Any) -> str:
 
 
 def code(**values: Any) -> str:
-    return changed(code={"name": "x", "archive": "/a.tar.gz", **values})
+    return changed(code={**GOOD_CODE, **values})
+
+
+@pytest.mark.parametrize("content", [changed(), settings(env=["A=1"], max_restarts=0), code(links={"x": "/x"})])
+def test_document_in_this_form_is_accepted(storage: RunStorage, content: str) -> None:
+    storage.write(layout.SETTINGS, content)
+    assert RunDocument.read(storage.uri, {}).config.command == ("a.py",)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "is broken"),
-        ("{", "is broken"),
-        ("[]", "is broken"),
-        ("null", "is broken"),
+        ("", "(is broken|can't be used)"),
+        ("{", "(is broken|can't be used)"),
+        ("[]", "(is broken|can't be used)"),
+        ("null", "(is broken|can't be used)"),
         (changed(format=2), "was written by another version"),
         (changed(format=None), "was written by another version"),
-        (changed(id=None), "is broken"),
-        (changed(settings=None), "is broken"),
-        (changed(settings=[]), "is broken"),
-        (changed(settings="x"), "is broken"),
+        (changed(id=None), "(is broken|can't be used)"),
+        (changed(settings=None), "(is broken|can't be used)"),
+        (changed(settings=[]), "(is broken|can't be used)"),
+        (changed(settings="x"), "(is broken|can't be used)"),
         (settings(colour="red"), "'colour' is not a setting of this version"),
         (settings(command="a.py"), "command is 'a.py'"),
+        (settings(command=[]), "it has no command"),
+        (changed(id=5), "no ID"),
+        (changed(id={"a": 1}), "no ID"),
+        (settings(max_restarts=10**15), "--max-restarts: 1000000000000000 is not allowed"),
         (settings(command=["a.py", 1]), "command is"),
         (settings(env={"A": "1"}), "env is"),
         (settings(module="yes"), "module is 'yes'"),
@@ -148,22 +192,22 @@ def code(**values: Any) -> str:
         (settings(num_workers="2:1"), "--num-workers: '2:1' is not allowed"),
         (settings(requirements=5), "requirements is 5"),
         (settings(storage_path="s3://A:B@c"), "--storage-path: "),
-        (changed(code=None), "is broken"),
-        (changed(code="/a.tar.gz"), "is broken"),
-        (code(name="../x"), "is broken"),
-        (code(name="a/b"), "is broken"),
-        (code(name=""), "is broken"),
-        (code(name=5), "is broken"),
-        (code(archive="/etc/passwd"), "is broken"),
-        (code(links={"../../x": "/etc/passwd"}), "is broken"),
-        (code(links={"/x": "/etc/passwd"}), "is broken"),
-        (code(links={"x": 5}), "is broken"),
-        (code(git={"GIT_COMMIT": 5}), "is broken"),
-        (code(git=["a"]), "is broken"),
-        (code(links=["a"]), "is broken"),
-        (code(left_out="ab"), "is broken"),
-        (code(left_out={"a": 1}), "is broken"),
-        (code(more=1), "is broken"),
+        (changed(code=None), "(is broken|can't be used)"),
+        (changed(code="/a.tar.gz"), "(is broken|can't be used)"),
+        (code(name="../x"), "(is broken|can't be used)"),
+        (code(name="a/b"), "(is broken|can't be used)"),
+        (code(name=""), "(is broken|can't be used)"),
+        (code(name=5), "(is broken|can't be used)"),
+        (code(archive="/etc/passwd"), "(is broken|can't be used)"),
+        (code(links={"../../x": "/etc/passwd"}), "(is broken|can't be used)"),
+        (code(links={"/x": "/etc/passwd"}), "(is broken|can't be used)"),
+        (code(links={"x": 5}), "(is broken|can't be used)"),
+        (code(git={"GIT_COMMIT": 5}), "(is broken|can't be used)"),
+        (code(git=["a"]), "(is broken|can't be used)"),
+        (code(links=["a"]), "(is broken|can't be used)"),
+        (code(left_out="ab"), "(is broken|can't be used)"),
+        (code(left_out={"a": 1}), "(is broken|can't be used)"),
+        (code(more=1), "(is broken|can't be used)"),
     ],
 )
 def test_document_of_another_form_is_one_line(storage: RunStorage, content: str, reason: str) -> None:

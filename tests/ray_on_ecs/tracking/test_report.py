@@ -28,12 +28,11 @@ STATUS = {
     "instances": [{"instance_type": "g5.xlarge", "market": "spot", "hours": 2.0, "hourly_usd": 0.5}],
     "job": None,
     "error": None,
-    "changed": ["command"],
     "next": NEXT,
 }
 SETTINGS = {
     "format": 1,
-    "settings": {"command": ["train.py", "--epochs", "5"], "device": "auto", "code": None, "env": []},
+    "settings": {"command": ["train.py", "--epochs", "5"]},
 }
 ERROR = {"what": "no progress for 5 s", "rank": 1, "time": "2026-11-23T19:16:01+00:00", "next": "again"}
 
@@ -44,6 +43,7 @@ METRICS = [
 ]
 RESULT = {
     "metrics": METRICS[1],
+    "config": {"command": ["train.py", "--epochs", "5"], "device": "auto", "hang_timeout": None, "env": []},
     "hardware": {"workers": 2, "device": "NVIDIA A10G", "backend": None},
     "versions": {"torch": "2.14.1"},
     "times": {"started": STATUS["started"], "total_seconds": 3661.0},
@@ -90,10 +90,11 @@ def test_report_of_a_finished_run(storage: RunStorage, write: Callable[..., str]
     assert NEXT not in shown
 
 
-def test_changed_settings_come_first(write: Callable[..., str]) -> None:
-    settings, folded = text(write()).split("Settings\n")[1].split("3 at their defaults\n")
+def test_given_settings_come_first(write: Callable[..., str]) -> None:
+    assert "Settings\ncommand\ntrain.py --epochs 5\n" in text(write())
+    settings, folded = text(write(result=RESULT)).split("Settings\n")[1].split("3 at their defaults\n")
     assert settings == "command\ntrain.py --epochs 5\n"
-    assert folded.startswith("device\nauto\ncode\nnone\nenv\nnone\n")
+    assert folded.startswith("device\nauto\nhang timeout\nnone\nenv\nnone\n")
 
 
 def test_report_of_an_interrupted_run(write: Callable[..., str]) -> None:
@@ -138,7 +139,12 @@ def test_report_escapes_markup(storage: RunStorage, write: Callable[..., str]) -
     storage.write("logs/20261123T181500Z.txt", evil)
     storage.write_lines("metrics.jsonl", [{"step": 1, evil: 1.0}])
     config = {"format": 1, "settings": {evil: evil, "command": [evil]}}
-    status = {**STATUS, "state": "failed", "error": evil, "next": evil, "changed": [evil]}
+    status = {
+        **STATUS,
+        "state": "failed",
+        "error": evil,
+        "next": evil,
+    }
     report = write(run=config, status=status, error={**ERROR, "what": evil})
     assert "<script" not in report
     assert report.count("&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;") >= 8
