@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
 from ray_on_ecs.checks import metric_hints, secret_hints
@@ -292,7 +293,8 @@ _own = [
     click.Argument(
         ["command"],
         nargs=-1,
-        type=click.UNPROCESSED,  # not click.Path, which would look at the script's arguments
+        type=click.UNPROCESSED,  # click.Path would look at the paths of the script's arguments
+        shell_complete=lambda context, parameter, typed: [CompletionItem(typed, type="file")],
         metavar="SCRIPT [ARGUMENTS]",
     ),
 ]

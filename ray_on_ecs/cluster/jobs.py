@@ -90,9 +90,7 @@ def find_or_submit(head: Head, work: Submission, upload: Callable[[], WriteDocum
                 say(f"run {name} is submitted as job {job_id}")
                 return job_id
         except AnswerError as cause:
-            if (
-                "already exists" in cause.reason and attempts > 1
-            ):  # another command has submitted it, perhaps of this run
+            if "already exists" in cause.reason and attempts > 1:  # by another command, perhaps of this run
                 attempts -= 1
                 continue
             # The head has just started, or its response was lost; an accepted job is in the next list.
