@@ -5,6 +5,7 @@ this process, and can be abandoned if a GPU hangs.
 """
 
 import ctypes
+import logging
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from ray_on_ecs.errors import counted
 from ray_on_ecs.node.errors import GpuError, StartError
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 120.0
 CHECK = (sys.executable, "-m", "ray_on_ecs.node.gpus")
@@ -37,6 +40,7 @@ def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
     """
     if not expected:
         return
+    logger.debug(f"checking {counted(expected, 'GPU')}, for up to {seconds:.0f} s")
     process = subprocess.Popen([*CHECK, str(expected)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, stderr = process.communicate(timeout=seconds)

@@ -7,6 +7,7 @@ https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -15,6 +16,8 @@ import sys
 import threading
 import time
 from types import TracebackType
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.2
@@ -65,7 +68,7 @@ class LocalStore:
             )
         while not self._has_ended.wait(POLL_SECONDS):
             if server.poll() is not None:  # the script, which waits for it, fails
-                print(f"{self._python} can't serve the process group's store; that needs PyTorch 2.1", flush=True)
+                logger.warning(f"{self._python} can't serve the process group's store; that needs PyTorch 2.1")
                 return
         server.kill()
         server.wait()

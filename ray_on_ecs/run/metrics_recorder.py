@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from ray_on_ecs.run.metrics import MetricsLog, tracker_url
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsRecorder:
@@ -72,7 +75,7 @@ class MetricsRecorder:
             if is_last:
                 merge_records(self._storage)
         except OSError as cause:
-            print(f"the metrics could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+            logger.warning(f"the metrics could not be stored, and will be tried again ({one_line(cause)})")
 
     def report_progress(self, workers: str) -> None:
         """Report the step of these workers; 0 before the first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 import psutil
 import ray
 
-from ray_on_ecs import sdk, secrets
+from ray_on_ecs import logs, sdk, secrets
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError
 from ray_on_ecs.periodic import run_every
@@ -41,6 +42,8 @@ from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.shown_log import cut
+
+logger = logging.getLogger(__name__)
 
 # How often a worker looks after its script, and how often it reports to the run's actor while the script runs.
 POLL_SECONDS = 0.1
@@ -92,6 +95,7 @@ def run_script(settings: Settings) -> dict[str, Any]:
         ScriptError: The driver is lost.
         UsageError: The script can't be started.
     """
+    logs.set_up("", settings["config"].variables)
     with ScriptWorker(settings, WorkerRank.of_ray_train()) as worker:
         return worker.run()
 
@@ -164,6 +168,7 @@ class ScriptWorker:
         is_restart = False
         while True:
             directive = self._next_start(generation)
+            logger.debug(f"rank {self._rank.rank}: {directive.action}, start {directive.generation}")
             if directive.action == "leave":
                 break
             generation = directive.generation
@@ -183,6 +188,7 @@ class ScriptWorker:
         self._storage.check_shared()
         # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
         values = secrets.read_on_node(self._config.secret, self._storage.uri)
+        logs.mask_by(secrets.Masker(values.values()))
         if self._rank.local_rank == 0:
             self._reset_folder()
         python = self._install_packages(values)
@@ -251,6 +257,7 @@ class ScriptWorker:
             with self._start(environment, exchange) as process:
                 script = Script(process, exchange)
                 started_at = time.time()
+                logger.debug(f"rank {self._rank.rank}: the script has been started in {self._folder}")
                 self._first_started_at = self._first_started_at or started_at
                 self._member.status = replace(self._member.status, started_at=started_at)
                 with run_every(FOLDER_SECONDS, self._files.store, "run folder"):
@@ -258,6 +265,7 @@ class ScriptWorker:
                     self._end(script)
                     self._wait_for_node(script)
                 self._take_reports(script)
+            logger.debug(f"rank {self._rank.rank}: the script has ended with {self._member.status.status}")
             if self._recorder:
                 self._write_metrics(exchange, is_last=True)
                 self._report_progress()
