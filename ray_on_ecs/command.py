@@ -24,12 +24,7 @@ RAY_SETTINGS = {
 
 
 def exit_status(command: Callable[[], int], interrupted: str) -> int:
-    """Call a command and return its exit status; a failure costs one line and has its error's status.
-
-    Args:
-        command: Returns the exit status if nothing fails.
-        interrupted: The line for a KeyboardInterrupt.
-    """
+    """Call a command and return its exit status; a failure costs one line and has its error's status."""
     logs.set_up("ray-on-ecs")
     try:
         return command()

@@ -30,10 +30,6 @@ SIDE = 256
 def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
     """Check that this many GPUs compute.
 
-    Args:
-        expected: Number of GPUs that the task requested.
-        seconds: Time that the check may take.
-
     Raises:
         GpuError: A GPU is missing, computes wrongly, or hangs for that time.
         StartError: The image can't use the GPUs.

@@ -87,9 +87,6 @@ class JobRecovery:
     """Thread that watches the head's jobs, and resubmits each run whose last job lost its driver or head.
 
     A job whose driver exited, or that a user stopped, is not resubmitted.
-
-    Args:
-        state: The state of the previous head, or None.
     """
 
     def __init__(self, state: State | None) -> None:
@@ -121,9 +118,6 @@ class JobRecovery:
 
         The node is drained after some seconds even if a job has not ended. The state records their IDs, so that the
         next head resubmits them.
-
-        Returns:
-            The signal for Ray: SIGTERM.
         """
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS

@@ -46,7 +46,7 @@ def repeat(work: Callable[[], None]) -> None:
         if cause and not failing:
             logger.warning(f"metrics: not published ({cause})")
         if failing and not cause:
-            logger.warning("metrics: published again")  # where its begin is
+            logger.warning("metrics: published again")  # the level, and so the stream, of its begin
         failing = cause is not None
 
 

@@ -28,10 +28,6 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
     """Call `start` and exit with its status.
 
     A NodeError becomes one line and its exit status; a stop signal before Ray runs becomes exit status 0.
-
-    Args:
-        name: The command, a prefix of the lines in the log.
-        start: Runs the node to its end.
     """
     logs.set_up(name, errors_from=logging.WARNING)
     for number in STOP_SIGNALS:

@@ -35,11 +35,7 @@ REPORT_SECONDS = 60.0
 
 
 def start(in_use: Callable[[], bool]) -> None:
-    """Start the thread, if this is an ECS task; it ends with this process.
-
-    Args:
-        in_use: Returns True if this node is in use; may raise any exception.
-    """
+    """Start the thread, if this is an ECS task; it ends with this process."""
     agent = os.environ.get(AGENT_VARIABLE)
     if agent:
         protection = Protection(f"{agent}{PATH}", in_use)
@@ -50,10 +46,6 @@ class Protection:
     """Protection of this node's task while the node is in use, and for `IDLE_SECONDS` longer.
 
     While Ray doesn't answer, a node that was in use stays protected: a failing monitor must not end a run.
-
-    Args:
-        url: The agent's endpoint.
-        in_use: Returns True if this node is in use.
     """
 
     def __init__(self, url: str, in_use: Callable[[], bool]) -> None:

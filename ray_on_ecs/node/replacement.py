@@ -46,10 +46,6 @@ def request() -> None:
 def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
     """Mark an instance unhealthy unless too many of its group are; return a line with the outcome.
 
-    Args:
-        instance_id: The instance.
-        autoscaling: A boto3 client of EC2 Auto Scaling.
-
     Raises:
         Exception: AWS did not answer, or refused; any of boto's errors.
     """

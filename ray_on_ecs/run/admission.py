@@ -45,9 +45,6 @@ class Admission:
 def admit(uri: str) -> Generator[Admission]:
     """Wait for a run's turn, and hold its lock, its place in the queue and its secrets until the block ends.
 
-    Args:
-        uri: The run's folder.
-
     Raises:
         ResourceError: There is not a Ray cluster to join.
         UsageError: The run's document or a setting can't be used, or the run has finished.

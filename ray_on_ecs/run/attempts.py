@@ -283,12 +283,7 @@ class Attempts:
 
 
 class BeginWatch:
-    """The time that workers have to begin, from when they have places.
-
-    Args:
-        has_places: Returns whether they have; it is called every few seconds.
-        clock: The time in seconds.
-    """
+    """The time that workers have to begin, from when they have places."""
 
     def __init__(self, has_places: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._has_places = has_places

@@ -39,13 +39,7 @@ MIN_WAIT_SECONDS = 30.0
 
 
 def run(admission: Admission) -> dict[str, Any]:
-    """Run a script on every worker, and leave the results in the run's folder.
-
-    Args:
-        admission: The run, whose turn it is.
-
-    Returns:
-        The document of `result.json`.
+    """Run a script on every worker, and leave the results in the run's folder; return `result.json`.
 
     Raises:
         UsageError: A setting, the script or a file that it needs can't be used.

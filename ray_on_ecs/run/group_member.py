@@ -20,12 +20,6 @@ class GroupMember:
 
     One thread reports. Others may read meanwhile: each attribute is replaced as a whole.
 
-    Args:
-        actor: The run's actor.
-        group: The ID of the worker's group.
-        rank: The worker's rank.
-        status: The worker's status before its script starts.
-
     Attributes:
         group: The ID of the worker's group.
         status: The worker's own status.

@@ -27,9 +27,6 @@ BACKLOG = 1024
 class LocalStore:
     """A port to which the ranks of a script connect; a context. The first connection starts the server.
 
-    Args:
-        python: An interpreter with the script's PyTorch.
-
     Attributes:
         port: The port.
     """

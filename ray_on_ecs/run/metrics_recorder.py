@@ -18,11 +18,6 @@ logger = logging.getLogger(__name__)
 class MetricsRecorder:
     """Records the metrics of a run's script, and reports them and its progress to the run's actor.
 
-    Args:
-        patterns: A regular expression with one group for each metric that is taken from the output.
-        storage: The run's folder in the storage.
-        actor: The run's actor.
-
     Raises:
         OSError: The records of the run's earlier parts can't be read.
     """

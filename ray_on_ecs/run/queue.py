@@ -92,12 +92,7 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Tic
 
 
 class Place:
-    """A run's place in the queue until the block ends; a context.
-
-    Args:
-        ticket: The run.
-        folder: The tickets of the head.
-    """
+    """A run's place in the queue until the block ends; a context."""
 
     def __init__(self, ticket: Ticket, folder: Path) -> None:
         self._ticket, self._folder = ticket, folder
@@ -132,11 +127,7 @@ class Place:
         return tickets
 
     def begin_if_free(self, gpus: int | None) -> Ticket | None:
-        """Begin if there is room, and else return the run that this one is queued behind; one driver decides at a time.
-
-        Args:
-            gpus: See `predecessor`.
-        """
+        """Begin if there is room, else return the run that this one is queued behind; one driver decides at a time."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             behind = predecessor(self.tickets_before(), self._ticket, gpus)

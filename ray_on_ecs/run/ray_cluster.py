@@ -82,11 +82,7 @@ class WorkerAllocation:
 
 @contextmanager
 def connected() -> Generator[None]:
-    """Be on the cluster until the block ends.
-
-    Raises:
-        ResourceError, UsageError: See `connect`.
-    """
+    """Be on the cluster until the block ends; raise as `connect` does."""
     try:
         connect()
         with stoppable():  # replaces the handlers that ray.init has set
@@ -131,9 +127,6 @@ def is_one_node() -> bool:
 
 def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
     """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
-
-    Returns:
-        The allocation of the workers.
 
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
@@ -317,14 +310,11 @@ def _suffixes(jobs: Collection[str] | None) -> tuple[str, ...]:
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:
-    """Allocate as many workers as the nodes have room for, and to each as many CPUs as fit.
+    """Allocate as many workers as there is room for, with as many CPUs as fit; None if that is too few.
 
     Args:
         config: Its `num_workers` and `device`; by default one worker for each GPU, or two where there is none.
         nodes: The CPUs and GPUs of each node of the cluster.
-
-    Returns:
-        The allocation, or None if there is room for too few workers.
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)

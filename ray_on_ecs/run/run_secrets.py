@@ -34,11 +34,6 @@ def till_end(config: RunConfig, storage: RunStorage, is_ours: Callable[[], bool]
 
     They stay if another command has the run, or if this one is interrupted, since the head may resubmit it.
 
-    Args:
-        config: The run's settings.
-        storage: The run's folder.
-        is_ours: Returns whether no other command has taken the run over.
-
     Raises:
         UsageError: A secret is not there.
     """

@@ -72,13 +72,6 @@ class Decider:
 class ScriptGroup:
     """The scripts of all workers. `poll` is called again and again while Ray Train runs the workers.
 
-    Args:
-        actor: The run's actor.
-        config: The run's settings.
-        decider: Decides after a failure.
-        draining_nodes: Returns the nodes that are being reclaimed, with the times (Unix time), or None for no time.
-        left_out: The files that were left out of the upload.
-
     Attributes:
         error: Why the run was given up, or None.
         is_reclaimed: True if the scripts have ended because nodes are being reclaimed.

@@ -72,12 +72,7 @@ class Settings(TypedDict):
 
 
 class Script:
-    """One start of the script on this worker.
-
-    Args:
-        process: The script's process, or what this worker does for mpirun.
-        exchange: The folder of the messages between the script and its worker.
-    """
+    """One start of the script on this worker."""
 
     def __init__(self, process: Process, exchange: Path) -> None:
         self.process = process
@@ -101,12 +96,7 @@ def run_script(settings: Settings) -> dict[str, Any]:
 
 
 class ScriptWorker:
-    """One worker; a context.
-
-    Args:
-        settings: Those of the driver.
-        rank: The worker's place among the others.
-    """
+    """One worker; a context."""
 
     def __init__(self, settings: Settings, rank: WorkerRank) -> None:
         self._settings = settings

@@ -59,10 +59,6 @@ class Publisher:
 
     The idle alarm watches RunProgress: the steps since the last publication, and 1 if there were none. So a run that
     loads its data, validates or compiles is not idle. A run that hangs is ended, and publishes nothing afterwards.
-
-    Args:
-        monitor: Source of the steps and metrics.
-        namespace: The CloudWatch namespace.
     """
 
     def __init__(self, monitor: RunMonitor, namespace: str) -> None:

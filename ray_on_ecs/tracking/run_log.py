@@ -21,13 +21,7 @@ STDOUT = 1
 
 
 class RunLog:
-    """Stores the end of this process's output; does nothing if that goes to a terminal or a pipe.
-
-    Args:
-        storage: The run's folder.
-        started: The start of the command, which names the file.
-        descriptor: The file descriptor of the output.
-    """
+    """Stores the end of this process's output; does nothing if that goes to a terminal or a pipe."""
 
     def __init__(self, storage: RunStorage, started: datetime, descriptor: int = STDOUT) -> None:
         self._storage = storage

@@ -215,11 +215,7 @@ class RunFolder:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def begin(self, nodes: int) -> None:
-        """Take what the reset has restored as stored. The files of a node that was lost pass to another one.
-
-        Args:
-            nodes: The number of nodes.
-        """
+        """Take what the reset has restored as stored. The files of a node that was lost pass to another one."""
         snapshot, restored = self._snapshot, self._restored
         owned = {name: file for name, file in snapshot.files.items() if file.node % nodes == self._node}
         states = {name: restored[name] for name in owned if name in restored}

@@ -27,12 +27,6 @@ class NodeFiles:
     """The files of a node's run folder, on their way to the storage.
 
     On a worker that is not the first of its node, `begin` is never called, and nothing is stored.
-
-    Args:
-        storage: The run's folder in the storage.
-        folder: The run's folder on the node.
-        member: The worker's place in its group.
-        is_mpi: True if mpirun starts the scripts.
     """
 
     def __init__(self, storage: RunStorage, folder: RunFolder, member: GroupMember, *, is_mpi: bool) -> None:

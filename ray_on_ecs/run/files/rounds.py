@@ -79,10 +79,6 @@ class SnapshotRounds:
     def poll(self, statuses: Mapping[int, FilesStatus], writers: Iterable[psutil.Process] = ()) -> None:
         """Look at the folder, store a part of it once it is quiet, and on node 0 a snapshot once all nodes agree.
 
-        Args:
-            statuses: The statuses of the nodes, by their ranks.
-            writers: The script's processes on this node.
-
         Raises:
             OSError: The storage can't be read or written; the next call tries again.
         """

@@ -65,12 +65,6 @@ def missing() -> Needs:
 class ProgramWatch:
     """Looks at what a program waits for, and at its nodes; moves the workers to another zone if EC2 has none in theirs.
 
-    Args:
-        on_wait: Told when the program begins to wait, and with nothing when it has what it needs.
-        missing: Returns the resources that the program waits for.
-        nodes: Returns the nodes on which it has workers.
-        draining: Returns the nodes that are being reclaimed.
-
     Attributes:
         waits_since: When the present wait began (`time.monotonic`), or None.
     """

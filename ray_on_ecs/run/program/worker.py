@@ -31,12 +31,7 @@ WORKING_DIRS = "working_dir_files"
 
 
 def needs_of(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the needs of a worker process, for a JSON document.
-
-    Args:
-        settings: Those of the run's driver.
-        folder: The run's folder on the driver's node.
-    """
+    """Return the needs of a worker process, for a JSON document."""
     config: RunConfig = settings["config"]
     return {
         "code": asdict(settings["code"]),
