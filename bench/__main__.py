@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import checkpointer, gpu, harness, preprocess, report, startup, time_to_accuracy
+from bench import checkpointer, gpu, harness, preprocess, report, startup, time_to_accuracy, transfer
 from bench.harness import Bench, BenchmarkError
 from bench.report import Comparison
 
@@ -52,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterable[Comparison]]] = {
     "startup": startup.measure,
     "checkpointer": checkpointer.measure,
     "preprocess": preprocess.measure,
+    "transfer": transfer.measure,
     "gpu": gpu.measure,
 }
 

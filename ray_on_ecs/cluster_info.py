@@ -6,8 +6,9 @@ import json
 import os
 from typing import Any, TypedDict
 
-from ray_on_ecs.aws_client import aws_client
+from ray_on_ecs.aws import client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.errors import TrainingError
 
 CONNECT_SECONDS = 2
 READ_SECONDS = 3
@@ -73,12 +74,11 @@ def read_cluster_info() -> ClusterInfo | None:
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:
     """Return AWS's response; None if it refuses or doesn't answer within some seconds."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
+    limits = {"connect_seconds": CONNECT_SECONDS, "read_seconds": READ_SECONDS, "attempts": ATTEMPTS}
     try:
-        client = aws_client(service, connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
-        return getattr(client, method)(**arguments)
-    except (BotoCoreError, ClientError):
+        with translated(service):
+            return getattr(client(service, **limits), method)(**arguments)
+    except TrainingError:
         return None
 
 

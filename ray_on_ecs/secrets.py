@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from ray_on_ecs.aws import Refused, client, translated
 from ray_on_ecs.contract import SECRETS_VARIABLE
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.private_folder import at_home
 
 MASK = "***"
@@ -285,25 +286,19 @@ class _Masked:
 
 def ask(service: str, method: str, region: str | None = None, **arguments: Any) -> Any:
     """Call AWS from a process of the cluster; raises the same errors as `call`."""
-    import boto3
-    from botocore.config import Config
-
-    retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
-    return call(boto3.client(service, region_name=region, config=config), method, **arguments)
+    limits = {"connect_seconds": CONNECT_SECONDS, "read_seconds": READ_SECONDS, "attempts": ATTEMPTS}
+    return call(client(service, region_name=region, **limits), method, **arguments)
 
 
 def call(client: Any, method: str, **arguments: Any) -> Any:
     """Call AWS through a boto3 client; UsageError if it refuses, ResourceError if it can't be reached."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
-        return getattr(client, method)(**arguments)
-    except ClientError as cause:
-        kind = UsageError if cause.response["Error"]["Code"] in REFUSED else ResourceError
-        raise kind(one_line(cause)) from cause
-    except BotoCoreError as cause:
-        raise ResourceError(f"AWS can't be reached ({one_line(cause)})") from cause
+        with translated(client.meta.service_model.service_name):
+            return getattr(client, method)(**arguments)
+    except Refused as cause:
+        if cause.code in REFUSED:
+            raise UsageError(str(cause)) from cause.__cause__
+        raise
 
 
 def _code(cause: TrainingError) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import psutil
-from pyarrow import fs
 
 from ray_on_ecs.run.files import folder as module
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.rounds import SnapshotRounds
 from ray_on_ecs.run.group import FilesStatus
+from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 
@@ -155,15 +156,15 @@ class FaultyStorage(RunStorage):
 
     @classmethod
     def of(cls, storage: RunStorage, fails: Callable[[int], str | None]) -> FaultyStorage:
-        found = cls(storage.filesystem, storage.base, storage.run_name, storage.uri)
+        found = cls(storage.store, storage.base, storage.run_name, storage.uri)
         object.__setattr__(found, "calls", 0)
         object.__setattr__(found, "fails", fails)
-        object.__setattr__(found, "filesystem", _Faulty(storage.filesystem, found))
+        object.__setattr__(found, "store", _Faulty(storage.store, found))
         return found
 
     @property
     def is_local(self) -> bool:
-        return isinstance(self.filesystem.wrapped, fs.LocalFileSystem)
+        return isinstance(getattr(self.store, "wrapped", self.store), Disk)
 
     def due(self) -> str | None:
         object.__setattr__(self, "calls", self.calls + 1)
@@ -171,9 +172,9 @@ class FaultyStorage(RunStorage):
 
 
 class _Faulty:
-    """A file system that asks before each call whether to fail."""
+    """A disk or a bucket that asks before each call whether to fail."""
 
-    def __init__(self, wrapped: fs.FileSystem, storage: FaultyStorage) -> None:
+    def __init__(self, wrapped: Any, storage: FaultyStorage) -> None:
         self.wrapped, self._storage = wrapped, storage
 
     def __getattr__(self, name: str) -> Any:
@@ -185,27 +186,17 @@ class _Faulty:
                 raise Fault(f"{name} {args}")
             result = call(*args, **options)
             if fate == "after":
-                if name == "open_output_stream":
-                    return _LostStream(result)
+                if name == "writing":
+                    return _lost(result)
                 raise Fault(f"the answer to {name} {args}")
             return result
 
         return faulty
 
 
-class _LostStream:
-    """A stream that is stored when it is closed, and then raises an error."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, content: bytes) -> None:
-        self._stream.write(content)
-
-    def __enter__(self) -> _LostStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._stream.close()
-        if kind is None:
-            raise Fault("the answer to a write")
+@contextmanager
+def _lost(writing: AbstractContextManager[Any]) -> Generator[Any]:
+    """Write a file that is stored, and then raise an error."""
+    with writing as stream:
+        yield stream
+    raise Fault("the answer to a write")

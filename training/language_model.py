@@ -111,7 +111,6 @@ from accelerate import init_empty_weights
 from datasets import Dataset, Features, List, Value, concatenate_datasets, load_dataset
 from filelock import FileLock
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from pyarrow import fs
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -125,7 +124,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5To
 from ray_on_ecs import Checkpointer, DistributedSampler, log, microbatches
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.sdk import alive
-from ray_on_ecs.storage.filesystem import fetch, open_filesystem
+from ray_on_ecs.storage.filesystem import fetch, upload
 
 say = partial(print, flush=True) if RANK == 0 else lambda *words: None
 # Results that selective activation checkpointing saves: of matrix products and attention.
@@ -522,8 +521,7 @@ def export(saved: Checkpointer, model: Any, folder: Any, config: Any, tokenizer:
         for path in sorted(folder.iterdir()) if folder else ():
             if path.name.startswith(COPIED):
                 shutil.copy(path, made)
-        filesystem, path = open_filesystem(os.environ.get("RUN_URI") or os.getcwd())
-        fs.copy_files(temporary, path, destination_filesystem=filesystem)
+        upload(Path(temporary), os.environ.get("RUN_URI") or os.getcwd())
 
 
 def set_defaults(args: argparse.Namespace, config: Any, pretrained: bool, workers: int) -> None:

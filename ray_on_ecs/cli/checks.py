@@ -227,7 +227,7 @@ def storage(findings: Findings) -> str:
     folders = list_folders(cluster, root)
     for name, files in folders.files.items():
         try:
-            folders.of(name).read(next(iter(files)))
+            root.sibling(name).read(next(iter(files)))
         except OSError as cause:
             raise Problem(f"{cluster.storage_path} can be listed, but not read ({one_line(cause)})") from cause
         break

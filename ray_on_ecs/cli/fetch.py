@@ -30,8 +30,7 @@ from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_ba
 from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo
-
+    from ray_on_ecs.storage.disk import StoredFile
     from ray_on_ecs.storage.run_storage import RunStorage
 
 FOLDER = "runs"
@@ -128,12 +127,15 @@ def copy_run(
         }
         if not new:
             break
+        check_room(target, sum(info.size for info in new.values()))
         try:
-            check_room(target, sum(info.size for info in new.values()))
-            copy_all(storage, target, new, listing.written_at)
+            missed = copy_all(storage, target, new, listing.written_at)
         except OSError as cause:
             raise unreadable(storage, cause) from cause
-        copied |= new.keys()
+        copied |= new.keys() - missed.keys()
+    else:
+        if missed:
+            raise unreadable(storage, next(iter(missed.values())))
     if only and not requested:
         raise UsageError(
             f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
@@ -167,7 +169,7 @@ class _Listing:
         refused: Names that the disk can't have, files of git's repositories, and links out of the folder.
     """
 
-    files: dict[str, FileInfo]
+    files: dict[str, StoredFile]
     links: dict[str, str]
     written_at: dict[str, int]
     refused: list[str]
@@ -175,22 +177,17 @@ class _Listing:
 
 def _list(storage: RunStorage, target: Path) -> _Listing:
     """List a run's folder, as the target can have it; the files of the script are from the last snapshot."""
-    from pyarrow import fs
-
-    from ray_on_ecs.storage.filesystem import list_files
     from ray_on_ecs.storage.snapshot import keys_outside, read_snapshot, stored_files
 
-    start = len(storage.path()) + 1
     try:
         snapshot = read_snapshot(storage)
-        tops = storage.filesystem.get_file_info(fs.FileSelector(storage.path(), allow_not_found=True))
-        files: dict[str, FileInfo] = {}
-        for top in tops:
-            if top.base_name not in OF_SNAPSHOTS:
-                infos = [top] if top.is_file else list_files(storage.filesystem, top.path)
-                files |= {info.path[start:]: info for info in infos}
+        top = storage.listing()
+        files = {name: info for name, info in top.files.items() if name not in OF_SNAPSHOTS}
+        for folder in top.folders:
+            if folder not in OF_SNAPSHOTS:
+                files |= {f"{folder}/{name}": info for name, info in storage.files(folder).items()}
         stored = stored_files(storage, snapshot.keys)
-    except (OSError, UnicodeError) as cause:  # pyarrow can't list a name that is not UTF-8
+    except OSError as cause:
         raise unreadable(storage, cause) from cause
     refused = keys_outside(storage, files)
     links, written_at = {}, {}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import stat
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from rich import filesize
 
@@ -21,25 +19,22 @@ from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
 from ray_on_ecs.storage import layout
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo
-
+    from ray_on_ecs.storage.disk import StoredFile
     from ray_on_ecs.storage.run_storage import RunStorage
 
-COPIES_AT_ONCE = 8
-CHUNK_BYTES = 8 * 2**20
 # A run that is under way replaces its files, perhaps while they are read.
 ATTEMPTS = 3
 # Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
 IGNORE = "*\n"
 
 
-def is_here(target: Path, path: str, info: FileInfo, written_at: int | None) -> bool:
+def is_here(target: Path, path: str, info: StoredFile, written_at: int | None) -> bool:
     """Return whether a file has been copied, and has not changed in the storage since."""
     try:
         status = os.stat(target / path, follow_symlinks=not _is_of_script(path))
     except OSError:
         return False
-    is_current = status.st_size == info.size and status.st_mtime_ns >= (written_at or info.mtime_ns or 0)
+    is_current = status.st_size == info.size and status.st_mtime_ns >= (written_at or info.mtime_ns)
     return is_current and stat.S_ISREG(status.st_mode)
 
 
@@ -62,36 +57,55 @@ def make_folder(target: Path) -> None:
     target.mkdir(exist_ok=True)
 
 
-def copy_all(storage: RunStorage, target: Path, files: dict[str, FileInfo], written_at: dict[str, int]) -> None:
-    """Copy files of a run, several at once; `written_at` has the times at which a script wrote its files.
+def copy_all(
+    storage: RunStorage, target: Path, files: dict[str, StoredFile], written_at: dict[str, int]
+) -> dict[str, OSError]:
+    """Copy files of a run, several at once.
+
+    Args:
+        storage: The run's folder.
+        target: The folder of the copies.
+        files: The files by their paths in it.
+        written_at: The times at which a script wrote its files.
+
+    Returns:
+        The files that were deleted or replaced meanwhile, and are not copied.
 
     Raises:
         OSError: A file can't be read or written.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+    from ray_on_ecs.storage.disk import Changed
+    from ray_on_ecs.storage.filesystem import copy_each
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     make_folder(target)
     places = {path: _place(target, path) for path in files}
-    stop = threading.Event()
-    with (
-        Progress(*columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal) as bar,
-        ThreadPoolExecutor(COPIES_AT_ONCE) as pool,
-    ):
-        task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
-        copies = [
-            pool.submit(
-                _copy, storage, places[path], info, written_at.get(path), lambda size: bar.advance(task, size), stop
-            )
-            for path, info in files.items()
-        ]
-        try:
-            for copy in copies:
-                copy.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    # A name may be as long as the disk allows.
+    parts = {place.with_name(f".{uuid4().hex}.part"): path for path, place in places.items()}
+    missed: dict[str, OSError] = {}
+    try:
+        with Progress(
+            *columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal
+        ) as bar:
+            task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
+            sources = {part: files[path] for part, path in parts.items()}
+            with closing(copy_each(storage.store, sources, lambda size: bar.advance(task, size))) as copies:
+                for part, error in copies:
+                    path = parts[part]
+                    if isinstance(error, FileNotFoundError | Changed):
+                        missed[path] = error
+                    elif error:
+                        raise error
+                    else:
+                        time = written_at.get(path) or files[path].mtime_ns
+                        os.utime(part, ns=(time, time))
+                        part.replace(places[path])
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+    return missed
 
 
 def _is_of_script(path: str) -> bool:
@@ -109,47 +123,6 @@ def _place(target: Path, path: str) -> Path:
         place = Path(os.path.realpath(target / path))
         place.parent.mkdir(parents=True, exist_ok=True)
     return place
-
-
-def _copy(
-    storage: RunStorage,
-    file: Path,
-    info: FileInfo,
-    written_at: int | None,
-    on_bytes: Callable[[int], object],
-    stop: threading.Event,
-) -> None:
-    """Copy a file, again if it was replaced meanwhile; one that was deleted is left out."""
-    short = hashlib.sha256(os.fsencode(file.name)).hexdigest()[:16]  # a name may be as long as the disk allows
-    part = file.with_name(f".{short}.{os.getpid()}.part")
-    path = info.path[len(storage.path()) + 1 :]
-    try:
-        for _ in range(ATTEMPTS):
-            _copy_once(storage, path, part, on_bytes, stop)
-            current = storage.filesystem.get_file_info(storage.path(path))
-            if stop.is_set() or not current.is_file:
-                return
-            if current.size == info.size and current.mtime_ns <= info.mtime_ns:  # S3 lists whole seconds
-                break
-            info = current
-        time = written_at or info.mtime_ns
-        os.utime(part, ns=(time, time))
-        part.replace(file)
-    except FileNotFoundError:
-        if storage.exists(path):
-            raise
-    finally:
-        with suppress(FileNotFoundError):
-            part.unlink()
-
-
-def _copy_once(
-    storage: RunStorage, path: str, part: Path, on_bytes: Callable[[int], object], stop: threading.Event
-) -> None:
-    with storage.open_reader(path) as source, part.open("wb") as copy:
-        while not stop.is_set() and (chunk := source.read(CHUNK_BYTES)):
-            copy.write(chunk)
-            on_bytes(len(chunk))
 
 
 def make_links(target: Path, links: Mapping[str, str]) -> list[str]:

@@ -108,6 +108,11 @@ def main(arguments: list[str] | None = None) -> Any:
         return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
     except TrainingError as error:
         return _failed(str(error), error.exit_status)
+    except OSError as cause:
+        error = getattr(cause, "error", None)  # of S3
+        if not isinstance(error, TrainingError):
+            raise
+        return _failed(str(error), error.exit_status)
 
 
 def _failed(line: str, status: int) -> int:

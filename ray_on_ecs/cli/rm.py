@@ -58,7 +58,7 @@ def command(cluster: Cluster, runs: tuple[str, ...], older_than: float | None, y
 
 def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
     folders = {name: find_run(cluster, name) for name in dict.fromkeys(runs)}
-    listed, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
+    listed, jobs = list_folders(cluster, cluster.storage(""), folders), ask_head(cluster)
     busy = _under_way(cluster, listed, jobs, listed.runs(jobs))
     for name in folders:
         if not listed.files.get(name, {}).keys() & OF_RUNS:
@@ -127,7 +127,7 @@ def _delete(cluster: Cluster, storage: RunStorage) -> None:
             cluster.secrets_of(storage.uri).delete(names)
         for name in FIRST:
             storage.delete(name)
-        storage.filesystem.delete_dir(storage.path())
+        storage.delete_folder()
     except OSError as cause:
         raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause
 
@@ -145,23 +145,21 @@ def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) 
     Raises:
         ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
     """
-    from pyarrow import fs
-
     from ray_on_ecs.run.code.archive import FOLDER
 
     storage = folders.storage
     try:
-        listed = storage.filesystem.get_file_info(fs.FileSelector(f"{storage.base}/{FOLDER}", allow_not_found=True))
+        listed = storage.listing(FOLDER).files
         with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
-        needed = [_settings_text(folders.of(name)) for name in with_settings]
+        needed = [_settings_text(folders.storage.sibling(name)) for name in with_settings]
         unused = [
-            archive
-            for archive in listed
-            if folders.now - (archive.mtime_ns or 0) / 1e9 > older_than * DAY_SECONDS
-            and not any(archive.base_name in code for code in needed)
+            name
+            for name, archive in listed.items()
+            if folders.now - archive.mtime_ns / 1e9 > older_than * DAY_SECONDS
+            and not any(name in code for code in needed)
         ]
-        for archive in unused:
-            storage.filesystem.delete_file(archive.path)
+        for name in unused:
+            storage.delete(f"{FOLDER}/{name}")
     except OSError as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)

@@ -102,7 +102,7 @@ def _run(
         raise UsageError(fault)
     check_is_project(config.folder)
     from ray_on_ecs.run import document
-    from ray_on_ecs.run.code import archive  # it imports pyarrow
+    from ray_on_ecs.run.code import archive
 
     storage = cluster.storage(name)
     of_document = cluster.document_storage(storage)
@@ -145,7 +145,7 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
     if not config.driver and not any(getattr(config, name) for name in WORKERS):
         changed["num_workers"] = cluster.default_workers
     if cluster.ends_with_run and config.inputs:
-        from ray_on_ecs.run import inputs  # it imports pyarrow
+        from ray_on_ecs.run import inputs
 
         for name, source in config.inputs.items():
             if inputs.is_of_this_machine(source):

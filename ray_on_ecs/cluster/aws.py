@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
+from ray_on_ecs.aws import Refused, client, credentials_error, foreign, session, translated
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
-from ray_on_ecs.errors import ResourceError, StackNotFound, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, StackNotFound
 
-# Error codes for invalid or expired credentials.
-BAD_CREDENTIALS = {
-    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
-    *("RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure"),
-}
 CONNECT_SECONDS: float = 10
 READ_SECONDS: float = 30
 ATTEMPTS: int = 3
-
-
-def client(service: str, stack: Stack) -> Any:
-    """Return a client in the stack's region."""
-    from botocore.config import Config
-
-    retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-    settings = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
-    return _session().client(service, region_name=stack.region, config=settings)
 
 
 def call(service: str, stack: Stack, method: str, **arguments: Any) -> Any:
@@ -38,8 +23,13 @@ def call(service: str, stack: Stack, method: str, **arguments: Any) -> Any:
         UsageError: Credentials are missing or have expired.
         ResourceError: AWS can't be reached, or refuses; the message has its code. Or another program answers.
     """
-    with _translated(service):
-        return _answer(service, getattr(client(service, stack), method)(**arguments))
+    with translated(service):
+        return _answer(service, getattr(client(service, region_name=stack.region, **limits()), method)(**arguments))
+
+
+def limits() -> dict[str, Any]:
+    """Return the timeouts and attempts of a command's calls."""
+    return {"connect_seconds": CONNECT_SECONDS, "read_seconds": READ_SECONDS, "attempts": ATTEMPTS}
 
 
 class _Answer(dict[str, Any]):
@@ -50,71 +40,13 @@ class _Answer(dict[str, Any]):
         self._service = service
 
     def __missing__(self, key: str) -> Any:
-        raise _foreign(self._service, f"it has no {key}")
+        raise foreign(self._service, f"it has no {key}")
 
 
 def _answer(service: str, value: Any) -> Any:
     if isinstance(value, dict):
         return _Answer(service, value)
     return [_answer(service, item) for item in value] if isinstance(value, list) else value
-
-
-def _foreign(service: str, reason: str) -> ResourceError:
-    return ResourceError(
-        f"{service}: not an answer of AWS's ({reason}); something between this machine and AWS answers: a proxy, a "
-        "filter or a portal that wants a login"
-    )
-
-
-@contextmanager
-def _translated(service: str) -> Generator[None]:
-    """Translate boto3's errors into the ones that `call` documents."""
-    from botocore import exceptions
-    from botocore.parsers import ResponseParserError
-
-    try:
-        yield
-    except (
-        exceptions.NoCredentialsError,
-        exceptions.PartialCredentialsError,
-        exceptions.CredentialRetrievalError,
-        exceptions.ProfileNotFound,
-        exceptions.SSOError,
-        exceptions.TokenRetrievalError,
-        getattr(exceptions, "LoginError", exceptions.SSOError),  # botocore has it since `aws login` exists
-    ) as cause:
-        raise credentials_error(one_line(cause)) from cause
-    except exceptions.MissingDependencyException as cause:
-        raise UsageError(
-            f"boto3 lacks a package for your login ({one_line(cause)}); pip install 'boto3[crt]'"
-        ) from cause
-    except exceptions.ClientError as cause:
-        code = cause.response.get("Error", {}).get("Code", "")
-        if code in BAD_CREDENTIALS or (code == "AccessDenied" and cause.operation_name == "AssumeRole"):
-            raise credentials_error(one_line(cause)) from cause
-        raise Refused(code, f"{service}: {one_line(cause)}") from cause
-    except exceptions.BotoCoreError as cause:
-        raise ResourceError(f"AWS can't be reached ({one_line(cause)})") from cause
-    # botocore's parsers fail on answers of another form.
-    except (ResponseParserError, AttributeError, LookupError, TypeError, ValueError) as cause:
-        raise _foreign(service, one_line(cause)) from cause
-
-
-def credentials_error(reason: str) -> UsageError:
-    """Return the error for missing or invalid credentials."""
-    return UsageError(f"AWS credentials are missing or expired ({reason}); run aws sso login or set AWS_PROFILE")
-
-
-class Refused(ResourceError):
-    """AWS has returned an error.
-
-    Attributes:
-        code: AWS's error code.
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def token(stack: Stack) -> str:
@@ -177,8 +109,8 @@ def credentials() -> Any:
     Raises:
         UsageError: Credentials are missing.
     """
-    with _translated("sts"):
-        refreshable = _session().get_credentials()
+    with translated("sts"):
+        refreshable = session().get_credentials()
         if refreshable is None:
             raise credentials_error("none found")
         return refreshable.get_frozen_credentials()
@@ -198,14 +130,6 @@ def variables() -> dict[str, str]:
     if current.token:
         environment["AWS_SESSION_TOKEN"] = current.token
     return environment
-
-
-@cache
-def _session() -> Any:
-    """Return the only session, which refreshes its credentials; a new one would use exported, expiring ones."""
-    import boto3
-
-    return boto3.Session()
 
 
 def shell_command(stack: Stack) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
+from ray_on_ecs.aws import client
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
@@ -23,7 +24,6 @@ from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageErr
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError, TokenError
 from ray_on_ecs.node.jobs import ENDED
-from ray_on_ecs.storage.s3 import S3Access
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.stack import Stack
@@ -168,30 +168,27 @@ class Cluster(ABC):
         """Return the most precise error for a head that doesn't answer."""
         return cause
 
-    def storage(self, run_name: str) -> RunStorage:
-        """Return the folder of a run, without creating it.
+    def storage(self, run_name: str, path: str = "") -> RunStorage:
+        """Return the folder of a run, without creating it; `path` replaces the storage path.
 
         Raises:
             UsageError: The storage path can't be reached.
         """
         from ray_on_ecs.storage.run_storage import RunStorage
 
-        access = self.s3_access() if "://" in self.storage_path else None
-        if access is not None:
-            return access.open(self.storage_path, run_name)
-        return RunStorage.open(self.storage_path, run_name)
+        return RunStorage.open(path or self.storage_path, run_name, **self.s3_options())
 
     def secrets_of(self, uri: str) -> secrets.Store:
         """Return the store of a run's secrets, by the run's folder."""
         return secrets.store(uri)
 
-    def s3_access(self) -> S3Access | None:
-        """Return the access to its bucket; None for the environment's.
+    def s3_options(self) -> dict[str, Any]:
+        """Return the arguments of `Bucket` for its storage path: a command gives up sooner than a run."""
+        if "://" not in self.storage_path:
+            return {}
+        from ray_on_ecs.cluster import aws
 
-        Raises:
-            UsageError: Credentials are missing.
-        """
-        return None
+        return aws.limits()
 
     @property
     def default_workers(self) -> int | None:
@@ -246,9 +243,7 @@ class StackCluster(Cluster):
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
         """See Cluster: in the stack's bucket if the storage path is a folder of the nodes."""
-        if not storage.is_local:
-            return storage
-        return self.s3_access().open(self._stack.storage_path, storage.run_name)
+        return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
 
     @property
     def default_workers(self) -> int | None:
@@ -270,12 +265,11 @@ class StackCluster(Cluster):
 
         return explain_head(self.stack) or cause
 
-    def s3_access(self) -> S3Access:
-        """See Cluster: with boto3's credentials, because pyarrow's C++ SDK supports fewer kinds of login."""
+    def s3_options(self) -> dict[str, Any]:
+        """See Cluster."""
         from ray_on_ecs.cluster import aws
 
-        current = aws.credentials()
-        return S3Access(self.stack.region, current.access_key, current.secret_key, current.token)
+        return {**aws.limits(), "region_name": self.stack.region}
 
     def secrets_of(self, uri: str) -> secrets.Store:
         """See Cluster."""
@@ -464,13 +458,14 @@ class ComposeCluster(Cluster):
         """See Cluster: compose publishes the ports of the head's dashboard and notebook."""
         yield COMPOSE_PORTS.get(port, port)
 
-    def s3_access(self) -> S3Access:
+    def s3_options(self) -> dict[str, Any]:
         """See Cluster."""
-        return S3Access("us-east-1", "local", "local", endpoint=COMPOSE_S3)
+        keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
+        return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
 
     def secrets_of(self, uri: str) -> secrets.Store:
         """See Cluster: in the emulated AWS of its bucket."""
-        ssm = self.s3_access().client("ssm")
+        ssm = client("ssm", **self.s3_options())
         return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, partial(secrets.call, ssm))
 
     def shell(self) -> list[str]:

@@ -7,25 +7,21 @@ run has not written a status yet, and a driver that is gone.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.config import OWNER
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.s3 import S3Access
 from ray_on_ecs.tracking.cost import total_usd
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo
-
     from ray_on_ecs.cluster.clusters import Cluster
     from ray_on_ecs.cluster.head import Head
+    from ray_on_ecs.storage.disk import Listing, StoredFile
     from ray_on_ecs.storage.run_storage import RunStorage
 
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.
@@ -97,10 +93,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
 
     from ray_on_ecs.checks import is_run_name
 
-    root = cluster.storage("")
-    _now(cluster, root)  # raises if the bucket is missing
-    folders = [info.base_name for info in _list(root) if not info.is_file]
-    names = sorted(filter(is_run_name, folders))
+    names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
         return cluster.storage(name)
     nearest = get_close_matches(name, names, n=NEAREST_NAMES)
@@ -122,7 +115,7 @@ class Folders:
 
     storage: RunStorage
     now: float
-    files: dict[str, dict[str, FileInfo]] = field(default_factory=dict)
+    files: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
 
     def runs(self, jobs: Sequence[Job] | None, limit: int | None = None) -> list[RunInfo]:
         """Return the runs, with the last started one first.
@@ -167,9 +160,9 @@ class Folders:
             return RunInfo(name=name, state="unreadable", started=last_write, updated=last_write)
         return replace(run, started_seconds_ago=seconds, job=job["submission_id"] if job else run.job)
 
-    def _of_folder(self, name: str, files: Mapping[str, FileInfo], job: Job | None) -> RunInfo:
+    def _of_folder(self, name: str, files: Mapping[str, StoredFile], job: Job | None) -> RunInfo:
         if layout.STATUS in files:
-            status = self.of(name).read_json(layout.STATUS) or {}
+            status = self.storage.sibling(name).read_json(layout.STATUS) or {}
         else:  # a driver may be killed before it writes its status
             state = "training" if layout.LOCK in files else "interrupted"
             status = {"state": state, "started": _iso(_newest(files, layout.SETTINGS)) or ""}
@@ -191,17 +184,16 @@ class Folders:
             url=layout.page_url(status.get("url")),
         )
 
-    def of(self, name: str) -> RunStorage:
-        """Return the folder of a run."""
-        return replace(self.storage, run_name=name, uri=f"{self.storage.uri.rstrip('/')}/{name}")
 
+def list_folders(cluster: Cluster, storage: RunStorage, names: Collection[str] | None = None) -> Folders:
+    """List the folders of all runs, or of these, without reading them.
 
-def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
-    """List the folders of all runs, without reading them.
+    A folder's own files are listed, and not those below it, which may be a million.
 
     Args:
         cluster: The cluster.
-        storage: `cluster.storage("")`, opened by the caller: that writes the environment, and this may run in a thread.
+        storage: `cluster.storage("")`.
+        names: The runs; None for all.
 
     Raises:
         UsageError: The bucket does not exist, or credentials are missing.
@@ -209,78 +201,35 @@ def list_folders(cluster: Cluster, storage: RunStorage) -> Folders:
     """
     from ray_on_ecs.checks import is_run_name
 
-    now = _now(cluster, storage)
-    files: dict[str, dict[str, FileInfo]] = {}
-    newest = 0.0
-    start = len(storage.base) + 1
-    for info in _list_all(storage):
-        name, _, file = info.path[start:].partition("/")
-        if info.is_file:
-            newest = max(newest, _modified(info))
-        if file in (*DOCUMENTS, layout.LOCK) and is_run_name(name):
-            files.setdefault(name, {})[file] = info
-    return Folders(storage, max(now, newest), files)
+    root = _list(cluster, storage)
+    runs = [name for name in root.folders if is_run_name(name) and (names is None or name in names)]
+    with ThreadPoolExecutor(READERS) as readers:
+        listings = list(readers.map(lambda name: _list(cluster, storage.sibling(name)), runs))
+    files: dict[str, dict[str, StoredFile]] = {}
+    for name, listing in zip(runs, listings, strict=True):
+        documents = {file: info for file, info in listing.files.items() if file in (*DOCUMENTS, layout.LOCK)}
+        if documents:
+            files[name] = documents
+    newest = max((_newest(documents) for documents in files.values()), default=0.0)
+    return Folders(storage, max(root.now, newest), files)
 
 
-def _now(cluster: Cluster, storage: RunStorage) -> float:
-    """Return the time by the storage's clock (Unix time)."""
-    return time.time() if storage.is_local else _bucket_time(cluster, storage)
-
-
-def _bucket_time(cluster: Cluster, storage: RunStorage) -> float:
-    """Return S3's time. The request also finds out quickly if the bucket is missing, or S3 can't be reached.
-
-    pyarrow lists a missing bucket as an empty one, and retries for minutes if S3 doesn't answer.
-    """
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
-
-    access = cluster.s3_access() or S3Access(region=getattr(storage.filesystem, "region", None))
-    bucket = storage.base.partition("/")[0]
-    try:
-        response = access.client().head_bucket(Bucket=bucket)
-    except ClientError as cause:  # also a refusal has the date
-        response = cause.response
-        if response["Error"]["Code"] == "404":
-            raise _no_bucket(cluster, bucket) from cause
-    except NoCredentialsError as cause:
-        from ray_on_ecs.cluster.aws import credentials_error
-
-        raise credentials_error("none found") from cause
-    except BotoCoreError as cause:
-        raise ResourceError(f"the runs in {cluster.storage_path} can't be reached ({one_line(cause)})") from cause
-    date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return parsedate_to_datetime(date).timestamp() if date else 0.0
-
-
-def _no_bucket(cluster: Cluster, bucket: str) -> Exception:
-    if cluster.stack:
-        from ray_on_ecs.cluster.aws import stack_not_found
-
-        return stack_not_found(cluster.stack)
-    return UsageError(f"bucket {bucket} not found; set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs")
-
-
-def _list_all(storage: RunStorage) -> Iterator[FileInfo]:
-    """List the files of all runs; on a disk only the top level of each run's folder, as scripts fill subfolders."""
-    if not storage.is_local:
-        yield from _list(storage, recursive=True)
-        return
-    for info in _list(storage):
-        if not info.is_file:
-            yield from _list(replace(storage, base=info.path))
-
-
-def _list(storage: RunStorage, *, recursive: bool = False) -> Iterable[FileInfo]:
-    from pyarrow import fs
-
-    from ray_on_ecs.storage.filesystem import short_reason
+def _list(cluster: Cluster, storage: RunStorage) -> Listing:
+    """List the storage path."""
+    from ray_on_ecs.storage.bucket import NoBucket, StorageFault
 
     try:
-        return storage.filesystem.get_file_info(
-            fs.FileSelector(storage.base, allow_not_found=True, recursive=recursive)
-        )
+        return storage.listing()
+    except NoBucket as cause:
+        if cluster.stack:
+            from ray_on_ecs.cluster.aws import stack_not_found
+
+            raise stack_not_found(cluster.stack) from cause
+        raise UsageError(f"{cause}, or set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs") from cause
+    except StorageFault as cause:
+        raise cause.error from cause
     except OSError as cause:
-        raise UsageError(f"the runs in {storage.uri.rstrip('/')} can't be listed ({short_reason(cause)})") from cause
+        raise UsageError(f"the runs in {storage.uri} can't be listed ({one_line(cause)})") from cause
 
 
 def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
@@ -311,7 +260,7 @@ def under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
     return jobs_of_runs
 
 
-def _state(status: Mapping[str, Any], files: Mapping[str, FileInfo], job: Job | None, *, is_silent: bool) -> str:
+def _state(status: Mapping[str, Any], files: Mapping[str, StoredFile], job: Job | None, *, is_silent: bool) -> str:
     """Return the state in a run's status, unless the status is older than its job or its driver is gone."""
     if layout.RESULT in files:
         return "finished"
@@ -333,15 +282,15 @@ def _text(value: Any) -> str | None:
     return one_line(value) if isinstance(value, str) else None
 
 
-def _newest(files: Mapping[str, FileInfo], preferred: str | None = None) -> float:
+def _newest(files: Mapping[str, StoredFile], preferred: str | None = None) -> float:
     """Return the modification time of the newest file, or of the preferred one if it exists (Unix time)."""
     if preferred is not None and preferred in files:
         return _modified(files[preferred])
     return max(map(_modified, files.values()), default=0.0)
 
 
-def _modified(file: FileInfo) -> float:
-    return (file.mtime_ns or 0) / 1e9
+def _modified(file: StoredFile) -> float:
+    return file.mtime_ns / 1e9
 
 
 def _number(value: Any, divisor: float = 1) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from ray_on_ecs.aws_client import aws_client
+from ray_on_ecs.aws import client
 from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
 from ray_on_ecs.errors import failure_of
 from ray_on_ecs.node import api, demand, ports
@@ -107,7 +107,7 @@ def utilization(nodes: Any) -> list[Datum]:
 @cache
 def cloudwatch() -> Any:
     """Create a client with short timeouts, because the next minute brings newer values."""
-    return aws_client("cloudwatch", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
+    return client("cloudwatch", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
 
 
 def _datum(name: str, unit: str, values: list[float]) -> Datum:

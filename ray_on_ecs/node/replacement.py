@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs.aws_client import aws_client
+from ray_on_ecs.aws import client
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
 from ray_on_ecs.errors import counted, one_line
 
@@ -34,10 +34,10 @@ def request() -> None:
     try:
         instance_id = json.loads(Path(file).read_text())[INSTANCE_ID]
         time.sleep(random.uniform(0, SPREAD_SECONDS))
-        client = aws_client(
+        autoscaling = client(
             "autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS
         )
-        logger.warning(mark_unhealthy(instance_id, client))
+        logger.warning(mark_unhealthy(instance_id, autoscaling))
     except Exception as cause:
         reason = one_line(f"{type(cause).__name__}: {cause}")
         logger.warning(f"this instance could not be marked unhealthy ({reason})")

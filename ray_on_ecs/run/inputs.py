@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from ray_on_ecs.errors import UsageError
@@ -33,8 +32,7 @@ def resolve(name: str, source: str, storage: RunStorage) -> str:
     if address.startswith(OTHER_RUN):
         address = _files_of(address.removeprefix(OTHER_RUN), f"{name}={source}", storage)
     try:
-        source_filesystem, path = filesystem.open_filesystem(address)
-        files = filesystem.files_by_name(source_filesystem, path)
+        files = filesystem.files_by_name(*filesystem.open_filesystem(address))
         if not files:
             raise FileNotFoundError("not found, or empty")
     except (OSError, ValueError) as cause:
@@ -62,7 +60,7 @@ def absolute(source: str) -> str:
 
 def _files_of(run_name: str, shown: str, storage: RunStorage) -> str:
     """Return the folder with the files of another run, which must have finished."""
-    other = replace(storage, run_name=run_name, uri=f"{storage.uri.removesuffix(storage.run_name)}{run_name}")
+    other = storage.sibling(run_name)
     snapshot = read_snapshot(other)
     if any(not key.startswith(f"{snapshot.folder}/") for key in snapshot.keys):
         raise UsageError(f"--input: {shown} has not finished, so that its files still change; wait for its end")

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from ray_on_ecs.aws_client import aws_client
+from ray_on_ecs.aws import client
 from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
 
@@ -95,7 +95,7 @@ def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since
 
 def autoscaling_client() -> Any:
     """Return a client that gives up soon, because the run waits meanwhile and will ask again."""
-    return aws_client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=1)
+    return client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=1)
 
 
 def utc_now() -> datetime:

@@ -1,63 +1,53 @@
-"""Files in a folder or a bucket: opened in place, or fetched to a node's disk.
-
-pyarrow retries lost calls to S3, part by part, but not calls that can't succeed, such as to a missing bucket.
-"""
+"""Files of a folder or a bucket on a node's disk, and the other way round, by parallel pieces."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-
-from pyarrow import fs
+from typing import Any
 
 from ray_on_ecs.addresses import check_address
-from ray_on_ecs.errors import UsageError, counted
+from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.names import fault_of, folders_of
 from ray_on_ecs.storage import node_cache
+from ray_on_ecs.storage.bucket import Bucket
+from ray_on_ecs.storage.disk import PIECE_BYTES, Changed, Disk, StoredFile
 
-# With a backoff up to 20 s, enough for a minute without S3.
-MAX_ATTEMPTS = 12
 # Disk space that a fetch leaves free.
 SPARE_BYTES = 2 * 2**30
-# Bytes of a ranged GET, and parallel requests: a single one uses a small part of a node's bandwidth.
-PIECE_BYTES = 16 * 2**20
+# Parallel requests: a single one uses a small part of a node's bandwidth.
 FETCH_THREADS = 16
+UPLOADS_AT_ONCE = 4
 SHOWN_NAMES = 3
 
 
-def open_filesystem(address: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a folder or an `s3://bucket/prefix`, and the path on it.
+def open_filesystem(address: str, **options: Any) -> tuple[Disk | Bucket, str]:
+    """Return the disk of a folder or the S3 of an `s3://bucket/prefix`, and the path on it, without a request.
+
+    Args:
+        address: The folder or address.
+        options: Arguments of `Bucket`.
 
     Raises:
-        UsageError: It may have a key in it, which errors would show.
+        UsageError: It may have a key in it, which errors would show, or AWS's configuration is broken.
         ValueError: The address has another scheme.
-        OSError: The bucket can't be reached.
     """
     check_address("storage", address)
     if "://" not in address:
-        return fs.LocalFileSystem(), str(Path(address).expanduser().absolute())
-    if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):  # pyarrow takes KEY:SECRET@, which would be shown
+        return Disk(), str(Path(address).expanduser().absolute())
+    if not re.fullmatch(r"s3://[^/@?]+(/[^?]*)?", address):
         raise ValueError("it is neither a folder nor a bucket")
-    path = address.removeprefix("s3://").rstrip("/")
-    bucket, _, _ = path.partition("/")
-    default, _ = fs.FileSystem.from_uri(f"s3://{bucket}")  # resolves the region, but doesn't take a retry strategy
-    filesystem = fs.S3FileSystem(
-        region=default.region or None,
-        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
-        allow_delayed_open=True,  # a small file is one PUT, which can be retried, instead of a multipart upload
-    )
-    return filesystem, path
+    return Bucket(**options), address.removeprefix("s3://").rstrip("/")
 
 
 def short_reason(cause: BaseException) -> str:
-    """Return the first line of an error, without pyarrow's and AWS's decoration."""
-    first = (str(cause).splitlines() or [type(cause).__name__])[0]
-    return first.rpartition("AWS Error ")[2].partition(" (Request ID")[0]
+    """Return an error's message, or the name of its type."""
+    return one_line(cause) or type(cause).__name__
 
 
 def fetch(address: str, flag: str, hint: str = "give less") -> Path:
@@ -77,8 +67,8 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
     check_address(flag, address)
     if "://" not in address:
         return Path(address)
-    filesystem, path = open_filesystem(address)
-    files = files_by_name(filesystem, path)
+    store, path = open_filesystem(address)
+    files = files_by_name(store, path)
     if not files:
         raise UsageError(f"{flag}: there is nothing at {address}")
     check_names(address, files, flag, hint)
@@ -88,15 +78,7 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
         check_room(address, size, folder.parent, flag, hint)
         print(f"fetching {address} to this node: {counted(len(files), 'file')}, {size / 2**20:,.0f} MiB", flush=True)
         folder.mkdir()
-        try:
-            copy_to_disk(filesystem, {folder / name: info for name, info in files.items()})
-        except FileNotFoundError as cause:
-            if files_by_name(filesystem, path).keys() < files.keys():  # deleted since it was listed
-                raise
-            raise UsageError(
-                f"{flag}: {address} has a key that can't be a file, such as one that ends with / and is not empty "
-                f"({short_reason(cause)}); rename it, or {hint}"
-            ) from cause
+        copy_to_disk(store, {folder / name: info for name, info in files.items()})
 
     version = repr([address, *((info.path, info.size, info.mtime_ns) for info in files.values())])
     folder = node_cache.cached("inputs", version, make)
@@ -107,12 +89,10 @@ def fetch(address: str, flag: str, hint: str = "give less") -> Path:
     return folder
 
 
-def files_by_name(filesystem: fs.FileSystem, path: str) -> dict[str, fs.FileInfo]:
+def files_by_name(store: Disk | Bucket, path: str) -> dict[str, StoredFile]:
     """Return the files below a path by their names relative to it, or the file at the path."""
-    info = filesystem.get_file_info(path)
-    if info.type == fs.FileType.File:
-        return {info.base_name: info}
-    return {file.path.removeprefix(f"{path}/"): file for file in list_files(filesystem, path)}
+    info = store.find(path) if not isinstance(store, Bucket) or "/" in path else None  # a bucket is not an object
+    return {path.rpartition("/")[2]: info} if info else store.listing(path, recursive=True).files
 
 
 def check_names(address: str, names: Collection[str], flag: str, hint: str) -> None:
@@ -129,33 +109,81 @@ def check_names(address: str, names: Collection[str], flag: str, hint: str) -> N
         raise UsageError(f"{flag}: {address} has keys that can't be files: {shown}{others}; rename them, or {hint}")
 
 
-def copy_to_disk(filesystem: fs.FileSystem, files: Mapping[Path, fs.FileInfo]) -> None:
+def copy_to_disk(store: Disk | Bucket, files: Mapping[Path, StoredFile]) -> None:
     """Copy files to these paths, in parallel pieces.
 
     Raises:
-        OSError: A file can't be read, is shorter than when it was listed, or the disk is full. Other changes since
-            then are not noticed.
+        OSError: A file can't be read, is another one than when it was listed, or the disk is full.
     """
+    with closing(copy_each(store, files)) as copies:
+        for _, error in copies:
+            if error:
+                raise error
 
-    def copy(piece: tuple[Path, int]) -> None:
-        target, offset = piece
-        info = files[target]
-        size = min(PIECE_BYTES, info.size - offset)
-        with filesystem.open_input_file(info.path) as source:
-            content = source.read_at(size, offset)
+
+def copy_each(
+    store: Disk | Bucket, files: Mapping[Path, StoredFile], on_bytes: Callable[[int], object] = lambda size: None
+) -> Generator[tuple[Path, OSError | None]]:
+    """Copy files to these paths, in parallel pieces.
+
+    Args:
+        store: The disk or the S3 that has the files.
+        files: The files by the paths of their copies.
+        on_bytes: Called with the size of each piece that is copied.
+
+    Yields:
+        The path of each complete copy in the order of `files`, and None, or the reason why it is not complete.
+    """
+    has_ended = threading.Event()
+
+    def copy(target: Path, info: StoredFile, start: int) -> None:
+        if has_ended.is_set():
+            return
+        size = min(PIECE_BYTES, info.size - start)
+        content = store.read(info.path, start, size, info.version)
         if len(content) < size:
-            raise OSError(f"{info.path} has become shorter while it was read")
+            raise Changed(info.path)
         with target.open("r+b") as file:
-            file.seek(offset)
+            file.seek(start)
             file.write(content)
+        on_bytes(size)
 
-    pieces: list[tuple[Path, int]] = []
-    for target, info in files.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(b"")
-        pieces += [(target, offset) for offset in range(0, info.size, PIECE_BYTES)]
     with ThreadPoolExecutor(FETCH_THREADS) as threads:
-        list(threads.map(copy, pieces))
+        try:
+            pieces = {}
+            for target, info in files.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(b"")
+                pieces[target] = [
+                    threads.submit(copy, target, info, start) for start in range(0, info.size, PIECE_BYTES)
+                ]
+            for target, copies in pieces.items():
+                errors = [error for each in copies if (error := each.exception())]
+                if other := next((error for error in errors if not isinstance(error, OSError)), None):
+                    raise other
+                yield target, next((error for error in errors if isinstance(error, OSError)), None)
+        finally:
+            has_ended.set()
+            threads.shutdown(cancel_futures=True)
+
+
+def upload(folder: Path, address: str) -> None:
+    """Copy the files of a folder to a folder or an `s3://bucket/prefix`, several at once.
+
+    Raises:
+        OSError: A file can't be read or written.
+    """
+    store, path = open_filesystem(address)
+
+    def copy(source: Path) -> None:
+        with (
+            source.open("rb") as reader,
+            store.writing(f"{path}/{source.relative_to(folder).as_posix()}") as writer,
+        ):
+            shutil.copyfileobj(reader, writer, PIECE_BYTES)
+
+    with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
+        list(threads.map(copy, [source for source in sorted(folder.rglob("*")) if source.is_file()]))
 
 
 def check_room(address: str, needed: int, folder: Path, flag: str, hint: str = "give less") -> None:
@@ -170,9 +198,3 @@ def check_room(address: str, needed: int, folder: Path, flag: str, hint: str = "
             f"{flag}: {address} has {needed / 2**30:.1f} GiB, and there is room for {max(free, 0) / 2**30:.1f} GiB in "
             f"{folder}; {hint}, or a larger root volume"
         )
-
-
-def list_files(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """List the files below a path, at any depth, by their names."""
-    infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
-    return sorted((info for info in infos if info.type == fs.FileType.File), key=lambda info: info.path)

@@ -2,7 +2,7 @@
 
 S3's conditional writes make it exclusive (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html),
 on a disk exclusive creation and renaming. The lock of a dead owner is taken over: at once if the owner was a process of
-this machine, else once it hasn't been refreshed for a while by this machine's clock.
+this boot of this machine, else once it hasn't been refreshed for a while by this machine's clock.
 
 A write may succeed although its response is lost, and its retry then fails, because the lock has a new version. So each
 owner has a token, and every write is unique: a lock with this owner's token is never mistaken for another command's.
@@ -18,28 +18,25 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import psutil
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
-
-T = TypeVar("T")
 
 REFRESH_SECONDS = 15.0
 STALE_SECONDS = 60.0
 POLL_SECONDS = 1.0
 # A call that hangs must end before the lock becomes stale.
-CALL_SECONDS = 10
+CALL_SECONDS, CALL_ATTEMPTS = 10.0, 3
 # Attempts of a write while the lock changes, as with S3's ConditionalRequestConflict.
 WRITE_ATTEMPTS = 5
-NOT_THIS_VERSION = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")
 
 
 @contextmanager
@@ -84,7 +81,9 @@ class RunLock:
         self._storage = storage
         self._say = say
         self._token = uuid.uuid4().hex
-        self._file: _LockFile = _LocalFile(storage, self._token) if storage.is_local else _Object(storage)
+        store = storage.store
+        self._store = store if isinstance(store, Disk) else store.with_limits(CALL_SECONDS, CALL_ATTEMPTS)
+        self._path = storage.path(layout.LOCK)
         self._version: str | None = None
         self._refreshed_at = 0.0
         self._has_ended = False
@@ -102,7 +101,8 @@ class RunLock:
         self._has_ended = True  # a refresh in progress writes no new lock
         if self._version:
             with suppress(OSError):  # it goes stale
-                self._file.delete(self._is_owned)
+                if self._is_owned(self._read().content):
+                    self._delete()
 
     @property
     def is_held(self) -> bool:
@@ -139,9 +139,9 @@ class RunLock:
         for _ in range(WRITE_ATTEMPTS):
             began = time.time()
             content = self._next_content()
-            version = self._file.write(json.dumps(content).encode(), replaces)
+            version = self._store.write_if(self._path, json.dumps(content).encode(), replaces)
             if version is None:
-                current = self._file.read()
+                current = self._read()
                 if current.content == content:  # written, and the response was lost
                     version = current.version
             if version is not None:
@@ -159,6 +159,24 @@ class RunLock:
     def _is_owned(self, content: Mapping[str, Any]) -> bool:
         return content.get("token") == self._token
 
+    def _read(self) -> _Version:
+        version, content = self._store.read_version(self._path)
+        return _Version(version, _parsed(content))
+
+    def _delete(self) -> None:
+        """Delete the lock, and on a disk the temporary files of commands that were killed during a write."""
+        if isinstance(self._store, Disk):
+            path = Path(self._path)
+            now = path.stat().st_mtime
+            for temporary in path.parent.glob(f"{path.name}.*"):
+                with suppress(FileNotFoundError):
+                    if now - temporary.stat().st_mtime > STALE_SECONDS:
+                        temporary.unlink()
+        self._store.delete(self._path)
+        if isinstance(self._store, Disk):
+            with suppress(OSError):  # the folder is not empty
+                Path(self._path).parent.rmdir()
+
     def _take_over(self, current: _Version) -> None:
         """Wait until the other owner is known to be dead, and write the lock; HeldError if it is alive."""
         began = time.monotonic()
@@ -171,7 +189,7 @@ class RunLock:
                 self._say(f"waiting up to {STALE_SECONDS:.0f} s to see whether {owner} still trains this run")
                 is_announced = True
             time.sleep(POLL_SECONDS)
-            previous, current = current, self._file.read()
+            previous, current = current, self._read()
             if current.version not in (None, previous.version):  # refreshed
                 raise self._refusal(current)
         other = self._write(current.version, may_create=True)
@@ -187,8 +205,8 @@ class RunLock:
     def _next_content(self) -> dict[str, Any]:
         self._write_count += 1  # makes every content unique
         process = psutil.Process()
-        owner = {"host": socket.gethostname(), "pid": process.pid, "created": process.create_time()}
-        return {**owner, "token": self._token, "refreshed": self._write_count}
+        owner = {"machine": _machine(), "pid": process.pid, "created": process.create_time()}
+        return {"host": socket.gethostname(), **owner, "token": self._token, "refreshed": self._write_count}
 
 
 class _Version(NamedTuple):
@@ -196,118 +214,6 @@ class _Version(NamedTuple):
 
     version: str | None
     content: Mapping[str, Any]
-
-
-class _LockFile(Protocol):
-    """File with a version for every content."""
-
-    def write(self, content: bytes, replaces: str | None) -> str | None:
-        """Write the file if it has this version, None for a missing file.
-
-        Returns:
-            The new version; None if it had another one, or if the response of a successful write was lost.
-        """
-        ...
-
-    def read(self) -> _Version: ...
-
-    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Delete the file if its content is the owner's."""
-        ...
-
-
-class _Object:
-    """S3 object, whose version is its ETag."""
-
-    def __init__(self, storage: RunStorage) -> None:
-        self._bucket, _, self._key = storage.path(layout.LOCK).partition("/")
-        self._region = getattr(storage.filesystem, "region", None)
-
-    def write(self, content: bytes, replaces: str | None) -> str | None:
-        condition = {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
-
-        def put() -> str:
-            return self._client.put_object(Bucket=self._bucket, Key=self._key, Body=content, **condition)["ETag"]
-
-        return self._call(put)
-
-    def read(self) -> _Version:
-        def get() -> _Version:
-            response = self._client.get_object(Bucket=self._bucket, Key=self._key)
-            return _Version(response["ETag"], _parsed(response["Body"].read()))
-
-        return self._call(get) or _Version(None, {})
-
-    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
-        if is_owned(self.read().content):
-            self._call(lambda: self._client.delete_object(Bucket=self._bucket, Key=self._key))
-
-    def _call(self, call: Callable[[], T]) -> T | None:
-        """Make a call; None if its condition fails or the object is missing, OSError for other errors."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            return call()
-        except ClientError as cause:
-            if cause.response["Error"]["Code"] in NOT_THIS_VERSION:
-                return None
-            raise OSError(str(cause)) from cause
-        except BotoCoreError as cause:
-            raise OSError(str(cause)) from cause
-
-    @cached_property
-    def _client(self) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        config = Config(retries={"mode": "standard"}, connect_timeout=CALL_SECONDS, read_timeout=CALL_SECONDS)
-        return boto3.client("s3", region_name=self._region, config=config)
-
-
-class _LocalFile:
-    """File on a disk, whose version is its content. The last command that replaces it wins."""
-
-    def __init__(self, storage: RunStorage, token: str) -> None:
-        self._path = Path(storage.path(layout.LOCK))
-        self._new = self._path.with_name(f"{self._path.name}.{token}")
-
-    def write(self, content: bytes, replaces: str | None) -> str | None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._new.write_bytes(content)
-            if replaces is None:
-                os.link(self._new, self._path)  # exclusive, also on NFS
-            elif self.read().version == replaces:
-                self._new.replace(self._path)
-            else:
-                return None
-        except FileExistsError:
-            return None
-        finally:
-            self._new.unlink(missing_ok=True)
-        return content.decode()
-
-    def read(self) -> _Version:
-        try:
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return _Version(None, {})
-        return _Version(content.decode(errors="replace"), _parsed(content))
-
-    def delete(self, is_owned: Callable[[Mapping[str, Any]], bool]) -> None:
-        if is_owned(self.read().content):
-            self._delete_abandoned()
-            self._path.unlink(missing_ok=True)
-            with suppress(OSError):  # the folder is not empty
-                self._path.parent.rmdir()
-
-    def _delete_abandoned(self) -> None:
-        """Delete the temporary files of commands that were killed during a write."""
-        now = self._path.stat().st_mtime
-        for temporary in self._path.parent.glob(f"{self._path.name}.*"):
-            with suppress(FileNotFoundError):
-                if now - temporary.stat().st_mtime > STALE_SECONDS:
-                    temporary.unlink()
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -325,11 +231,22 @@ def _owner_name(owner: Mapping[str, Any]) -> str:
 
 
 def _is_dead(owner: Mapping[str, Any]) -> bool:
-    """Return True if the owner was a process of this machine and has ended."""
-    if owner.get("host") != socket.gethostname():
+    """Return True if the owner was a process that this one could see, and has ended."""
+    if owner.get("machine") != _machine():
         return False
     try:
         process = psutil.Process(owner["pid"])
         return process.create_time() != owner["created"] or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _machine() -> str:
+    """Return the processes that this one can see: two machines, or two containers, may have the same host name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # macOS, which has neither
+        return f"{socket.gethostname()} {uuid.getnode():x} {psutil.boot_time():.0f}"

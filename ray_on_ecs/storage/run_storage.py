@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import posixpath
 import tempfile
-import uuid
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pyarrow import NativeFile, fs
+from typing import IO, Any
+from uuid import uuid4
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.bucket import Bucket, Upload
+from ray_on_ecs.storage.disk import Disk, Listing, StoredFile
 from ray_on_ecs.storage.filesystem import open_filesystem, short_reason
 
-T = TypeVar("T")
 # Of an integer that 64 bits can hold; Python converts longer ones slowly, and most of them not to floats.
 MAX_DIGITS = 20
 
@@ -29,36 +29,53 @@ class RunStorage:
     """Folder of one run.
 
     Attributes:
-        base: The storage path on the file system, without a scheme.
-        run_name: The name of the run, and of its folder below `base`.
+        store: The disk, or S3.
+        base: The storage path on the disk, or `bucket/prefix`.
+        run_name: The name of the run, and of its folder below `base`; empty for the storage path itself.
         uri: The run's folder as a user would type it.
+        options: Arguments of `Bucket`.
     """
 
-    filesystem: fs.FileSystem
+    store: Disk | Bucket
     base: str
     run_name: str
     uri: str
+    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, storage_path: str, run_name: str) -> RunStorage:
+    def open(cls, storage_path: str, run_name: str, **options: Any) -> RunStorage:
         """Return the run's folder under `storage_path`, a folder or an `s3://bucket/prefix`, without creating it.
 
+        Args:
+            storage_path: The folder or address.
+            run_name: The run.
+            options: Arguments of `Bucket`.
+
         Raises:
-            UsageError: The path has another scheme, or its bucket can't be reached.
+            UsageError: The path has another scheme, or AWS's configuration is broken.
         """
         try:
-            filesystem, base = open_filesystem(storage_path)
-        except (OSError, ValueError) as cause:
+            store, base = open_filesystem(storage_path, **options)
+        except ValueError as cause:
             raise _unusable(storage_path, cause) from cause
-        uri = base if isinstance(filesystem, fs.LocalFileSystem) else storage_path.rstrip("/")
-        return cls(filesystem, base, run_name, f"{uri}/{run_name}")
+        root = base if isinstance(store, Disk) else storage_path
+        return cls(store, base, run_name, f"{root.rstrip('/')}/{run_name}".rstrip("/"), options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Open the folder again in the other process: pyarrow pickles a file system without its retry strategy."""
-        return RunStorage.open, (self.uri.removesuffix(f"/{self.run_name}"), self.run_name)
+        """Open the folder again in the other process, which has its own connections."""
+        return partial(RunStorage.open, **self.options), (self.storage_path, self.run_name)
+
+    @property
+    def storage_path(self) -> str:
+        """The folder or address with the runs."""
+        return self.uri.removesuffix(f"/{self.run_name}")
+
+    def sibling(self, run_name: str) -> RunStorage:
+        """Return the folder of another run of this storage path."""
+        return RunStorage(self.store, self.base, run_name, f"{self.storage_path}/{run_name}", self.options)
 
     def check_writable(self) -> None:
-        """Check the write access with a temporary file; in S3 an empty marker of the prefix may remain.
+        """Check the write access with a temporary file.
 
         Raises:
             UsageError: The folder or bucket is missing, or may not be written.
@@ -67,9 +84,12 @@ class RunStorage:
             if self.is_local:
                 _check_folder(Path(self.path()))
             else:
-                self._check_bucket()
+                probe = f"{self.base}/.write-check.{uuid4().hex}"  # another run may check at the same time
+                with self.store.writing(probe):
+                    pass
+                self.store.delete(probe)
         except (OSError, ValueError) as cause:
-            raise _unusable(self.uri.removesuffix(f"/{self.run_name}"), cause) from cause
+            raise _unusable(self.storage_path, cause) from cause
 
     def check_shared(self) -> None:
         """Refuse a folder without the settings that the driver has written: it is local to this node.
@@ -84,79 +104,48 @@ class RunStorage:
             )
 
     def path(self, *names: str) -> str:
-        """Return a path in the run's folder, as the file system expects it."""
-        return "/".join([self.base, self.run_name, *names])
+        """Return the path of a file in the run's folder, as `store` expects it."""
+        return "/".join([self.base, *([self.run_name] if self.run_name else []), *names])
+
+    def find(self, name: str) -> StoredFile | None:
+        """Return a file of the run's folder, or None if it is missing."""
+        return self.store.find(self.path(name))
 
     def exists(self, name: str) -> bool:
         """Return True if the run's folder has a file of this name."""
-        return self.filesystem.get_file_info(self.path(name)).type == fs.FileType.File
+        return self.find(name) is not None
+
+    def listing(self, *folder: str) -> Listing:
+        """Return the files and folders of the run's folder, or of a subfolder, without those below."""
+        return self.store.listing(self.path(*folder))
 
     def folders(self, prefix: str) -> list[str]:
         """Return the sorted names of the folders in the run's folder that begin with `prefix`."""
-        infos = self.filesystem.get_file_info(fs.FileSelector(self.path(), allow_not_found=True))
-        names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
-        return sorted(name for name in names if name.startswith(prefix))
+        return [name for name in self.listing().folders if name.startswith(prefix)]
 
-    def file_sizes(self, folder: str = "") -> dict[str, int]:
+    def file_sizes(self, *folder: str) -> dict[str, int]:
         """Return the size in bytes of each file in the run's folder, or in a subfolder, by name."""
-        path = self.path(folder) if folder else self.path()
-        infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return {info.base_name: info.size for info in infos if info.type == fs.FileType.File}
+        return {name: info.size for name, info in self.listing(*folder).files.items()}
 
-    def files(self, folder: str) -> dict[str, fs.FileInfo]:
+    def files(self, folder: str) -> dict[str, StoredFile]:
         """Return all files below a subfolder, by their path in it."""
-        infos = self.filesystem.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True, recursive=True))
-        prefix = f"{self.path(folder)}/"
-        return {info.path.removeprefix(prefix): info for info in infos if info.type == fs.FileType.File}
+        return self.store.listing(self.path(folder), recursive=True).files
 
     def read(self, name: str) -> bytes:
         """Read a whole file; FileNotFoundError if it is missing."""
-        with self.open_reader(name) as stream:
-            return stream.read()
+        return self.store.read(self.path(name))
 
-    def read_parsed(self, name: str, parse: Callable[[bytes], T]) -> T:
-        """Read a whole file and parse it.
-
-        pyarrow requests an S3 object's size before its content. An object that is replaced in between is truncated, or
-        ends with random bytes, and is read again.
-
-        Raises:
-            FileNotFoundError: The file is missing.
-            ValueError: It can't be parsed.
-        """
-        content = None
-        while True:
-            previous, content = content, self.read(name)
-            try:
-                return parse(content)
-            except ValueError:
-                if content == previous:
-                    raise
-
-    def open_reader(self, name: str) -> NativeFile:
+    def open_reader(self, name: str) -> io.BufferedIOBase | io.RawIOBase:
         """Open a file for random access; FileNotFoundError if it is missing."""
-        return self.filesystem.open_input_file(self.path(name))
+        return self.store.open_reader(self.path(name))
 
-    def open_writer(self, name: str) -> NativeFile:
-        """Open a file to write it from its start, and create its folder. In S3 it appears when it is closed."""
-        if self.is_local:  # S3 has no folders
-            self.filesystem.create_dir(self.path(*name.split("/")[:-1]), recursive=True)
-        # pyarrow would compress a file whose name ends with .gz.
-        return self.filesystem.open_output_stream(self.path(name), compression=None)
-
-    @contextmanager
-    def replace(self, name: str) -> Generator[NativeFile]:
-        """Open a file to write it; readers see the old one until it is complete."""
-        # A random name: a user's files may be a.pt and a.pt.part, and a name may be as long as the disk allows.
-        temporary = posixpath.join(posixpath.dirname(name), f".{uuid.uuid4().hex}.part") if self.is_local else name
-        with self.open_writer(temporary) as stream:
-            yield stream
-        if self.is_local:
-            self.filesystem.move(self.path(temporary), self.path(name))
+    def open_writer(self, name: str) -> AbstractContextManager[IO[bytes] | Upload]:
+        """Open a file to write it; readers see the old one until it is complete, also if the block fails."""
+        return self.store.writing(self.path(name))
 
     def write(self, name: str, content: bytes | str) -> None:
         """Write a whole file atomically."""
-        with self.replace(name) as stream:
+        with self.open_writer(name) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -174,7 +163,7 @@ class RunStorage:
             UsageError: The file is not a JSON object.
         """
         try:
-            document = self.read_parsed(name, parse_json)
+            document = parse_json(self.read(name))
         except FileNotFoundError:
             return None
         except ValueError as cause:
@@ -196,30 +185,21 @@ class RunStorage:
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
-        with suppress(FileNotFoundError):
-            self.filesystem.delete_file(self.path(name))
+        self.store.delete(self.path(name))
 
-    def delete_folder(self, name: str) -> None:
-        """Delete a folder and its contents if it exists."""
-        with suppress(FileNotFoundError):
-            self.filesystem.delete_dir(self.path(name))
+    def delete_folder(self, name: str = "") -> None:
+        """Delete the run's folder, or a subfolder, and its contents if it exists."""
+        self.store.delete_folder(self.path(name) if name else self.path())
 
     @property
     def is_local(self) -> bool:
         """True for a folder on a disk, False in S3."""
-        return isinstance(self.filesystem, fs.LocalFileSystem)
+        return isinstance(self.store, Disk)
 
     def _broken(self, name: str, reason: str) -> UsageError:
         return UsageError(
             f"--run-name: {name} in {self.uri} is broken ({reason}); delete it or give another --run-name"
         )
-
-    def _check_bucket(self) -> None:
-        probe = f"{self.base}/.write-check.{uuid.uuid4().hex}"  # another run may check at the same time
-        with self.filesystem.open_output_stream(probe) as stream:
-            stream.write(b"")
-        with suppress(FileNotFoundError):  # the first request has deleted it, and its answer was lost
-            self.filesystem.delete_file(probe)
 
 
 def parse_json(content: bytes) -> Any:

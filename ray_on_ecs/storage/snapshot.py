@@ -16,25 +16,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pyarrow import fs
-
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.names import conflicts, folders_of, is_inside, is_refused, make_link, make_way
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.filesystem import copy_to_disk, list_files
+from ray_on_ecs.storage.disk import StoredFile
+from ray_on_ecs.storage.filesystem import copy_to_disk
 from ray_on_ecs.storage.run_storage import RunStorage
 
 FORMAT = 1
 COPIES_AT_ONCE = 8
-# CopyObject's limit: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
-MAX_COPY_BYTES = 5 * 2**30
-CHUNK_BYTES = 16 * 2**20
 # Linux's limit for the target of a link; some disks have a lower one.
 MAX_LINK_BYTES = 4095
 # The folders that have the objects of a snapshot.
 STORED = (layout.FILES_FOLDER, layout.VERSIONS_FOLDER)
 ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
-NOT_TEXT = re.compile(r"[\udc80-\udcff]")  # bytes that are not UTF-8, which pyarrow does not take
 
 
 @dataclass(frozen=True)
@@ -195,7 +190,7 @@ def restore(
     left_out = conflicts(files, folder)
     files = {name: file for name, file in files.items() if name not in left_out}
     stored = stored_files(storage, {file.key for name, file in files.items() if file.key and name not in here})
-    fetched: dict[Path, fs.FileInfo] = {}
+    fetched: dict[Path, StoredFile] = {}
     for name, file in files.items():
         if file.link is None:
             path = folder / name
@@ -204,7 +199,7 @@ def restore(
                 os.replace(here[name], path)
             else:
                 fetched[path] = _file_info(storage, file, stored)
-    copy_to_disk(storage.filesystem, fetched)
+    copy_to_disk(storage.store, fetched)
     for name, file in files.items():
         if (path := folder / name) in fetched:
             path.chmod(file.mode)
@@ -218,31 +213,26 @@ def restore(
     return left_out
 
 
-def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, fs.FileInfo]:
+def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, StoredFile]:
     """Return those of these keys that the storage has, in a bucket from lists.
 
     Raises:
         OSError: The storage can't be read.
     """
-    start = len(storage.path()) + 1
     if storage.is_local:
-        paths = [storage.path(key) for key in sorted(keys)]
-        paths = [path for path in paths if not NOT_TEXT.search(path) and os.path.isfile(path)]
-        infos = storage.filesystem.get_file_info(paths)
-    else:
-        folders = [storage.path(folder) for folder in STORED] if keys else []
-        infos = [info for folder in folders for info in list_files(storage.filesystem, folder)]
-    return {info.path[start:]: info for info in infos if info.is_file}
+        return {key: info for key in sorted(keys) if (info := storage.find(key))}
+    folders = STORED if keys else ()
+    return {f"{folder}/{name}": info for folder in folders for name, info in storage.files(folder).items()}
 
 
-def _file_info(storage: RunStorage, file: KeptFile, stored: Mapping[str, fs.FileInfo]) -> fs.FileInfo:
+def _file_info(storage: RunStorage, file: KeptFile, stored: Mapping[str, StoredFile]) -> StoredFile:
     """Return a file as the storage has it; a log may have grown since, and others have not changed."""
     info = stored.get(file.key)
     if info is None:
         raise FileNotFoundError(f"{storage.uri}/{file.key} is missing")
     if not file.is_log and info.size < file.size:
         raise OSError(f"{storage.uri}/{file.key} has {info.size:,} of {file.size:,} bytes")
-    return info if file.is_log else fs.FileInfo(info.path, type=fs.FileType.File, size=file.size)
+    return info if file.is_log else info._replace(size=file.size)
 
 
 def _make_room(folder: Path, path: Path) -> None:
@@ -310,27 +300,15 @@ def delete_keys(storage: RunStorage, keys: Iterable[str]) -> None:
         list(threads.map(storage.delete, keys))
 
 
-def copy_on_disk(source: Path, target: Path) -> None:
-    """Copy a file that is not written any longer, as a hard link if the file system has them."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def _copy(storage: RunStorage, file: KeptFile, key: str) -> None:
     """Copy an object within the storage, unless the script has already written it to its final key."""
-    source = storage.path(file.key)
+    source = StoredFile(storage.path(file.key), file.size)
     target = storage.path(key)
     if storage.is_local:
         status = os.lstat(target) if os.path.lexists(target) else None
         if status is None or (status.st_size, status.st_mtime_ns) != (file.size, file.written_at):
             _make_room(Path(storage.path()), Path(target))
-            copy_on_disk(Path(source), Path(target))
+            storage.store.copy(source, target)
             os.utime(target, ns=(file.written_at, file.written_at))
-    elif file.size <= MAX_COPY_BYTES:
-        storage.filesystem.copy_file(source, target)
     else:
-        with storage.open_reader(file.key) as reader, storage.open_writer(key) as writer:
-            shutil.copyfileobj(reader, writer, CHUNK_BYTES)
+        storage.store.copy(source, target)

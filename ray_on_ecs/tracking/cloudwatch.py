@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from ray_on_ecs.aws_client import aws_client
+from ray_on_ecs.aws import client
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.run_monitor import RunMonitor
@@ -102,4 +102,4 @@ class Publisher:
 
     @cached_property
     def _client(self) -> Any:
-        return aws_client("cloudwatch", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
+        return client("cloudwatch", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)

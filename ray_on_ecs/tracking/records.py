@@ -164,11 +164,14 @@ def _part(number: int) -> str:
 
 def _read(storage: RunStorage, name: str) -> list[Record]:
     """Read the records of a file, without a last line that is only partly written."""
-
-    def parse(content: bytes) -> list[Record]:
-        return [parse_json(line) for line in content.split(b"\n")[:-1]]
-
-    return storage.read_parsed(name, parse)
+    content = None
+    while True:
+        previous, content = content, storage.read(name)
+        try:
+            return [parse_json(line) for line in content.split(b"\n")[:-1]]
+        except ValueError:  # on a disk, a line may have been replaced while it was read
+            if content == previous:
+                raise
 
 
 def _line(record: Record) -> str:

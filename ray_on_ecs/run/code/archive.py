@@ -13,7 +13,6 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code import git
 from ray_on_ecs.run.code.files import CodeFiles, check_size, list_code
 from ray_on_ecs.run.code.ignore import IGNORE_FILES
-from ray_on_ecs.storage.filesystem import open_filesystem, short_reason
+from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
 FOLDER, SUFFIX = ".code", ".tar.gz"
@@ -89,7 +88,7 @@ class Code:
             OSError: The archive or a file can't be read, or the folder not be written.
         """
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
-        fetch(RunStorage(*open_filesystem(base), FOLDER, self.archive), digest, folder)
+        fetch(RunStorage.open(base, FOLDER), digest, folder)
         for name, original in self.links.items():
             if not os.path.exists(original):
                 raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
@@ -122,13 +121,13 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     code = replace(code, files=tuple(file for file in code.files if file.name not in large))
     if not (config.include or config.exclude):
         check_size(folder, code.files)
-    base = storage.uri.removesuffix(f"/{storage.run_name}")
+    base = storage.storage_path
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("uploading the code", total=sum(file.size for file in code.files))
-            digest = put(code, replace(storage, run_name=FOLDER), partial(bar.advance, task))
+            digest = put(code, storage.sibling(FOLDER), partial(bar.advance, task))
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
     ignored = sorted((entry for entry in code.left_out if entry.why in IGNORE_FILES), key=lambda entry: -entry.size)
@@ -149,16 +148,11 @@ def put(code: CodeFiles, folder: RunStorage, on_bytes: OnBytes) -> str:
         archive.seek(0)
         digest = hashlib.file_digest(archive, "sha256").hexdigest()
         name = digest + SUFFIX
-        if folder.filesystem.get_file_info(folder.path(name)).size != size:
+        info = folder.find(name)
+        if info is None or info.size != size:
             archive.seek(0)
-            try:
-                with folder.replace(name) as stream:
-                    shutil.copyfileobj(archive, stream, PIECE_BYTES)
-            except BaseException:
-                # Closing the stream, even after Ctrl-C, makes the first pieces an object in S3.
-                with suppress(OSError):
-                    folder.delete(name)
-                raise
+            with folder.open_writer(name) as stream:
+                shutil.copyfileobj(archive, stream, PIECE_BYTES)
     return digest
 
 

@@ -36,11 +36,11 @@ from ray_on_ecs.run.files.scan import (
     without_logs,
 )
 from ray_on_ecs.storage import layout, node_cache
+from ray_on_ecs.storage.disk import StoredFile
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import (
     KeptFile,
     Snapshot,
-    copy_on_disk,
     delete_others,
     key_of,
     read_snapshot,
@@ -178,7 +178,7 @@ class RunFolder:
                 del files[name]
                 continue
             key = key_of(f"{layout.VERSIONS_FOLDER}/0-0-{self._lease}", name)
-            copy_on_disk(Path(self._storage.path(file.key)), Path(self._storage.path(key)))
+            self._storage.store.copy(StoredFile(self._storage.path(file.key), file.size), self._storage.path(key))
             files[name] = replace(file, key=key, size=state.size, written_at=state.written_at)
         copied = Snapshot(files, snapshot.left_out, self.target)
         if copied != snapshot:
@@ -397,11 +397,9 @@ class RunFolder:
 
     def _upload(self, name: str, copy: Path, state: FileState, is_log: bool, number: int) -> KeptFile:
         key = self._key(name, is_log, number)
-        size = 0
-        with copy.open("rb") as source, self._storage.replace(key) as target:
-            while chunk := source.read(CHUNK_BYTES):
-                target.write(chunk)
-                size += len(chunk)
+        with copy.open("rb") as source, self._storage.open_writer(key) as target:
+            shutil.copyfileobj(source, target, CHUNK_BYTES)
+            size = source.tell()
         return KeptFile(key, size, state.written_at, state.mode, is_log=is_log, node=self._node)
 
     def _key(self, name: str, is_log: bool, number: int) -> str:

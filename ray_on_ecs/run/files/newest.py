@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.files.scan import is_log
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.disk import StoredFile
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 
@@ -41,10 +42,10 @@ def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
     files: dict[str, datetime] = {}
     for name, info in storage.files(layout.RAY_FOLDER).items():
         is_of_checkpoint = any(folder.startswith("checkpoint_") for folder in name.split("/")[:-1])
-        if is_of_checkpoint and info.mtime:
-            files[name] = info.mtime
+        if is_of_checkpoint:
+            files[name] = _time(info)
     newest = max(files, key=lambda name: files[name], default=None)
-    return (f"{layout.RAY_FOLDER}/{newest}", files[newest].astimezone(UTC)) if newest else None
+    return (f"{layout.RAY_FOLDER}/{newest}", files[newest]) if newest else None
 
 
 def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
@@ -62,10 +63,14 @@ def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
             path, _, file = f"{top}/{name}".rpartition("/")
             folder, _, step = path.rpartition("/")
             order = layout.step_order(step)
-            if file == layout.MANIFEST and order and info.mtime:
-                found.setdefault(folder, {})[order] = (path, info.mtime.astimezone(UTC))
+            if file == layout.MANIFEST and order:
+                found.setdefault(folder, {})[order] = (path, _time(info))
     newest = [checkpoints[max(checkpoints)] for checkpoints in found.values()]  # a Checkpointer resumes from it
     return max(newest, key=lambda checkpoint: checkpoint[1], default=None)
+
+
+def _time(info: StoredFile) -> datetime:
+    return datetime.fromtimestamp(info.mtime_ns / 1e9, UTC)
 
 
 def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:

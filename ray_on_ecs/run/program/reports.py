@@ -47,9 +47,11 @@ def kept_reports(run_config: Any) -> tuple[dict[int, dict[str, Any]], int] | Non
     try:
         filesystem = run_config.storage_filesystem
         if filesystem is None:
-            filesystem, path = open_filesystem(path)
-        with filesystem.open_input_file(path) as file:
-            snapshot = json.loads(file.read())
+            store, path = open_filesystem(path)
+            content = store.read(path)
+        else:
+            content = filesystem.open_input_file(path).read()
+        snapshot = json.loads(content)
         reports = zip(snapshot["checkpoint_report_indices"], snapshot["checkpoint_results"], strict=True)
         return {index + 1: result["metrics"] for index, result in reports}, snapshot["current_report_index"]
     except FileNotFoundError:

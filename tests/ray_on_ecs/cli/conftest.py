@@ -1,12 +1,10 @@
 """A laptop with a stack, whose commands wait as long as a busy machine needs."""
 
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,26 +19,6 @@ LIMITS = {
     session: ("OPEN_SECONDS",),
     head: ("REQUEST_SECONDS",),
 }
-
-
-def kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls this one only for other arguments, limits or variables of AWS.
-
-    boto3 takes half of a command's CPU time to make its clients.
-    """
-    results: dict[str, Any] = {}
-
-    def call(*arguments: Any) -> Any:
-        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        key = repr((arguments, aws.CONNECT_SECONDS, aws.READ_SECONDS, aws.ATTEMPTS, sorted(variables.items())))
-        if key not in results:
-            results[key] = function(*arguments)
-        return results[key]
-
-    return call
-
-
-aws_session, aws_client = kept(aws._session.__wrapped__), kept(aws.client)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +41,5 @@ def stack(
             monkeypatch.setattr(module, name, SECONDS)
     monkeypatch.setattr(doctor, "START_SECONDS", math.inf)
     monkeypatch.setattr(doctor, "_shorten_timeouts", lambda: None)
-    monkeypatch.setattr(aws, "_session", aws_session)
-    monkeypatch.setattr(aws, "client", aws_client)
     with ExitStack() as undo:
         yield Laptop(account.url, deepcopy(account.outputs), *servers, tmp_path, undo=undo)

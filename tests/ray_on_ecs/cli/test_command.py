@@ -24,6 +24,7 @@ from ray_on_ecs.node import api
 from ray_on_ecs.node.ports import free_ports
 from ray_on_ecs.run import document
 from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.storage.bucket import Bucket
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.ray_on_ecs.cli.folders import Folders, head, job
 
@@ -469,7 +470,8 @@ def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.
     storage = StackCluster(find(None, str(outputs))).storage("first")
     assert storage.uri == "s3://the-bucket/runs/first"
     assert storage.path("result.json") == "the-bucket/runs/first/result.json"
-    assert storage.filesystem.region == "us-west-2"
+    assert isinstance(storage.store, Bucket)
+    assert storage.store.client.meta.region_name == "us-west-2"
 
 
 def test_windows_is_refused_in_one_line() -> None:

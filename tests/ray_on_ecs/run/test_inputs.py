@@ -1,7 +1,6 @@
 """Inputs: of a disk, a bucket and another run; on this node before the script starts."""
 
 import hashlib
-import io
 import itertools
 import shutil
 import tempfile
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import fs
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import inputs
 from ray_on_ecs.storage import filesystem
+from ray_on_ecs.storage.disk import Disk, StoredFile
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET
 from tests.waiting import LIMIT_SECONDS
@@ -121,7 +120,7 @@ def test_keys_of_several_lines_are_named_on_one() -> None:
 
 def test_folder_marker_with_content_is_named(storage: RunStorage, s3: Any) -> None:
     s3.put_object(Bucket=BUCKET, Key="marked/folder/", Body=b"content")
-    with pytest.raises(UsageError, match=r"ends with / and is not empty \(.*marked/folder.*give st"):
+    with pytest.raises(UsageError, match=r"s3://\S+/marked has keys .*'folder/' has an empty part.*give st"):
         inputs.fetch(f"s3://{BUCKET}/marked")
 
 
@@ -147,21 +146,14 @@ def test_reads_run_concurrently(sizes: list[int], tmp_path: Path, monkeypatch: p
     all_at_once = threading.Barrier(filesystem.FETCH_THREADS, timeout=LIMIT_SECONDS)
     reads = itertools.count()
 
-    class Source(io.BytesIO):
-        def read_at(self, size: int, offset: int) -> bytes:
+    class Source(Disk):
+        def read(self, path: str, start: int = 0, size: int | None = None, version: str = "") -> bytes:
             if next(reads) < filesystem.FETCH_THREADS:
                 all_at_once.wait()
-            return b"x" * size
+            return b"x" * (size or 0)
 
-    class Bucket:
-        def open_input_file(self, path: str) -> Source:
-            return Source()
-
-    files = {
-        tmp_path / str(number): fs.FileInfo(str(number), fs.FileType.File, size=size)
-        for number, size in enumerate(sizes)
-    }
-    filesystem.copy_to_disk(Bucket(), files)
+    files = {tmp_path / str(number): StoredFile(str(number), size) for number, size in enumerate(sizes)}
+    filesystem.copy_to_disk(Source(), files)
     assert [path.stat().st_size for path in files] == sizes
     assert next(reads) == 40
 
@@ -169,7 +161,7 @@ def test_reads_run_concurrently(sizes: list[int], tmp_path: Path, monkeypatch: p
 def test_object_truncated_during_fetch_is_refused(storage: RunStorage, s3: Any, tmp_path: Path) -> None:
     s3.put_object(Bucket=BUCKET, Key="shrinking/a", Body=b"long")
     found, path = filesystem.open_filesystem(f"s3://{BUCKET}/shrinking")
-    [listed] = filesystem.list_files(found, path)
+    [listed] = found.listing(path).files.values()
     s3.put_object(Bucket=BUCKET, Key="shrinking/a", Body=b"")
     with pytest.raises(OSError, match="shorter"):
         filesystem.copy_to_disk(found, {tmp_path / "a": listed})

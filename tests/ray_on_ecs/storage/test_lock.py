@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -82,7 +81,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def elsewhere(storage: RunStorage) -> None:
     """Let the lock look as if its owner were on another machine."""
     owner = json.loads(storage.read("run.lock"))
-    storage.write("run.lock", json.dumps({**owner, "host": "elsewhere"}))
+    storage.write("run.lock", json.dumps({**owner, "host": "elsewhere", "machine": "elsewhere"}))
 
 
 def test_lock_exists_only_while_held(storage: RunStorage) -> None:
@@ -114,6 +113,22 @@ def test_lock_of_killed_local_process_is_taken_over(
     owner.wait()
     with RunLock(storage):
         assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("machine", ["another boot", "another PID namespace", ""])
+def test_machine_of_the_same_name_is_another(
+    storage: RunStorage, owner: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    owner.kill()  # which the other machine does not see
+    found = json.loads(storage.read("run.lock"))
+    storage.write("run.lock", json.dumps({**found, "machine": machine}))
+
+    def refresh(seconds: float) -> None:
+        storage.write("run.lock", json.dumps({**found, "machine": machine, "refreshed": 2}))
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(**{**vars(time), "sleep": refresh}))
+    with pytest.raises(lock.HeldError, match="is being trained by another command"):
+        RunLock(storage).__enter__()
 
 
 @pytest.mark.usefixtures("quick")
@@ -193,7 +208,7 @@ def test_an_unanswered_last_refresh_leaves_no_lock(bucket: RunStorage, line: Fla
 
 
 def test_lost_response_to_a_take_over(bucket: RunStorage, line: FlakyProxy) -> None:
-    bucket.write("run.lock", json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1, "created": 0.0}))
+    bucket.write("run.lock", json.dumps({"machine": lock._machine(), "pid": 2**22 + 1, "created": 0.0}))
     line.decide("pass", LOCK)
     line.decide("lose", LOCK)
     with RunLock(bucket) as held:

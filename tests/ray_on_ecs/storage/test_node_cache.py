@@ -95,7 +95,7 @@ def test_a_use_makes_a_cache_new(root: Path, disk: Disk) -> None:
 def test_caches_of_this_process_and_others_stay(root: Path, disk: Disk) -> None:
     mine, others, free = (make("inputs", name, 31) for name in ("mine", "others", "free"))
     node_cache.hold(mine)
-    script = "import sys; from pathlib import Path; from ray_on_ecs import node_cache\n"
+    script = "import sys; from pathlib import Path; from ray_on_ecs.storage import node_cache\n"
     script += "node_cache.hold(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(others)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import boto3
 import pytest
 
+from ray_on_ecs import aws
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cloudwatch import Publisher
 from ray_on_ecs.tracking.run_actor import RunClient
@@ -154,6 +155,8 @@ def test_an_image_without_boto3_costs_a_line(
     monitor: RunMonitor, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
+    for made in (aws._client, aws._session):
+        made.cache_clear()
     finish(monitor, 0)
     publisher.publish()
     assert "training continues (ModuleNotFoundError" in capsys.readouterr().out

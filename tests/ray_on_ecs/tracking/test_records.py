@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import fs
 
 from ray_on_ecs.run.metrics import MetricsLog
+from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import records as module
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
@@ -162,15 +162,15 @@ class MortalStorage(RunStorage):
     """A folder that is written as a bucket, until the process is killed before or after one of its changes."""
 
     changes_left = itertools.repeat(None)
+    is_local = False
 
     def write(self, name: str, content: bytes | str) -> None:
-        self.filesystem.create_dir(self.path(*name.split("/")[:-1]))
         self._change(lambda: RunStorage.write(self, name, content))
 
     def delete(self, name: str) -> None:
         self._change(lambda: RunStorage.delete(self, name))
 
-    def delete_folder(self, name: str) -> None:
+    def delete_folder(self, name: str = "") -> None:
         self._change(lambda: RunStorage.delete_folder(self, name))
 
     def _change(self, change: Callable[[], None]) -> None:
@@ -181,10 +181,9 @@ class MortalStorage(RunStorage):
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_kill_before_any_change_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filesystem = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     done = False
     for changes in itertools.count():
-        storage = MortalStorage(filesystem, str(changes), "mine", "")
+        storage = MortalStorage(Disk(), str(tmp_path / str(changes)), "mine", "")
         monkeypatch.setattr(MortalStorage, "changes_left", itertools.repeat(None, changes))
         stored = 0
         try:

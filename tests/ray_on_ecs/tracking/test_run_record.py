@@ -240,7 +240,7 @@ class Failing(RunStorage):
 def test_failed_status_write_is_repeated(
     storage: RunStorage, config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = Failing(storage.filesystem, storage.base, storage.run_name, storage.uri)
+    failing = Failing(storage.store, storage.base, storage.run_name, storage.uri)
     record = RunRecord(failing, config)
     with record.closing(lambda: True):
         with record.training(monitor(), {}, 2):

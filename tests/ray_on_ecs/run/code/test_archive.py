@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import IO
 
 import pytest
-from pyarrow import fs
 
 from ray_on_ecs.errors import StorageError
 from ray_on_ecs.run.code import archive, git
@@ -85,7 +84,7 @@ def store(code: Path, storage: RunStorage) -> str:
 
 
 def stored(storage: RunStorage) -> list[str]:
-    return [each.base_name for each in storage.filesystem.get_file_info(fs.FileSelector(storage.path()))]
+    return list(storage.listing().files)
 
 
 def test_stored_code_is_fetched(code: Path, storage: RunStorage, tmp_path: Path) -> None:

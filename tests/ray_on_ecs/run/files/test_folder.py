@@ -483,24 +483,25 @@ def test_oversized_folder_is_restored(start: Start, monkeypatch: pytest.MonkeyPa
         assert contents(first.folder) == {f"many/{n}": "1" for n in range(4)}
 
 
-def test_surviving_node_fetches_changed_files(storage: RunStorage, start: Start) -> None:
-    faulty = FaultyStorage.of(storage, lambda call: None)
-    first = start(on=faulty)
+def test_surviving_node_fetches_changed_files(
+    storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start()
     write(first.folder, {"a": "1", "b": "1", "c": "1", "d/e": "1", "link": "x"})
     first.settle()
     write(first.folder, {"a": "half", "new": "1"})
     (first.folder / "b").unlink()
     (first.folder / "new2").write_text("1")
     (first.folder / "new2").rename(first.folder / "c")
-    opened = faulty.filesystem.wrapped.open_input_file
+    kind = type(storage.store)
+    read = kind.read
     paths: list[str] = []
 
-    class Counting(type(faulty.filesystem)):
-        def open_input_file(self, path: str) -> object:
-            paths.append(path.rpartition("/")[2])
-            return opened(path)
+    def counting(self: Any, path: str, *piece: Any) -> bytes:
+        paths.append(path.rpartition("/")[2])
+        return read(self, path, *piece)
 
-    faulty.filesystem.__class__ = Counting
+    monkeypatch.setattr(kind, "read", counting)
     first.restart()
     assert contents(first.folder) == {"a": "1", "b": "1", "c": "1", "d/e": "1", "link": "x"}
     assert sorted(paths) == ["a", "b", "c", "files.json"]

@@ -1,0 +1,190 @@
+"""Files on a disk, with the methods of `Bucket`."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import stat
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NamedTuple
+from uuid import uuid4
+
+PIECE_BYTES = 16 * 2**20
+# A disk can't have such a path, or has something else there.
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+class StoredFile(NamedTuple):
+    """File on a disk, or object in S3.
+
+    Attributes:
+        path: The path on the disk, or `bucket/key`.
+        size: Bytes.
+        mtime_ns: Modification time (ns since 1970); S3 has whole seconds.
+        version: The file's inode, or the object's ETag, by which a replaced one is noticed.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int = 0
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Content of a folder.
+
+    Attributes:
+        files: The files by their paths in the folder.
+        folders: The names of its subfolders.
+        now: The moment, by the storage's clock (Unix time).
+    """
+
+    files: dict[str, StoredFile] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    now: float = 0.0
+
+
+class Changed(OSError):
+    """A file was replaced or has become shorter while it was read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} was replaced, or has become shorter, while it was read")
+
+
+class Disk:
+    """Files on a disk."""
+
+    def find(self, path: str) -> StoredFile | None:
+        """Return a file, or None if there is not a file of this path."""
+        try:
+            status = os.stat(path)
+        except OSError as cause:
+            if cause.errno in ABSENT:
+                return None
+            raise
+        return _stored(path, status) if stat.S_ISREG(status.st_mode) else None
+
+    def listing(self, path: str, *, recursive: bool = False) -> Listing:
+        """List a folder, or all files below it; a missing folder is empty."""
+        found = Listing(now=time.time())
+        for name, entry in _entries(path, "", (), recursive=recursive):
+            if entry.is_dir():
+                found.folders.append(name)
+            elif entry.is_file():
+                with suppress(FileNotFoundError):  # deleted since it was listed
+                    found.files[name] = _stored(entry.path, entry.stat())
+        return Listing(dict(sorted(found.files.items())), sorted(found.folders), found.now)
+
+    def read(self, path: str, start: int = 0, size: int | None = None, version: str = "") -> bytes:
+        """Read a file, or a part of it.
+
+        Raises:
+            FileNotFoundError: It is missing.
+            Changed: It has another version.
+        """
+        with open(path, "rb") as file:
+            if version and version != _version(os.fstat(file.fileno())):
+                raise Changed(path)
+            file.seek(start)
+            return file.read(-1 if size is None else size)
+
+    def open_reader(self, path: str) -> io.BufferedIOBase:
+        """Open a file for random access."""
+        return open(path, "rb")
+
+    @contextmanager
+    def writing(self, path: str) -> Generator[IO[bytes]]:
+        """Write a file, which has its name as soon as it is complete, and not if the block fails."""
+        # A random name: a user's files may be a.pt and a.pt.part, and a name may be as long as the disk allows.
+        part = Path(path).with_name(f".{uuid4().hex}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("xb") as file:
+                yield file
+            part.replace(path)
+        finally:
+            with suppress(OSError):
+                part.unlink()
+
+    def write_if(self, path: str, content: bytes, version: str | None) -> str | None:
+        """Write a file if it has this version, None for a missing one; see `read_version`.
+
+        Two that replace the same version at once both succeed, and the later one wins.
+
+        Returns:
+            The new version; None if it had another one.
+        """
+        new = Path(f"{path}.{uuid4().hex}")
+        new.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            new.write_bytes(content)
+            if version is None:
+                os.link(new, path)  # exclusive, also on NFS
+            elif self.read_version(path)[0] == version:
+                new.replace(path)
+            else:
+                return None
+        except FileExistsError:
+            return None
+        except FileNotFoundError:  # over NFS, whose answers may get lost
+            if not new.parent.exists():
+                raise
+            return None
+        finally:
+            new.unlink(missing_ok=True)
+        return content.decode()
+
+    def read_version(self, path: str) -> tuple[str | None, bytes]:
+        """Return the version of a file, here its content, and the content; None for a missing file."""
+        try:
+            content = self.read(path)
+        except FileNotFoundError:
+            return None, b""
+        return content.decode(errors="replace"), content
+
+    def copy(self, source: StoredFile, target: str) -> None:
+        """Copy a file that is not written any longer, as a hard link if the disk has them."""
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source.path, target)
+        except OSError:
+            shutil.copyfile(source.path, target)
+
+    def delete(self, path: str) -> None:
+        """Delete a file if it exists."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(path)
+
+    def delete_folder(self, path: str) -> None:
+        """Delete a folder and its content if it exists."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+def _entries(
+    path: str, prefix: str, above: tuple[str, ...], *, recursive: bool
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Return the entries of a folder, and those below its subfolders; links are followed, but not in circles."""
+    real = os.path.realpath(path)
+    if real in above:
+        return
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        for entry in entries:
+            yield f"{prefix}{entry.name}", entry
+            if recursive and entry.is_dir():
+                yield from _entries(entry.path, f"{prefix}{entry.name}/", (*above, real), recursive=True)
+
+
+def _stored(path: str, status: os.stat_result) -> StoredFile:
+    return StoredFile(path, status.st_size, status.st_mtime_ns, _version(status))
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_dev}-{status.st_ino}"
