@@ -18,7 +18,7 @@ from ray_on_ecs.node.errors import GpuError, StartError
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0  # torch is read from a cold disk
 CHECK = (sys.executable, "-m", "ray_on_ecs.node.gpus")
 # Exit status of the subprocess if a GPU is at fault; any other failure is the image's.
 GPU_FAULT = 3

@@ -53,10 +53,10 @@ SUBMIT_SECONDS = 30.0
 # Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
 # and its workers 30 s more to store its files.
 JOB_LIMIT, JOB_LIMIT_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S", "70"
-STOP_SECONDS = 75.0
+STOP_SECONDS = 75.0  # longer than that
 # A client that follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
-ORPHANS_SECONDS = 120.0
+ORPHANS_SECONDS = 120.0  # Ray's agent may still be starting
 ORPHANS_POLL_SECONDS = 2.0
 
 

@@ -20,7 +20,7 @@ from ray_on_ecs.node import api, demand, ports
 
 logger = logging.getLogger(__name__)
 
-PUBLISH_SECONDS = 60.0
+PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 2

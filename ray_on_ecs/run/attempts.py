@@ -40,7 +40,7 @@ from ray_on_ecs.tracking.run_record import RunRecord
 
 logger = logging.getLogger(__name__)
 
-MIN_START_SECONDS = 60.0
+MIN_START_SECONDS = 60.0  # processes need some time to start, whatever --worker-timeout says
 # Workers that have places for so long, and not begun, are started again: Ray Train waits without a limit for one whose
 # process was stopped by the system, or hangs in an import.
 BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 WORKERS_WITHOUT_GPUS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
-WATCH_SECONDS = 20.0
+WATCH_SECONDS = 20.0  # a look asks AWS
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 
 Resources = dict[str, float]

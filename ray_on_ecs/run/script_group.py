@@ -24,7 +24,7 @@ from ray_on_ecs.tracking.run_actor import RunClient
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.25  # a part of each restart's duration
 NOTICE_POLL_SECONDS = 1.0
 # A node is reclaimed after this time if AWS reports no deadline.
 DEFAULT_PREEMPTION_SECONDS = 60.0

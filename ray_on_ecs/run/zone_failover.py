@@ -23,8 +23,8 @@ from ray_on_ecs.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 20.0
-CONNECT_SECONDS = 2
+POLL_SECONDS = 20.0  # AWS throttles more frequent requests
+CONNECT_SECONDS = 2  # short, because the driver looks for room on the same thread
 READ_SECONDS = 3
 # An older failure is outdated, since the group retries every few minutes.
 RECENT = timedelta(minutes=15)

@@ -22,7 +22,7 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-PUBLISH_SECONDS = 60.0
+PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 2

@@ -20,7 +20,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.05
+WAIT_SECONDS = 0.05  # all workers wait for the last one
 
 
 class NodeFiles:
