@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable
 
+from ray_on_ecs import logs
 from ray_on_ecs.errors import Interrupted, TrainingError
+
+logger = logging.getLogger(__name__)
 
 # Ray reads these when it is imported.
 RAY_SETTINGS = {
@@ -21,17 +24,13 @@ RAY_SETTINGS = {
 
 
 def exit_status(command: Callable[[], int], interrupted: str) -> int:
-    """Call a command and return its exit status; a failure costs one line and has its error's status.
-
-    Args:
-        command: Returns the exit status if nothing fails.
-        interrupted: The line for a KeyboardInterrupt.
-    """
+    """Call a command and return its exit status; a failure costs one line and has its error's status."""
+    logs.set_up("ray-on-ecs")
     try:
         return command()
     except TrainingError as error:
-        print(f"ray-on-ecs: {error}", file=sys.stderr)
+        logger.error(error)
         return error.exit_status
     except KeyboardInterrupt:
-        print(f"ray-on-ecs: {interrupted}", file=sys.stderr)
+        logger.error(interrupted)
         return Interrupted.exit_status

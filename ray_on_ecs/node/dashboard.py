@@ -7,8 +7,8 @@ run without the dashboard: it is needed only to submit, list or follow them.
 that; tests/ray_on_ecs/node/test_dashboard.py checks that they exist.
 """
 
+import logging
 import math
-import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -17,7 +17,10 @@ import psutil
 from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD
 
+from ray_on_ecs import logs
 from ray_on_ecs.node import api
+
+logger = logging.getLogger("ray_on_ecs.node.dashboard")  # the module is __main__
 
 ASK_SECONDS = 15.0
 ANSWER_SECONDS = 10.0
@@ -41,7 +44,7 @@ class Supervisor:
         """Return the dead processes except the dashboard, which is restarted if it has ended or hangs."""
         failure = self._failure(node)
         if failure and time.monotonic() - self._started_at >= RETRY_SECONDS:
-            print(f"ray-head: the dashboard {failure}; starting it again", file=sys.stderr, flush=True)
+            logger.warning(f"the dashboard {failure}; starting it again")
             self._restart(node)
         return [entry for entry in dead_processes(node) if entry[0] != PROCESS_TYPE_DASHBOARD]
 
@@ -62,6 +65,7 @@ class Supervisor:
             return None
         self._silent_since = min(self._silent_since, self._asked_at)
         silent = time.monotonic() - self._silent_since
+        logger.debug(f"the dashboard has not answered for {silent:.0f} of {self._limit:.0f} s")
         return f"has not answered for {silent:.0f} s" if silent >= self._limit else None
 
     def _restart(self, node: Node) -> None:
@@ -72,7 +76,7 @@ class Supervisor:
         try:
             node.start_api_server(include_dashboard=True, raise_on_failure=False)
         except Exception as cause:  # a full disk or a busy GCS: the head runs without a dashboard until the next try
-            print(f"ray-head: the dashboard does not start ({cause!r}); trying again", file=sys.stderr, flush=True)
+            logger.warning(f"the dashboard does not start ({cause!r}); trying again")
         self._asked_at = self._started_at = self._silent_since = time.monotonic()
         self._limit = START_SECONDS
 
@@ -106,6 +110,7 @@ def main() -> None:
     """Run Ray's command `ray` with this process's arguments."""
     from ray.scripts import scripts  # takes half a second, which tests of other parts need not wait
 
+    logs.set_up("ray-head", errors_from=logging.WARNING)
     supervisor = Supervisor()
     Node.dead_processes = lambda self: supervisor.dead_processes(self)
     scripts.main()

@@ -5,6 +5,7 @@ this process, and can be abandoned if a GPU hangs.
 """
 
 import ctypes
+import logging
 import os
 import re
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 from ray_on_ecs.errors import counted
 from ray_on_ecs.node.errors import GpuError, StartError
 
-TIMEOUT_SECONDS = 120.0
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 120.0  # torch is read from a cold disk
 CHECK = (sys.executable, "-m", "ray_on_ecs.node.gpus")
 # Exit status of the subprocess if a GPU is at fault; any other failure is the image's.
 GPU_FAULT = 3
@@ -27,16 +30,13 @@ SIDE = 256
 def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
     """Check that this many GPUs compute.
 
-    Args:
-        expected: Number of GPUs that the task requested.
-        seconds: Time that the check may take.
-
     Raises:
         GpuError: A GPU is missing, computes wrongly, or hangs for that time.
         StartError: The image can't use the GPUs.
     """
     if not expected:
         return
+    logger.debug(f"checking {counted(expected, 'GPU')}, for up to {seconds:.0f} s")
     process = subprocess.Popen([*CHECK, str(expected)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, stderr = process.communicate(timeout=seconds)

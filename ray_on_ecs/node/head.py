@@ -28,7 +28,7 @@ def start() -> int:
     jobs.start()
     metrics.start()
     # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
-    protection.start("ray-head", any_under_way)
+    protection.start(any_under_way)
     # On every interface: Session Manager forwards to it from the instance, and it requires the token.
     arguments = [
         "--head",
@@ -37,4 +37,4 @@ def start() -> int:
         *labels.flags(),
         *ports.flags(ports.HEAD),
     ]
-    return process.ray_start("ray-head", [*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs, ray=RAY)
+    return process.ray_start([*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs, ray=RAY)

@@ -1,10 +1,13 @@
 """Health check of the containers: exit status 0 if this Ray node is healthy, 1 with the reason if it isn't."""
 
 import argparse
-import sys
+import logging
 
+from ray_on_ecs import logs
 from ray_on_ecs.node import api, gpus, ports
 from ray_on_ecs.node.errors import GpuError, NodeError
+
+logger = logging.getLogger(__name__)
 
 
 def check(kind: str, num_gpus: int) -> None:
@@ -33,11 +36,12 @@ def check(kind: str, num_gpus: int) -> None:
     if num_gpus and (fault := gpus.driver_error(gpus.load_driver(), num_gpus)):
         if not gpus.are_in_use():
             raise GpuError(fault)
-        print(f"ray-health: {fault}; a process still uses a GPU", file=sys.stderr)
+        logger.warning(f"{fault}; a process still uses a GPU")
 
 
 def main() -> int:
     """Run `ray-health`; return its exit status."""
+    logs.set_up("ray-health", errors_from=logging.WARNING)
     parser = argparse.ArgumentParser(prog="ray-health", description=__doc__)
     parser.add_argument("kind", choices=("head", "worker"))
     parser.add_argument("--num-gpus", type=int, default=0, help="GPUs that the task requested (%(default)s)")
@@ -45,6 +49,6 @@ def main() -> int:
     try:
         check(arguments.kind, arguments.num_gpus)
     except (NodeError, OSError) as cause:
-        print(f"ray-health: {cause}", file=sys.stderr)
+        logger.error(cause)
         return 1
     return 0

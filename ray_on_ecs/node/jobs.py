@@ -6,10 +6,10 @@ job takes part if its metadata has its run's name and `max_resubmissions`, which
 """
 
 import json
+import logging
 import math
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Container, Mapping
@@ -23,6 +23,8 @@ from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import Job
 from ray_on_ecs.node.state import State
+
+logger = logging.getLogger(__name__)
 
 # Keys of a job's metadata. Jobs belong to the same run if they agree in RUN; the run's name is the first job's ID.
 RUN = ("run_name", "storage_path")
@@ -51,10 +53,10 @@ SUBMIT_SECONDS = 30.0
 # Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
 # and its workers 30 s more to store its files.
 JOB_LIMIT, JOB_LIMIT_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S", "70"
-STOP_SECONDS = 75.0
+STOP_SECONDS = 75.0  # longer than that
 # A client that follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
-ORPHANS_SECONDS = 120.0
+ORPHANS_SECONDS = 120.0  # Ray's agent may still be starting
 ORPHANS_POLL_SECONDS = 2.0
 
 
@@ -85,9 +87,6 @@ class JobRecovery:
     """Thread that watches the head's jobs, and resubmits each run whose last job lost its driver or head.
 
     A job whose driver exited, or that a user stopped, is not resubmitted.
-
-    Args:
-        state: The state of the previous head, or None.
     """
 
     def __init__(self, state: State | None) -> None:
@@ -105,6 +104,7 @@ class JobRecovery:
     def run(self) -> None:
         """Recover the jobs of the previous head once Ray is up, then watch the jobs until the head stops."""
         wait_for_jobs_api()
+        logger.debug(f"the Jobs API answers; jobs of the previous head: {sorted(self._interrupted) or 'none'}")
         if self._state:
             self.fail_orphaned_jobs()
             self._poll()
@@ -118,9 +118,6 @@ class JobRecovery:
 
         The node is drained after some seconds even if a job has not ended. The state records their IDs, so that the
         next head resubmits them.
-
-        Returns:
-            The signal for Ray: SIGTERM.
         """
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS
@@ -129,13 +126,13 @@ class JobRecovery:
             try:
                 self._state.record_interrupted(jobs)
             except OSError as cause:
-                print(f"ray-head: the next head will not submit the jobs again ({cause})", file=sys.stderr)
+                logger.warning(f"the next head will not submit the jobs again ({cause})")
         for job in jobs:
-            print(f"ray-head: stopping job {job}", flush=True)
+            logger.info(f"stopping job {job}")
             try:
                 api.post(f"{url()}{job}/stop")
             except OSError as cause:
-                print(f"ray-head: job {job} could not be stopped ({cause})", file=sys.stderr)
+                logger.warning(f"job {job} could not be stopped ({cause})")
         while _running() and time.monotonic() < deadline:
             time.sleep(0.5)
         if jobs:
@@ -180,8 +177,10 @@ class JobRecovery:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
     def _poll(self) -> None:
-        with suppress(OSError):  # the dashboard is busy, or the head is ending
+        try:
             self.resubmit_lost_jobs()
+        except OSError as cause:  # the dashboard is busy, or the head is ending
+            logger.debug(f"the jobs are not known, and will be read again ({cause})")
 
     def _is_lost(self, job: Job) -> bool:
         if job["status"] == "STOPPED":
@@ -230,7 +229,7 @@ class JobRecovery:
         """Print an event of a job, once."""
         if (job, event) not in self._reported:
             self._reported.add((job, event))
-            print(f"ray-head: job {job} {event}", flush=True)
+            logger.info(f"job {job} {event}")
 
 
 def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
@@ -269,7 +268,7 @@ def _running() -> list[str]:
     try:
         return [job["submission_id"] for job in _list_jobs() if _is_running(job)]
     except OSError as cause:
-        print(f"ray-head: the jobs are not known ({cause})", file=sys.stderr)
+        logger.warning(f"the jobs are not known ({cause})")
         return []
 
 

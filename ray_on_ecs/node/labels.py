@@ -8,14 +8,16 @@ command line can warn if the cluster runs other code than the laptop's.
 
 import hashlib
 import json
+import logging
 import os
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_LABELS
 from ray_on_ecs.errors import one_line
+
+logger = logging.getLogger(__name__)
 
 CODE = "code"
 PACKAGES = ("ray_on_ecs", "training")
@@ -58,6 +60,6 @@ def of_instance() -> dict[str, str]:
                 raise ValueError(f"{value!r} for {label} is not a valid Ray label")
     except (LookupError, OSError, TypeError, ValueError) as cause:
         line = f"{name} does not describe this instance ({one_line(cause)}); this node gets no instance labels"
-        print(f"ray-worker: {INSTANCE_FILE_VARIABLE}: {line}", file=sys.stderr, flush=True)
+        logger.warning(f"{INSTANCE_FILE_VARIABLE}: {line}")
         return {}
     return labels

@@ -4,8 +4,8 @@ The thread runs if CLOUDWATCH_NAMESPACE is set. Each stack has a separate namesp
 dimensions. The stack scales GPU and CPU workers by them. A failure costs one line in the log.
 """
 
+import logging
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,7 +18,9 @@ from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIA
 from ray_on_ecs.errors import failure_of
 from ray_on_ecs.node import api, demand, ports
 
-PUBLISH_SECONDS = 60.0
+logger = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 2
@@ -42,9 +44,9 @@ def repeat(work: Callable[[], None]) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
         cause = failure_of(work)
         if cause and not failing:
-            print(f"ray-head: metrics: not published ({cause})", file=sys.stderr, flush=True)
+            logger.warning(f"metrics: not published ({cause})")
         if failing and not cause:
-            print("ray-head: metrics: published again", file=sys.stderr, flush=True)
+            logger.warning("metrics: published again")  # the level, and so the stream, of its begin
         failing = cause is not None
 
 
@@ -74,6 +76,7 @@ def publish(namespace: str) -> None:
             "CPUsUsed": current.cpu_worker_cpus_used,
             "CPUNodesInUse": current.cpu_workers_in_use,
         }
+    logger.debug(f"metrics: {counts}")
     _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
     try:
         nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")

@@ -1,7 +1,9 @@
 """`ray start` as a child process, with the exit status that the container engine expects."""
 
+import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,8 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from ray_on_ecs import logs
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.errors import NodeError, StartError
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Return codes of `ray start --block` after a stop signal: 1 if it has shut down, the signal if it was still starting.
@@ -23,11 +28,8 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
     """Call `start` and exit with its status.
 
     A NodeError becomes one line and its exit status; a stop signal before Ray runs becomes exit status 0.
-
-    Args:
-        name: The command, a prefix of the lines in the log.
-        start: Runs the node to its end.
     """
+    logs.set_up(name, errors_from=logging.WARNING)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
@@ -39,17 +41,16 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
             raise StartError("RAY_AUTH_TOKEN must be printable ASCII without spaces; look for a line break at its end")
         sys.exit(start())
     except NodeError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        logger.error(error)
         sys.exit(error.exit_status)
 
 
 def ray_start(
-    name: str, arguments: Sequence[str], before_stop: Callable[[], signal.Signals], ray: Sequence[str] = ("ray",)
+    arguments: Sequence[str], before_stop: Callable[[], signal.Signals], ray: Sequence[str] = ("ray",)
 ) -> int:
     """Run `ray start --block` until it ends.
 
     Args:
-        name: The command, a prefix of the lines in the log.
         arguments: Arguments of `ray start`, in addition to the ports of all nodes.
         before_stop: Called on a stop signal; returns the signal for Ray. On SIGTERM Ray drains the node: it does not
             accept new work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On SIGINT Ray
@@ -64,21 +65,22 @@ def ray_start(
         signal.signal(stop_signal, lambda number, _: received.append(number))
     command = [*ray, "start", *arguments, *ports.flags(ports.NODE), "--disable-usage-stats", "--block"]
     child = subprocess.Popen(command, env={**ports.METRICS, **os.environ})
+    logger.debug(f"process {child.pid}: {shlex.join(command)}")
     while child.poll() is None and not received:
         with suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
     if not received:
         return _exit_status(child.wait())
     stopped_at = time.monotonic()
-    print(f"{name}: asked to stop; draining", flush=True)
+    logger.info("asked to stop; draining")
     stop_signal = signal.SIGTERM
     try:
         stop_signal = before_stop()
     except Exception as cause:  # Ray must be drained in any case
-        print(f"{name}: {cause!r}; draining nevertheless", file=sys.stderr)
+        logger.warning(f"{cause!r}; draining nevertheless")
     child.send_signal(stop_signal)
     returncode = child.wait()
-    print(f"{name}: stopped after {time.monotonic() - stopped_at:.0f} s", flush=True)
+    logger.info(f"stopped after {time.monotonic() - stopped_at:.0f} s")
     return 0 if returncode in CLEAN_EXITS else _exit_status(returncode)
 
 

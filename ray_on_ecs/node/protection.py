@@ -6,9 +6,9 @@ https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protec
 """
 
 import json
+import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +16,8 @@ from typing import Any
 
 from ray_on_ecs.errors import failure_of
 from ray_on_ecs.node import api
+
+logger = logging.getLogger(__name__)
 
 AGENT_VARIABLE = "ECS_AGENT_URI"  # ECS sets it in every container
 PATH = "/task-protection/v1/state"
@@ -32,16 +34,11 @@ TIMEOUT_SECONDS = 10.0
 REPORT_SECONDS = 60.0
 
 
-def start(name: str, in_use: Callable[[], bool]) -> None:
-    """Start the thread, if this is an ECS task; it ends with this process.
-
-    Args:
-        name: The command, a prefix of the lines in the log.
-        in_use: Returns True if this node is in use; may raise any exception.
-    """
+def start(in_use: Callable[[], bool]) -> None:
+    """Start the thread, if this is an ECS task; it ends with this process."""
     agent = os.environ.get(AGENT_VARIABLE)
     if agent:
-        protection = Protection(name, f"{agent}{PATH}", in_use)
+        protection = Protection(f"{agent}{PATH}", in_use)
         threading.Thread(target=protection.run, name="protection", daemon=True).start()
 
 
@@ -49,15 +46,9 @@ class Protection:
     """Protection of this node's task while the node is in use, and for `IDLE_SECONDS` longer.
 
     While Ray doesn't answer, a node that was in use stays protected: a failing monitor must not end a run.
-
-    Args:
-        name: The command, a prefix of the lines in the log.
-        url: The agent's endpoint.
-        in_use: Returns True if this node is in use.
     """
 
-    def __init__(self, name: str, url: str, in_use: Callable[[], bool]) -> None:
-        self._name = name
+    def __init__(self, url: str, in_use: Callable[[], bool]) -> None:
         self._url = url
         self._in_use = in_use
         self._is_needed = self._is_set = False
@@ -90,6 +81,7 @@ class Protection:
         is_due = self._is_needed and time.monotonic() - self._set_at >= RENEW_SECONDS
         if self._is_needed == self._is_set and not is_due:
             return
+        logger.debug(f"this node is {'in use: protecting' if self._is_needed else 'idle: releasing'} its task")
         if self._is_needed:
             self._is_set = True  # even if the response is lost: it has to be released later
             put(self._url, {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES})
@@ -104,18 +96,16 @@ class Protection:
         now = time.monotonic()
         if cause is None:
             if self._is_reported:
-                self._print("works again")
+                logger.warning("the protection of this task works again")
             self._failing_since = None
             self._is_reported = False
             return
+        logger.debug(f"the protection of this task has failed and is tried again ({cause})")
         if self._failing_since is None:
             self._failing_since = now
         if not self._is_reported and now - self._failing_since >= REPORT_SECONDS:
             self._is_reported = True
-            self._print(f"has failed for {REPORT_SECONDS:.0f} s ({cause}); trying again")
-
-    def _print(self, event: str) -> None:
-        print(f"{self._name}: the protection of this task {event}", file=sys.stderr, flush=True)
+            logger.warning(f"the protection of this task has failed for {REPORT_SECONDS:.0f} s ({cause}); trying again")
 
 
 def put(url: str, state: dict[str, Any]) -> None:

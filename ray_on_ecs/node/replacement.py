@@ -6,9 +6,9 @@ https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_SetInstanceHealth.h
 """
 
 import json
+import logging
 import os
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from ray_on_ecs.aws import client
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
 from ray_on_ecs.errors import counted, one_line
 
+logger = logging.getLogger(__name__)
+
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 3
@@ -24,12 +26,8 @@ ATTEMPTS = 3
 SPREAD_SECONDS = 30.0
 
 
-def request(name: str) -> None:
-    """Mark this instance unhealthy, and print the outcome; outside EC2 do nothing.
-
-    Args:
-        name: The command, a prefix of the line in the log.
-    """
+def request() -> None:
+    """Mark this instance unhealthy, and print the outcome; outside EC2 do nothing."""
     file = os.environ.get(INSTANCE_FILE_VARIABLE)
     if not file:
         return
@@ -39,18 +37,14 @@ def request(name: str) -> None:
         autoscaling = client(
             "autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS
         )
-        line = mark_unhealthy(instance_id, autoscaling)
+        logger.warning(mark_unhealthy(instance_id, autoscaling))
     except Exception as cause:
-        line = f"this instance could not be marked unhealthy ({one_line(f'{type(cause).__name__}: {cause}')})"
-    print(f"{name}: {line}", file=sys.stderr, flush=True)
+        reason = one_line(f"{type(cause).__name__}: {cause}")
+        logger.warning(f"this instance could not be marked unhealthy ({reason})")
 
 
 def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
     """Mark an instance unhealthy unless too many of its group are; return a line with the outcome.
-
-    Args:
-        instance_id: The instance.
-        autoscaling: A boto3 client of EC2 Auto Scaling.
 
     Raises:
         Exception: AWS did not answer, or refused; any of boto's errors.

@@ -4,15 +4,17 @@ RAY_HEAD_STATE is the folder, with a subfolder for each version of Ray. A state 
 quarantined: a head without its history is better than no head.
 """
 
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from ray_on_ecs.contract import HEAD_STATE_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 # More than one: a head may have been stopped during its start, or killed for another reason.
 MAX_FAILED_STARTS = 2
@@ -56,7 +58,7 @@ class State:
         starts, quarantine = self._beside("starts"), self._beside("quarantine")
         if starts.exists() and starts.stat().st_size >= MAX_FAILED_STARTS:
             line = f"{MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine} and starting"
-            print(f"ray-head: {line} without state", flush=True)
+            logger.info(f"{line} without state")
             shutil.rmtree(quarantine, ignore_errors=True)
             if self.folder.exists():
                 self.folder.rename(quarantine)
@@ -82,7 +84,7 @@ def open_state() -> State | None:
     try:
         state.record_start()
     except OSError as cause:
-        line = f"ray-head: {HEAD_STATE_VARIABLE}: {cause}; the head's state ends with its container"
-        print(line, file=sys.stderr, flush=True)
+        logger.warning(f"{HEAD_STATE_VARIABLE}: {cause}; the head's state ends with its container")
         return None
+    logger.debug(f"the head's state is in {state.folder}")
     return state

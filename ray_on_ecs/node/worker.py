@@ -6,6 +6,7 @@ instance whose GPUs fail is replaced.
 """
 
 import argparse
+import logging
 import math
 import os
 import signal
@@ -19,6 +20,8 @@ from importlib.metadata import version
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
 from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_SECONDS = 300.0
 # Time that a joined worker waits for a new head, which may have to pull its image first.
@@ -54,9 +57,9 @@ def start() -> int:
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
     # A name instead of an address: the next head, which Ray reconnects to, may have another address.
     head = f"{host}:{ports.GCS}"
-    protection.start("ray-worker", partial(demand.node_in_use, head, own))
+    protection.start(partial(demand.node_in_use, head, own))
     arguments = [f"--address={head}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
-    return process.ray_start("ray-worker", arguments, before_stop=partial(stop_signal, host))
+    return process.ray_start(arguments, before_stop=partial(stop_signal, host))
 
 
 def check_gpus(expected: int) -> None:
@@ -69,15 +72,14 @@ def check_gpus(expected: int) -> None:
         StartError: The image can't use the GPUs.
     """
     try:
-        gpus.check(expected)
-        return
+        return gpus.check(expected)
     except GpuError as fault:
-        print(f"ray-worker: {fault}; checking again in {RECHECK_SECONDS:.0f} s", file=sys.stderr, flush=True)
+        logger.warning(f"{fault}; checking again in {RECHECK_SECONDS:.0f} s")
     time.sleep(RECHECK_SECONDS)
     try:
         gpus.check(expected, SECOND_CHECK_SECONDS)
     except GpuError:
-        replacement.request("ray-worker")
+        replacement.request()
         raise
 
 
@@ -110,7 +112,7 @@ def stop_signal(host: str) -> signal.Signals:
             return signal.SIGTERM
         except OSError:
             time.sleep(1)
-    print(f"ray-worker: {host} does not answer; stopping at once", flush=True)
+    logger.info(f"{host} does not answer; stopping at once")
     return signal.SIGINT
 
 
@@ -129,7 +131,7 @@ def wait_for_head(host: str, seconds: float) -> None:
         waited = time.monotonic() - started_at
         if waited >= seconds:
             raise HeadError(f"{reason}, after {seconds:.0f} s; is the head running, and {HEAD_HOST_VARIABLE} its name?")
-        print(f"ray-worker: waiting for the head: {reason} ({waited:.0f} of {seconds:.0f} s)", flush=True)
+        logger.info(f"waiting for the head: {reason} ({waited:.0f} of {seconds:.0f} s)")
         time.sleep(min(RETRY_SECONDS, seconds - waited))
 
 

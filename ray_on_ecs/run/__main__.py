@@ -23,15 +23,12 @@ def _run(words: Sequence[str]) -> int:
     if len(words) != 1:
         raise UsageError("python -m ray_on_ecs.run takes the folder of a run; ray-on-ecs run starts one")
     # A second to import is not for a wrong address, and Ray Train not for a run that is queued.
-    from rich.console import Console
-
     from ray_on_ecs.run import admission
 
-    console = Console()
-    with admission.admit(words[0], console) as admitted:
+    with admission.admit(words[0]) as admitted:
         from ray_on_ecs.run.driver import run
 
-        run(admitted, console)
+        run(admitted)
     return 0
 
 

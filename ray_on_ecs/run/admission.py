@@ -5,15 +5,14 @@ Nothing here imports Ray Train or PyTorch: a run may wait for hours, and several
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.markup import escape
-
+from ray_on_ecs import logs
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.run import queue, run_secrets
@@ -25,6 +24,8 @@ from ray_on_ecs.storage.lock import hold_lock
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.results import check_not_finished
 from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,8 @@ class Admission:
 
 
 @contextmanager
-def admit(uri: str, console: Console) -> Generator[Admission]:
+def admit(uri: str) -> Generator[Admission]:
     """Wait for a run's turn, and hold its lock, its place in the queue and its secrets until the block ends.
-
-    Args:
-        uri: The run's folder.
-        console: Shows lines.
 
     Raises:
         ResourceError: There is not a Ray cluster to join.
@@ -55,21 +52,18 @@ def admit(uri: str, console: Console) -> Generator[Admission]:
     """
     queue.head_address()  # raises, before anything is stored
     document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
+    logs.set_up("ray-on-ecs", document.config.variables)
     document.storage.check_writable()
     check_not_finished(document.storage)
     admission = Admission(document, RunRecord(document.storage, document.config))
-    with hold(admission, console):
+    with hold(admission):
         document.keep()
         yield admission
 
 
 @contextmanager
-def hold(admission: Admission, console: Console) -> Generator[None]:
+def hold(admission: Admission) -> Generator[None]:
     """Hold a run's lock, secrets and place in the queue until the block ends; the block begins when it is its turn.
-
-    Args:
-        admission: The run.
-        console: Shows lines.
 
     Raises:
         UsageError: Another command trains the run.
@@ -78,27 +72,25 @@ def hold(admission: Admission, console: Console) -> Generator[None]:
     """
     config, storage, record = admission.document.config, admission.document.storage, admission.record
 
-    def say(line: str) -> None:
-        console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
-
     def waits_behind(ticket: queue.Ticket) -> None:
         is_first = record.behind is None
         record.behind = ticket.run_name
         if is_first:
             waiting.enter_context(record.queued())
-        say(queue.describe(ticket))
+        logger.info(queue.describe(ticket))
 
     since = float(job_metadata().get(SUBMITTED) or time.time())
     try:
         with (
-            hold_lock(storage, say) as lock,
-            record.closing(lambda: lock.is_held, say),
+            hold_lock(storage, logger.info) as lock,
+            record.closing(lambda: lock.is_held),
             stoppable(),
             run_secrets.till_end(config, storage, lambda: lock.is_held),
             ExitStack() as waiting,
             queue.turn(queue.Ticket.of(config, record.owner, since), waits_behind),
         ):
             waiting.close()
+            logger.debug(f"the turn of {storage.uri}, with its lock")
             yield
     except OSError as cause:
         raise StorageError(

@@ -5,6 +5,7 @@ Ray Train's `fit` runs in a background thread. The main thread handles signals a
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tempfile
@@ -19,14 +20,12 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.train import FailureConfig, LoggingConfig, ScalingConfig, TrainingFailedError
 from ray.train import RunConfig as TrainRunConfig
-from rich.console import Console
-from rich.markup import escape
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, ScriptError, one_line
 from ray_on_ecs.run import admission, failure_report, ray_cluster, worker_dump
 from ray_on_ecs.run.backend import ScriptBackend
-from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
+from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.program import resources as program_resources
 from ray_on_ecs.run.program.resources import Needs, ProgramWatch
@@ -39,14 +38,16 @@ from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
 
-MIN_START_SECONDS = 60.0
+logger = logging.getLogger(__name__)
+
+MIN_START_SECONDS = 60.0  # processes need some time to start, whatever --worker-timeout says
 # Workers that have places for so long, and not begun, are started again: Ray Train waits without a limit for one whose
 # process was stopped by the system, or hangs in an import.
 BEGIN_SECONDS, LOOK_SECONDS = 300.0, 5.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 
-def wait_for_workers(config: RunConfig, record: RunRecord, console: Console) -> WorkerAllocation:
+def wait_for_workers(config: RunConfig, record: RunRecord) -> WorkerAllocation:
     """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
     Not on the Ray that `run --local` started, which no other node can join.
@@ -56,9 +57,9 @@ def wait_for_workers(config: RunConfig, record: RunRecord, console: Console) -> 
     """
     seconds = 0.0 if LOCAL_VARIABLE in os.environ else config.worker_timeout
     with suppress(ResourceError):
-        return ray_cluster.wait_for_workers(config, 0, console)
+        return ray_cluster.wait_for_workers(config, 0)
     with record.waiting() if seconds else nullcontext():
-        return ray_cluster.wait_for_workers(config, seconds, console)
+        return ray_cluster.wait_for_workers(config, seconds)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,6 @@ class Attempts:
         allocation: The workers, or None if the function runs in a thread of this process and starts workers itself.
         monitor: Reads how far they are.
         record: Records that in the run's folder.
-        console: Shows each failure.
         instance_hours: Counts the hours of their instances.
         wait_seconds: How long a Ray program may wait for its workers.
     """
@@ -102,7 +102,6 @@ class Attempts:
     allocation: WorkerAllocation | None
     monitor: RunMonitor
     record: RunRecord
-    console: Console
     instance_hours: InstanceHours = field(default_factory=InstanceHours)
     wait_seconds: float = math.inf
 
@@ -114,13 +113,13 @@ class Attempts:
         """
         if self.allocation:
             num_workers = self.allocation.num_workers
-            watching_nodes = ray_cluster.zone_failover(self.console, self.allocation)
+            watching_nodes = ray_cluster.zone_failover(self.allocation)
         else:
             num_workers = None
             watching_nodes = self._program.running()
         with (
             tempfile.TemporaryDirectory(prefix="ray-train-") as folder,
-            cloudwatch.publish_metrics(self.monitor, self.config.cloudwatch_namespace, self.console),
+            cloudwatch.publish_metrics(self.monitor, self.config.cloudwatch_namespace),
             self.monitor.polling(),
             self.instance_hours.running(),
             self.record.training(self.monitor, self.instance_hours.by_kind, num_workers),
@@ -134,9 +133,9 @@ class Attempts:
             self.record.note_waiting(bool(needs))
             if needs:
                 what = program_resources.describe(needs)
-                self._print(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
+                logger.info(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
 
-        return ProgramWatch(note_waiting, self.console)
+        return ProgramWatch(note_waiting)
 
     def _fit_until_done(self, folder: str) -> Any:
         policy = FailurePolicy(
@@ -161,6 +160,7 @@ class Attempts:
                 if not scripts.is_reclaimed:
                     return result
                 self._decide(policy, RECLAIMED)
+            logger.debug("requesting workers again")
             scripts.new_fit()
 
     def _fit_once(self, folder: str, scripts: ScriptGroup) -> Any:
@@ -175,7 +175,7 @@ class Attempts:
             while not fit.wait(POLL_SECONDS):
                 scripts.poll()
                 if watch.is_over(has_begun=scripts.has_workers):
-                    self._print(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
+                    logger.warning(f"the workers have not begun within {BEGIN_SECONDS:.0f} s; ending them")
                     ray_cluster.release_workers()
                 if self.allocation is None:
                     shortage = self._program.shortage(self.wait_seconds)
@@ -209,11 +209,12 @@ class Attempts:
                 return f"no place: they could not be stored ({short_reason(cause)})"
 
         def began() -> None:
+            logger.debug("all scripts have been started")
             policy.began()
             if self.allocation:  # a Ray program's watch updates the state
                 self.record.note_waiting(False)
 
-        return Decider(began, decide, store_stacks, self._print)
+        return Decider(began, decide, store_stacks)
 
     def _describe(self, error: Exception, policy: FailurePolicy) -> Failure:
         """Return why Ray Train has ended the workers, or why a Ray program could not be started."""
@@ -234,9 +235,11 @@ class Attempts:
             TrainingError: It doesn't.
         """
         decision = policy.decide(failure)
+        if not isinstance(decision, Wait):  # which is decided again and again
+            logger.debug(f"{failure.kind}, {failure}: {type(decision).__name__}")
         if failure.kind == "busy":  # the run is shown as waiting until its workers begin
             if not self.record.is_waiting:
-                self._print(f"waiting: {failure.what}")
+                logger.info(f"waiting: {failure.what}")
             self.record.note_waiting(True)
         if isinstance(decision, Raise):
             raise failure_report.write_error(failure, decision, self.config, self.storage) from cause
@@ -244,10 +247,7 @@ class Attempts:
             what = failure.what if failure.kind == "reclaimed" else str(failure)
             stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
             count = f" ({decision.count})" if decision.count else ""
-            self._print(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
-
-    def _print(self, line: str) -> None:
-        self.console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
+            logger.warning(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
 
     def _resumes_from(self) -> str:
         try:
@@ -283,12 +283,7 @@ class Attempts:
 
 
 class BeginWatch:
-    """The time that workers have to begin, from when they have places.
-
-    Args:
-        has_places: Returns whether they have; it is called every few seconds.
-        clock: The time in seconds.
-    """
+    """The time that workers have to begin, from when they have places."""
 
     def __init__(self, has_places: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._has_places = has_places

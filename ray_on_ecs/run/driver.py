@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
@@ -34,19 +32,14 @@ from ray_on_ecs.tracking.results import metric_names, write_results
 from ray_on_ecs.tracking.run_actor import create_run_actor
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
+logger = logging.getLogger(__name__)
+
 # The workers of a Ray program may wait for those before them, also without a --worker-timeout.
 MIN_WAIT_SECONDS = 30.0
 
 
-def run(admission: Admission, console: Console) -> dict[str, Any]:
-    """Run a script on every worker, and leave the results in the run's folder.
-
-    Args:
-        admission: The run, whose turn it is.
-        console: Shows the progress.
-
-    Returns:
-        The document of `result.json`.
+def run(admission: Admission) -> dict[str, Any]:
+    """Run a script on every worker, and leave the results in the run's folder; return `result.json`.
 
     Raises:
         UsageError: A setting, the script or a file that it needs can't be used.
@@ -58,14 +51,14 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
     os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
     os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
     with ray_cluster.connected():
-        allocation = None if config.driver else wait_for_workers(config, record, console)
+        allocation = None if config.driver else wait_for_workers(config, record)
         is_one_node = ray_cluster.is_one_node()
         if allocation:
             config = config.with_workers(allocation.num_workers)
         storage.delete(layout.ERROR)
-        _print_header(config, storage, allocation, console)
+        _print_header(config, storage, allocation)
         actor = create_run_actor()
-        monitor = RunMonitor(actor, console)
+        monitor = RunMonitor(actor)
         settings: Settings = {
             "config": config,
             "storage": storage,
@@ -101,38 +94,34 @@ def run(admission: Admission, console: Console) -> dict[str, Any]:
             allocation,
             monitor,
             record,
-            console,
             InstanceHours(program_resources.instances) if config.driver else InstanceHours(),
             wait_seconds=max(config.worker_timeout, MIN_WAIT_SECONDS),
         )
         summary = attempts.fit()
-        _publish(storage, console)
+        _publish(storage)
         cost = cost_of(attempts.instance_hours.by_kind)
         code = admission.document.code
         of_code = {"archive": code.archive, **code.git}
         document = write_results(storage, config, of_code, summary, cost, record.earlier)
-        _print_summary(document, console)
+        _print_summary(document)
         with suppress(OSError, UsageError):  # the run has finished, and has its results
-            _print_unmatched_metrics(config, storage, console)
+            _print_unmatched_metrics(config, storage)
             if config.driver:
-                _print_failed_trials(storage, console)
+                _print_failed_trials(storage)
     return document
 
 
-def _publish(storage: RunStorage, console: Console) -> None:
+def _publish(storage: RunStorage) -> None:
     """Bring the files of a run that has finished to their places, and print which were not kept."""
     try:
         snapshot = publish(storage)
         if snapshot.left_out:
-            console.print(escape(f"ray-on-ecs: not kept: {', '.join(snapshot.left_out)}"), soft_wrap=True)
+            logger.info(f"not kept: {', '.join(snapshot.left_out)}")
     except (OSError, UsageError) as cause:
-        line = f"ray-on-ecs: files of the run are not in their places yet ({one_line(cause)})"
-        console.print(escape(line), soft_wrap=True)
+        logger.warning(f"files of the run are not in their places yet ({one_line(cause)})")
 
 
-def _print_header(
-    config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None, console: Console
-) -> None:
+def _print_header(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> None:
     continued = ", continued with its files" if read_snapshot(storage).files else ""
     lines = {
         "run": f"{config.run_name}{continued}",
@@ -141,10 +130,10 @@ def _print_header(
         "results": storage.uri,
     }
     for name, value in lines.items():
-        console.print(f"[bold]{name:<9}[/]{value}", highlight=False, soft_wrap=True)
+        print(f"{name:<9}{value}", flush=True)
 
 
-def _print_summary(document: dict[str, Any], console: Console) -> None:
+def _print_summary(document: dict[str, Any]) -> None:
     metrics = [
         f"{name} none" if value is None else f"{name} {value:g}"
         for name, value in (document["metrics"] or {}).items()
@@ -153,26 +142,25 @@ def _print_summary(document: dict[str, Any], console: Console) -> None:
     line = f"finished in {document['times']['total_seconds']:.0f} s{cost_line(document['cost'])}"
     if metrics:
         line += f": {', '.join(metrics)}"
-    console.print(line, highlight=False, soft_wrap=True)
+    print(line)
     files: Sequence[str] = [layout.RESULT, *document["files"].values()]
-    console.print(f"results in {document['storage_path']}: {', '.join(files)}", highlight=False, soft_wrap=True)
+    print(f"results in {document['storage_path']}: {', '.join(files)}", flush=True)
 
 
-def _print_unmatched_metrics(config: RunConfig, storage: RunStorage, console: Console) -> None:
-    """Name the metrics of --metric of which the script has printed nothing."""
+def _print_unmatched_metrics(config: RunConfig, storage: RunStorage) -> None:
+    """Print the metrics of --metric that matched no line of the output."""
     if not config.metric:
         return
     matched = {STEP, *metric_names(read_records(storage))}
     for metric in config.metric:
         if metric.partition("=")[0] not in matched:
-            line = f"--metric {shlex.quote(metric)}: no line of the output matched"
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            print(f"--metric {shlex.quote(metric)}: no line of the output matched", flush=True)
 
 
-def _print_failed_trials(storage: RunStorage, console: Console) -> None:
+def _print_failed_trials(storage: RunStorage) -> None:
     """Print how many trials of Ray Tune have failed in a program that has ended well, if any have."""
     trials = storage.read_json(layout.TRIALS) or {}
     failed = sum(trial["status"] == "ERROR" for trial in trials.values())
     if failed:
         where = f"{layout.TRIALS} says which, and error.txt in a trial's folder why"
-        console.print(f"{failed} of {counted(len(trials), 'trial')} failed: {where}", highlight=False, soft_wrap=True)
+        print(f"{failed} of {counted(len(trials), 'trial')} failed: {where}", flush=True)

@@ -7,14 +7,17 @@ it had lasted a while, because each attempt writes some at its start. Output alo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.run.last_words import LastWords
+
+logger = logging.getLogger(__name__)
 
 # A file that an attempt stores within this time does not count as progress.
 SETTLING_SECONDS = 60.0
@@ -280,5 +283,6 @@ class FailurePolicy:
     def _read(self) -> Mark | None:
         try:
             return self._mark()
-        except OSError:
+        except OSError as cause:
+            logger.debug(f"the progress is not known, and counts as none ({one_line(cause)})")
             return None

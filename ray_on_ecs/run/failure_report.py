@@ -26,12 +26,7 @@ def is_start_timeout(error: BaseException) -> bool:
 
 
 def describe_failure(error: TrainingFailedError | RayError, workers: Sequence[WorkerDump]) -> Failure:
-    """Return why the workers ended.
-
-    Args:
-        error: The exception of Ray Train's `fit`.
-        workers: The dumps of the workers.
-    """
+    """Return why the workers ended."""
     rank, cause = _first_cause(error)
     return Failure(_name(cause), "failed", rank, cause=cause, where=str(error), log=tuple(_log(workers, rank or 0)))
 

@@ -6,6 +6,7 @@ instance again, which finds the same fault and has the instance replaced.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node import gpus
 from ray_on_ecs.node.errors import GpuError, NodeError
+
+logger = logging.getLogger(__name__)
 
 
 def stop_node_if_gpus_fail() -> bool:
@@ -40,11 +43,11 @@ def _stop_node(fault: str) -> bool:
     try:
         for process in psutil.Process().parents():
             if "ray-worker" in [Path(word).name for word in process.cmdline()]:
-                print(f"{fault}; this node stops, and the run goes on without it", flush=True)
+                logger.warning(f"{fault}; this node stops, and the run goes on without it")
                 process.terminate()
                 return True
         reason = "ray-worker does not run it"
     except psutil.Error as cause:
         reason = one_line(cause)
-    print(f"{fault}; this node could not be stopped ({reason})", flush=True)
+    logger.warning(f"{fault}; this node could not be stopped ({reason})")
     return False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
 from ray_on_ecs.tracking.run_actor import RunClient
+
+logger = logging.getLogger(__name__)
 
 # The driver counts as lost when its actor has not answered for so long.
 LOST_SECONDS = 60.0
@@ -16,12 +19,6 @@ class GroupMember:
     """One worker's exchange with the others and with the driver, through the run's actor.
 
     One thread reports. Others may read meanwhile: each attribute is replaced as a whole.
-
-    Args:
-        actor: The run's actor.
-        group: The ID of the worker's group.
-        rank: The worker's rank.
-        status: The worker's status before its script starts.
 
     Attributes:
         group: The ID of the worker's group.
@@ -53,7 +50,9 @@ class GroupMember:
         """
         answer = self._actor.update(self.group, self._rank, replace(self.status, files=files), wants_statuses)
         if answer is None:
-            self._silent_since = self._silent_since or time.monotonic()
+            if self._silent_since is None:
+                logger.debug(f"rank {self._rank}: the run's actor does not answer; trying again")
+                self._silent_since = time.monotonic()
             return None
         self._silent_since = None
         directive, statuses = answer

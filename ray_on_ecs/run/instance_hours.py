@@ -17,9 +17,6 @@ POLL_SECONDS = 2.0
 class InstanceHours:
     """Adds up the hours of the instances on which this driver's workers have a place, whether they run or start.
 
-    Args:
-        count: Returns the number of these instances now, by kind.
-
     Attributes:
         by_kind: The sum so far, by kind.
     """
@@ -38,11 +35,7 @@ class InstanceHours:
         self.read(time.monotonic())
 
     def read(self, now: float) -> None:
-        """Add the time since the last reading, by the number of instances that there are now.
-
-        Args:
-            now: `time.monotonic`.
-        """
+        """Add the time since the last reading, by the number of instances that there are now."""
         if self._read_at is not None:
             for kind, number in self._count().items():
                 self.by_kind[kind] += number * (now - self._read_at) / 3600

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What torch puts before each line of an exception.
+# Prefix that torch puts before each line of an exception.
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 # How an exception is named at the end of a traceback, with its module.
 EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")

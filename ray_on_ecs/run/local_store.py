@@ -7,6 +7,7 @@ https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -16,6 +17,8 @@ import threading
 import time
 from types import TracebackType
 
+logger = logging.getLogger(__name__)
+
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.2
 BACKLOG = 1024
@@ -23,9 +26,6 @@ BACKLOG = 1024
 
 class LocalStore:
     """A port to which the ranks of a script connect; a context. The first connection starts the server.
-
-    Args:
-        python: An interpreter with the script's PyTorch.
 
     Attributes:
         port: The port.
@@ -65,7 +65,7 @@ class LocalStore:
             )
         while not self._has_ended.wait(POLL_SECONDS):
             if server.poll() is not None:  # the script, which waits for it, fails
-                print(f"{self._python} can't serve the process group's store; that needs PyTorch 2.1", flush=True)
+                logger.warning(f"{self._python} can't serve the process group's store; that needs PyTorch 2.1")
                 return
         server.kill()
         server.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +12,11 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.run_actor import Progress, RunClient
 
+logger = logging.getLogger(__name__)
+
 
 class MetricsRecorder:
     """Records the metrics of a run's script, and reports them and its progress to the run's actor.
-
-    Args:
-        patterns: A regular expression with one group for each metric that is taken from the output.
-        storage: The run's folder in the storage.
-        actor: The run's actor.
 
     Raises:
         OSError: The records of the run's earlier parts can't be read.
@@ -72,7 +70,7 @@ class MetricsRecorder:
             if is_last:
                 merge_records(self._storage)
         except OSError as cause:
-            print(f"the metrics could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+            logger.warning(f"the metrics could not be stored, and will be tried again ({one_line(cause)})")
 
     def report_progress(self, workers: str) -> None:
         """Report the step of these workers; 0 before the first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import subprocess
@@ -29,6 +30,8 @@ from ray_on_ecs.periodic import run_every
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
+
+logger = logging.getLogger(__name__)
 
 LAST_LINES = 3
 # Interval of the progress lines of a long installation.
@@ -101,7 +104,7 @@ class Requirements:
             local = self._hashes(resolution.local, resolution.editable, storage)
             if (resolution.source, resolution.local) == (source, local):
                 return resolution
-        print("resolving the packages of --requirements", flush=True)
+        logger.info("resolving the packages of --requirements")
         with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
             packages = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
         resolution = self._resolution(source, packages, storage)
@@ -118,12 +121,12 @@ class Requirements:
         def make(target: Path) -> None:
             node_cache.make_room(ROOM_BYTES)
             packages = counted(resolution.count, "package")
-            print(f"installing {packages} of --requirements on this node", flush=True)
+            logger.info(f"installing {packages} of --requirements on this node")
             started_at = time.monotonic()
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)
             self._install(str(target / "bin" / "python"), resolution)
-            print(f"installed {packages} in {time.monotonic() - started_at:.0f} s", flush=True)
+            logger.info(f"installed {packages} in {time.monotonic() - started_at:.0f} s")
 
         folder = str(self._folder) if resolution.editable else None
         key = json.dumps([sys.version, sys.prefix, asdict(resolution), folder])
@@ -278,7 +281,7 @@ def _run(
     )
 
     def show_progress() -> None:
-        print(f"still installing: {lines[-1] if lines else 'pip starts'}", flush=True)
+        logger.info(f"still installing: {lines[-1] if lines else 'pip starts'}")
 
     with process, run_every(NEWS_SECONDS, show_progress, "pip"):
         for line in process.stdout or ():

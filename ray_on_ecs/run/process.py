@@ -64,10 +64,6 @@ class ScriptProcess:
 
     If this process ends without ending the context, the command gets SIGTERM and 30 s.
 
-    Args:
-        argv: The command.
-        options: Its surroundings.
-
     Attributes:
         last_lines: The end of its output.
         heard_at: When it last gave a sign of life (`time.monotonic`): some output, or `heard()`.

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import time
@@ -25,8 +26,10 @@ from typing import Self
 
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import ResourceError, UsageError, counted
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.private_folder import temporary
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 STACK_POLLS = 30  # between two looks at the stack's description
@@ -89,12 +92,7 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Tic
 
 
 class Place:
-    """A run's place in the queue until the block ends; a context.
-
-    Args:
-        ticket: The run.
-        folder: The tickets of the head.
-    """
+    """A run's place in the queue until the block ends; a context."""
 
     def __init__(self, ticket: Ticket, folder: Path) -> None:
         self._ticket, self._folder = ticket, folder
@@ -129,11 +127,7 @@ class Place:
         return tickets
 
     def begin_if_free(self, gpus: int | None) -> Ticket | None:
-        """Begin if there is room, and else return the run that this one is queued behind; one driver decides at a time.
-
-        Args:
-            gpus: See `predecessor`.
-        """
+        """Begin if there is room, else return the run that this one is queued behind; one driver decides at a time."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             behind = predecessor(self.tickets_before(), self._ticket, gpus)
@@ -209,7 +203,8 @@ def _gpus(gcs_address: str) -> int | None:
         from ray.autoscaler.v2 import sdk
 
         status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
-    except Exception:  # any of Ray's errors: the next poll asks again
+    except Exception as cause:  # any of Ray's errors
+        logger.debug(f"the cluster's GPUs are not known, and will be asked again ({one_line(cause)})")
         return None
     nodes = [*status.active_nodes, *status.idle_nodes]
     return int(sum(node.total_resources().get("GPU", 0) for node in nodes))

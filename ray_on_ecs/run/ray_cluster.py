@@ -16,8 +16,6 @@ from ray import PlacementGroupID
 from ray.exceptions import AuthenticationError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
-from rich.console import Console
-from rich.markup import escape
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
@@ -32,10 +30,12 @@ from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.shown_log import ForwardedLines
 
+logger = logging.getLogger(__name__)
+
 WORKERS_WITHOUT_GPUS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
-WATCH_SECONDS = 20.0
+WATCH_SECONDS = 20.0  # a look asks AWS
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 
 Resources = dict[str, float]
@@ -82,11 +82,7 @@ class WorkerAllocation:
 
 @contextmanager
 def connected() -> Generator[None]:
-    """Be on the cluster until the block ends.
-
-    Raises:
-        ResourceError, UsageError: See `connect`.
-    """
+    """Be on the cluster until the block ends; raise as `connect` does."""
     try:
         connect()
         with stoppable():  # replaces the handlers that ray.init has set
@@ -110,6 +106,7 @@ def connect() -> None:
         # hide Python's.
         with chdir("/"):
             ray.init(address=address, logging_level=logging.ERROR)
+        logger.debug(f"joined the Ray cluster at {address}")
     except AuthenticationError as cause:
         raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
     except ConnectionError as cause:
@@ -128,16 +125,13 @@ def is_one_node() -> bool:
     return len(_nodes()) == 1
 
 
-def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
+def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
     """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
-
-    Returns:
-        The allocation of the workers.
 
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    allocation = _find_room(config, seconds, console)
+    allocation = _find_room(config, seconds)
     if allocation.use_gpu:  # which no CPU worker has
         return allocation
     # The nodes that prepare data are left to that if the others have room for the workers.
@@ -147,17 +141,16 @@ def wait_for_workers(config: RunConfig, seconds: float, console: Console) -> Wor
     return replace(allocation_on_others, leaves_cpu_workers=True) if allocation_on_others else allocation
 
 
-def _find_room(config: RunConfig, seconds: float, console: Console) -> WorkerAllocation:
+def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
     nodes = _nodes()
     allocation = allocate_workers(config, nodes)
     if allocation:
         return allocation
     if not seconds:
         raise ResourceError(_shortage_message(config, nodes, seconds))
-    line = f"ray-on-ecs: waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}"
-    console.print(escape(line), highlight=False, soft_wrap=True)
+    logger.info(f"waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}")
     with _pending_placement_group(config):
-        failover = failover_of(console, config.workers[0] if config.workers else 1, config.device != "cpu")
+        failover = failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while True:
             nodes = _nodes()
@@ -189,7 +182,7 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
 
 
 @contextmanager
-def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[None]:
+def zone_failover(allocation: WorkerAllocation) -> Generator[None]:
     """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
 
     Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
@@ -204,7 +197,7 @@ def zone_failover(console: Console, allocation: WorkerAllocation) -> Generator[N
         if not is_waiting:
             watch = None  # the next wait may try each zone again
         elif has_waited:  # at two looks: for a moment at its start and at its end, a run does not have workers
-            watch = watch or failover_of(console, fewest, allocation.use_gpu)
+            watch = watch or failover_of(fewest, allocation.use_gpu)
             if watch:
                 watch.look_if_due()
         has_waited = is_waiting
@@ -317,14 +310,11 @@ def _suffixes(jobs: Collection[str] | None) -> tuple[str, ...]:
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:
-    """Allocate as many workers as the nodes have room for, and to each as many CPUs as fit.
+    """Allocate as many workers as there is room for, with as many CPUs as fit; None if that is too few.
 
     Args:
         config: Its `num_workers` and `device`; by default one worker for each GPU, or two where there is none.
         nodes: The CPUs and GPUs of each node of the cluster.
-
-    Returns:
-        The allocation, or None if there is room for too few workers.
     """
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
@@ -389,17 +379,13 @@ def _describe_resources(nodes: list[Resources]) -> str:
 
 
 def failover_of(
-    console: Console, num_workers: int, use_gpu: bool, others_wait: Callable[[], bool] = other_jobs_wait
+    num_workers: int, use_gpu: bool, others_wait: Callable[[], bool] = other_jobs_wait
 ) -> ZoneFailover | None:
     """Return the zone failover for this many workers; None without a stack."""
-
-    def say(line: str) -> None:
-        console.print(escape(f"ray-on-ecs: {line}"), highlight=False, soft_wrap=True)
-
     info = read_cluster_info()
     if not info:
         return None
-    return ZoneFailover(info, _instances_needed(num_workers, use_gpu, info), gpus_are_idle, others_wait, say)
+    return ZoneFailover(info, _instances_needed(num_workers, use_gpu, info), gpus_are_idle, others_wait)
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, info: ClusterInfo) -> int:

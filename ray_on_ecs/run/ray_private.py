@@ -39,7 +39,7 @@ PRINT = "print_to_stdstream"
 # Ray Train's own look at draining nodes, by an actor; the driver of a script looks by `draining_nodes`.
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-# Whether workers change into a folder that Ray Train makes, instead of staying in the folder with the code.
+# "0" keeps workers in the folder with the code; by default they change into one that Ray Train makes.
 CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
 

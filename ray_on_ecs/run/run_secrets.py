@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.storage.lock import HeldError
 from ray_on_ecs.storage.run_storage import RunStorage
+
+logger = logging.getLogger(__name__)
 
 
 def check_repeated(config: RunConfig, settings: Mapping[str, Any]) -> None:
@@ -31,11 +34,6 @@ def till_end(config: RunConfig, storage: RunStorage, is_ours: Callable[[], bool]
 
     They stay if another command has the run, or if this one is interrupted, since the head may resubmit it.
 
-    Args:
-        config: The run's settings.
-        storage: The run's folder.
-        is_ours: Returns whether no other command has taken the run over.
-
     Raises:
         UsageError: A secret is not there.
     """
@@ -53,4 +51,4 @@ def till_end(config: RunConfig, storage: RunStorage, is_ours: Callable[[], bool]
             try:
                 secrets.store(storage.uri).delete(names)
             except (OSError, TrainingError) as cause:  # the run ends as it does without it
-                print(f"ray-on-ecs: {', '.join(names)} could not be deleted ({one_line(cause)})", flush=True)
+                logger.warning(f"{', '.join(names)} could not be deleted ({one_line(cause)})")

@@ -7,6 +7,7 @@ SIGTERM, a grace period, SIGKILL, and the files are stored.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,9 @@ from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.tracking.run_actor import RunClient
 
-POLL_SECONDS = 0.25
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25  # a part of each restart's duration
 NOTICE_POLL_SECONDS = 1.0
 # A node is reclaimed after this time if AWS reports no deadline.
 DEFAULT_PREEMPTION_SECONDS = 60.0
@@ -59,24 +62,15 @@ class Decider:
         began: Called when all scripts have been started.
         decide: Returns if the run continues after a failure, or raises the error that ends it.
         store_stacks: Stores stacks by rank, and returns the folder's name.
-        print_line: Prints a line for the user.
     """
 
     began: Callable[[], None]
     decide: Callable[[Failure], None]
     store_stacks: Callable[[dict[int, str]], str]
-    print_line: Callable[[str], None]
 
 
 class ScriptGroup:
     """The scripts of all workers. `poll` is called again and again while Ray Train runs the workers.
-
-    Args:
-        actor: The run's actor.
-        config: The run's settings.
-        decider: Decides after a failure.
-        draining_nodes: Returns the nodes that are being reclaimed, with the times (Unix time), or None for no time.
-        left_out: The files that were left out of the upload.
 
     Attributes:
         error: Why the run was given up, or None.
@@ -125,6 +119,7 @@ class ScriptGroup:
 
     def _follow(self, group: str) -> None:
         """Direct another worker group: the first one, or Ray Train itself has changed the number of workers."""
+        logger.debug(f"worker group {group[:8]}")
         if not self._directive.group:
             self._directive = replace(self._directive, group=group)
         elif self.error or self._directive.action == "leave":
@@ -164,6 +159,7 @@ class ScriptGroup:
             self._has_begun = True
             self._decider.began()
         if any(worker.status for worker in workers.values()):
+            logger.debug(f"exit statuses: {[worker.status for _, worker in sorted(workers.items())]}")
             self._ended_for = "failed"
             self._end("end", GRACE_SECONDS)
         elif notice := self._check_nodes(workers):
@@ -204,7 +200,7 @@ class ScriptGroup:
         ):
             self._has_stacks = True
             folder = self._decider.store_stacks({rank: worker.stacks or "" for rank, worker in workers.items()})
-            self._decider.print_line(
+            logger.info(
                 f"the script has been silent for {silent_seconds:.0f} s and has never reported a step, so it runs on; "
                 f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
             )
@@ -216,7 +212,7 @@ class ScriptGroup:
             return
         what = f"the last files could not be stored ({reason})"
         if self.error or self._ended_for or self.is_reclaimed:
-            self._decider.print_line(what)
+            logger.warning(what)
         else:
             self.error = StorageError(f"{what}; continue with --run-name {self._config.run_name}")
 
@@ -247,6 +243,7 @@ class ScriptGroup:
         self._ended_for = None
         self._has_begun = self._has_stacks = self.is_reclaimed = False
         self._directive = Directive(group, self._directive.generation + 1, past=self._past(group))
+        logger.debug(f"start {self._directive.generation} of the scripts")
 
     def _past(self, group: str) -> tuple[str, ...]:
         """Return the groups before another one."""
@@ -259,7 +256,10 @@ class ScriptGroup:
         self._direct(action=action, end_at=time.time() + seconds)
 
     def _direct(self, **changes: Any) -> None:
-        self._directive = replace(self._directive, **changes)
+        directive = replace(self._directive, **changes)
+        if directive != self._directive:
+            logger.debug(f"start {directive.generation} of the scripts: {changes}")
+        self._directive = directive
         self._actor.direct(self._directive)
 
 

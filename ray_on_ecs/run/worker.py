@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 import psutil
 import ray
 
-from ray_on_ecs import sdk, secrets
+from ray_on_ecs import logs, sdk, secrets
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError
 from ray_on_ecs.periodic import run_every
@@ -41,6 +42,8 @@ from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.shown_log import cut
+
+logger = logging.getLogger(__name__)
 
 # How often a worker looks after its script, and how often it reports to the run's actor while the script runs.
 POLL_SECONDS = 0.1
@@ -69,12 +72,7 @@ class Settings(TypedDict):
 
 
 class Script:
-    """One start of the script on this worker.
-
-    Args:
-        process: The script's process, or what this worker does for mpirun.
-        exchange: The folder of the messages between the script and its worker.
-    """
+    """One start of the script on this worker."""
 
     def __init__(self, process: Process, exchange: Path) -> None:
         self.process = process
@@ -92,17 +90,13 @@ def run_script(settings: Settings) -> dict[str, Any]:
         ScriptError: The driver is lost.
         UsageError: The script can't be started.
     """
+    logs.set_up("", settings["config"].variables)
     with ScriptWorker(settings, WorkerRank.of_ray_train()) as worker:
         return worker.run()
 
 
 class ScriptWorker:
-    """One worker; a context.
-
-    Args:
-        settings: Those of the driver.
-        rank: The worker's place among the others.
-    """
+    """One worker; a context."""
 
     def __init__(self, settings: Settings, rank: WorkerRank) -> None:
         self._settings = settings
@@ -164,6 +158,7 @@ class ScriptWorker:
         is_restart = False
         while True:
             directive = self._next_start(generation)
+            logger.debug(f"rank {self._rank.rank}: {directive.action}, start {directive.generation}")
             if directive.action == "leave":
                 break
             generation = directive.generation
@@ -183,6 +178,7 @@ class ScriptWorker:
         self._storage.check_shared()
         # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
         values = secrets.read_on_node(self._config.secret, self._storage.uri)
+        logs.mask_by(secrets.Masker(values.values()))
         if self._rank.local_rank == 0:
             self._reset_folder()
         python = self._install_packages(values)
@@ -251,6 +247,7 @@ class ScriptWorker:
             with self._start(environment, exchange) as process:
                 script = Script(process, exchange)
                 started_at = time.time()
+                logger.debug(f"rank {self._rank.rank}: the script has been started in {self._folder}")
                 self._first_started_at = self._first_started_at or started_at
                 self._member.status = replace(self._member.status, started_at=started_at)
                 with run_every(FOLDER_SECONDS, self._files.store, "run folder"):
@@ -258,6 +255,7 @@ class ScriptWorker:
                     self._end(script)
                     self._wait_for_node(script)
                 self._take_reports(script)
+            logger.debug(f"rank {self._rank.rank}: the script has ended with {self._member.status.status}")
             if self._recorder:
                 self._write_metrics(exchange, is_last=True)
                 self._report_progress()

@@ -7,6 +7,7 @@ who waits for a job does not look, and it never leaves its zone.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections import defaultdict
@@ -20,8 +21,10 @@ from ray_on_ecs.aws import client
 from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
 
-POLL_SECONDS = 20.0
-CONNECT_SECONDS = 2
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 20.0  # AWS throttles more frequent requests
+CONNECT_SECONDS = 2  # short, because the driver looks for room on the same thread
 READ_SECONDS = 3
 # An older failure is outdated, since the group retries every few minutes.
 RECENT = timedelta(minutes=15)
@@ -115,7 +118,6 @@ class ZoneFailover:
         needed: The number of instances without which the run can't begin.
         is_idle: Returns whether no instance of theirs is in use.
         others_wait: Returns whether another job waits for workers: instances that have not joined Ray yet may be its.
-        say: Shows a line.
         connect: Makes a boto3 client of EC2 Auto Scaling.
         now: Returns the time.
 
@@ -129,7 +131,6 @@ class ZoneFailover:
         needed: int,
         is_idle: Callable[[], bool],
         others_wait: Callable[[], bool],
-        say: Callable[[str], None],
         connect: Callable[[], Any] = autoscaling_client,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -138,7 +139,6 @@ class ZoneFailover:
         self._now = now
         self._is_idle = is_idle
         self._others_wait = others_wait
-        self._say = say
         self._connect = connect
         self._next_look_at = 0.0
         self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
@@ -159,7 +159,7 @@ class ZoneFailover:
             self.look()
         except Exception as cause:
             if not self._has_failed:
-                self._say(f"AWS does not tell how the workers are doing; waiting all the same ({one_line(cause)})")
+                logger.warning(f"AWS does not tell how the workers are doing; waiting all the same ({one_line(cause)})")
             self._has_failed = True
         self._next_look_at = time.monotonic() + POLL_SECONDS
 
@@ -187,6 +187,7 @@ class ZoneFailover:
         failure = newest_failure(answer["Activities"], subnets, self._oldest_failure_at())
         if len(here) >= self._needed:  # they are about to join
             failure = None
+        logger.debug(f"{self._zone}: {len(here)} of {self._needed} instances, {failure or 'no failure'}")
         may_give_up = self._note_count(len(here), failure)
         target = self._next_zone(failure)
         if target and may_give_up and self._is_idle() and not (instances and self._others_wait()):
@@ -195,7 +196,7 @@ class ZoneFailover:
         self.shortage = self._describe(failure, subnets, target) if failure else ""
         if self.shortage not in self._shown_lines:
             self._shown_lines.add(self.shortage)
-            self._say(self.shortage)
+            logger.info(self.shortage)
         self._terminate_in_other_zones(instances)
 
     @cached_property
@@ -254,9 +255,9 @@ class ZoneFailover:
             reason = f"{number} {self._types(failure)} in {self._zone}"
         if name in self._most:
             self._is_last = True
-            self._say(f"{reason}; moving the workers back to {name}, which had {self._most[name]}, to stay there")
+            logger.info(f"{reason}; moving the workers back to {name}, which had {self._most[name]}, to stay there")
         else:
-            self._say(f"{reason}; moving the workers to {name}")
+            logger.info(f"{reason}; moving the workers to {name}")
         self._note_zone(name)
 
     def _terminate_in_other_zones(self, instances: Sequence[Any]) -> None:

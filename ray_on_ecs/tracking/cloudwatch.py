@@ -5,6 +5,7 @@ A separate thread publishes them if the stack has a namespace. Training continue
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Generator
@@ -13,16 +14,15 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from ray_on_ecs.aws import client
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 5.0
-PUBLISH_SECONDS = 60.0
+PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
 ATTEMPTS = 2
@@ -34,7 +34,7 @@ Datum = dict[str, Any]
 
 
 @contextmanager
-def publish_metrics(monitor: RunMonitor, namespace: str | None, console: Console) -> Generator[None]:
+def publish_metrics(monitor: RunMonitor, namespace: str | None) -> Generator[None]:
     """Publish the run's metrics until the block ends, and the remaining ones then unless the user interrupts the run.
 
     Does nothing without a namespace.
@@ -42,7 +42,7 @@ def publish_metrics(monitor: RunMonitor, namespace: str | None, console: Console
     if namespace is None:
         yield
         return
-    publisher = Publisher(monitor, namespace, console)
+    publisher = Publisher(monitor, namespace)
     with run_every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
         try:
             yield
@@ -59,17 +59,11 @@ class Publisher:
 
     The idle alarm watches RunProgress: the steps since the last publication, and 1 if there were none. So a run that
     loads its data, validates or compiles is not idle. A run that hangs is ended, and publishes nothing afterwards.
-
-    Args:
-        monitor: Source of the steps and metrics.
-        namespace: The CloudWatch namespace.
-        console: Shows the first failure.
     """
 
-    def __init__(self, monitor: RunMonitor, namespace: str, console: Console) -> None:
+    def __init__(self, monitor: RunMonitor, namespace: str) -> None:
         self._monitor = monitor
         self._namespace = namespace
-        self._console = console
         self._published_steps = 0
         self._published = 0
         self._next_publish_at = 0.0
@@ -86,10 +80,9 @@ class Publisher:
         try:
             self._publish_new()
         except Exception as cause:
-            if not self._warned:
-                reason = escape(one_line(f"{type(cause).__name__}: {cause}"))
-                line = f"CloudWatch does not accept the run's metrics; training continues ({reason})"
-                self._console.print(line, highlight=False, soft_wrap=True)
+            level = logging.DEBUG if self._warned else logging.WARNING
+            reason = one_line(f"{type(cause).__name__}: {cause}")
+            logger.log(level, f"CloudWatch does not accept the run's metrics; training continues ({reason})")
             self._warned = True
 
     def _publish_new(self) -> None:

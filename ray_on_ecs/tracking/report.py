@@ -6,7 +6,8 @@ It is built from the documents in the folder, so it can also be written for a ru
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.shown_log import printable
+
+logger = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
@@ -60,12 +63,12 @@ class Documents:
         return "failed" if self.error else "unfinished"
 
 
-def write_report(storage: RunStorage, say: Callable[[str], None]) -> None:
+def write_report(storage: RunStorage) -> None:
     """Write the report of a run into its folder; a failure costs one line."""
     try:
         storage.write(layout.REPORT, render(read_documents(storage)))
     except Exception as cause:
-        say(f"{layout.REPORT} could not be written ({one_line(cause)})")
+        logger.warning(f"{layout.REPORT} could not be written ({one_line(cause)})")
 
 
 def render_here(storage: RunStorage) -> bytes:

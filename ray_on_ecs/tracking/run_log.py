@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
 import threading
-from contextlib import suppress
 from datetime import datetime
 
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.shown_log import Filter
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 10 * 2**20
 STDOUT = 1
 
 
 class RunLog:
-    """Stores the end of this process's output; does nothing if that goes to a terminal or a pipe.
-
-    Args:
-        storage: The run's folder.
-        started: The start of the command, which names the file.
-        descriptor: The file descriptor of the output.
-    """
+    """Stores the end of this process's output; does nothing if that goes to a terminal or a pipe."""
 
     def __init__(self, storage: RunStorage, started: datetime, descriptor: int = STDOUT) -> None:
         self._storage = storage
@@ -35,12 +32,17 @@ class RunLog:
 
     def store(self) -> None:
         """Store the log if it has changed; the next call repeats a failed one."""
-        with suppress(OSError, ValueError), self._lock:
-            sys.stdout.flush()
-            status = os.fstat(self._descriptor)
-            version = (status.st_size, status.st_mtime_ns)
-            if not stat.S_ISREG(status.st_mode) or version == self._stored:
-                return
+        try:
+            with self._lock:
+                self._store()
+        except (OSError, ValueError) as cause:
+            logger.debug(f"the log could not be stored, and will be tried again ({one_line(cause)})")
+
+    def _store(self) -> None:
+        sys.stdout.flush()
+        status = os.fstat(self._descriptor)
+        version = (status.st_size, status.st_mtime_ns)
+        if stat.S_ISREG(status.st_mode) and version != self._stored:
             self._storage.write(self._name, self._read_end(status.st_size).encode())
             self._stored = version
 

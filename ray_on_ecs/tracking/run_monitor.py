@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.run_actor import REPORT_SECONDS, Progress, RunClient, RunState
+
+logger = logging.getLogger(__name__)
 
 
 class RunMonitor:
@@ -24,9 +25,8 @@ class RunMonitor:
         steps_made: Steps that this command has made; steps that were lost and made again count twice.
     """
 
-    def __init__(self, run_state: RunClient, console: Console) -> None:
+    def __init__(self, run_state: RunClient) -> None:
         self._run_state = run_state
-        self._console = console
         self._incarnation: str | None = None
         self._last_number = -1
         self.progress: Progress | None = None
@@ -53,7 +53,7 @@ class RunMonitor:
     def update(self, state: RunState) -> None:
         """Add the actor's state."""
         if self._incarnation not in (None, state.incarnation):
-            self._console.print("the actor of the run was lost and restarted; training continues", highlight=False)
+            logger.warning("the actor of the run was lost and restarted; training continues")
         self._incarnation = state.incarnation
         for number, record in state.metrics.items():
             if number == self._last_number:

@@ -105,20 +105,19 @@ class RunRecord:
         self._workers: int | None = None
 
     @contextmanager
-    def closing(self, is_ours: Callable[[], bool], say: Callable[[str], None]) -> Generator[None]:
+    def closing(self, is_ours: Callable[[], bool]) -> Generator[None]:
         """Write the final status when the block ends, if the command has begun to wait or to train.
 
         Args:
             is_ours: Returns False once another command has taken the run over.
-            say: Prints that the report couldn't be written.
         """
         self._is_ours = is_ours
         try:
             yield
         except BaseException as error:
-            self._close(error, say)
+            self._close(error)
             raise
-        self._close(None, say)
+        self._close(None)
 
     @contextmanager
     def queued(self) -> Generator[None]:
@@ -223,7 +222,7 @@ class RunRecord:
                 return True
         return False
 
-    def _close(self, error: BaseException | None, say: Callable[[str], None]) -> None:
+    def _close(self, error: BaseException | None) -> None:
         if self._state is None or not self._is_ours():
             return
         if self._monitor is None and isinstance(error, UsageError):
@@ -243,7 +242,7 @@ class RunRecord:
             return
         self._log.store()
         atexit.register(self._log.store)  # for the lines after this
-        write_report(self._storage, say)
+        write_report(self._storage)
 
     def _restore_before(self) -> None:
         """Restore the status of the command before: this one was refused and has changed nothing."""

@@ -237,3 +237,31 @@ def test_rank_with_an_early_exit_is_named(start: Start) -> None:
     assert "training failed on rank 0: ends.py ended with exit status 1: ConnectionError: its peer is gone" in said
     assert "; rank 1 had ended with exit status 0, " in said
     assert run.state == "failed"
+
+
+LOGS = """
+import logging
+logging.basicConfig(level=logging.DEBUG, format="mine %(name)s %(message)s")
+logging.getLogger("ray_on_ecs.run").debug("of the script")
+print("handlers", len(logging.getLogger("ray_on_ecs").handlers), flush=True)
+"""
+
+
+def test_debug_lines_stand_once_among_the_output(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "code" / "ends.py").write_text(LOGS)
+    status, said = start("", "--env", "RAY_ON_ECS_LOG=debug", num_workers=1, begins=False).end()
+    assert status == 0, said
+    lines = said.splitlines()
+
+    def place(text: str) -> int:
+        """The only line that has a text."""
+        [number] = [number for number, line in enumerate(lines) if text in line]
+        return number
+
+    begun = place("Z DEBUG ray_on_ecs.run.worker rank 0: the script has been started in ")
+    ended = place("Z DEBUG ray_on_ecs.run.worker rank 0: the script has ended with 0")
+    assert begun < place("handlers 0") < ended
+    assert begun < place("mine ray_on_ecs.run of the script") < ended
+    place("Z DEBUG ray_on_ecs.run.ray_cluster ray-on-ecs: joined the Ray cluster at ")
+    place("Z DEBUG ray_on_ecs.run.attempts ray-on-ecs: all scripts have been started")
+    assert any(line.startswith("finished in ") for line in lines)

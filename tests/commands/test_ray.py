@@ -190,7 +190,6 @@ from ray_on_ecs.command import RAY_SETTINGS
 os.environ.update(RAY_SETTINGS)
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
-from rich.console import Console
 from ray_on_ecs.run import ray_cluster
 from ray_on_ecs.config import RunConfig
 
@@ -211,7 +210,7 @@ def nodes():
 ray_cluster._nodes, ray_cluster.POLL_SECONDS = nodes, 0.1
 for settings in json.loads(sys.argv[1]):
     try:
-        ray_cluster.wait_for_workers(RunConfig(**settings), 600.0, Console())
+        ray_cluster.wait_for_workers(RunConfig(**settings), 600.0)
     except Known as known:
         while asked():
             time.sleep(0.1)

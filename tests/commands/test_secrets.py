@@ -142,7 +142,8 @@ def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
     command = ["curl", "--silent", "--header", f"Authorization: Bearer {RAYS['RAY_AUTH_TOKEN']}"]
     jobs = subprocess.run([*command, f"{head.dashboard}/api/jobs/"], capture_output=True, text=True, check=True).stdout
     [job] = [each for each in json.loads(jobs) if each["submission_id"] == run_name]
-    assert "--secret TOKEN" in job["entrypoint"]
+    assert job["entrypoint"].endswith(f" {head.storage / run_name}")
+    assert json.loads((head.storage / run_name / "run.json").read_text())["settings"]["secret"] == ["TOKEN"]
     shown = [jobs, *(out + err for _, out, err in map(end, (typed("logs", run_name), typed("runs", "--json"))))]
     assert "token ***" in shown[1]
     assert not [each for each in shown if VALUE in each]

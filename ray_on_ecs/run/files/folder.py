@@ -6,6 +6,7 @@ nodes are a snapshot (run/files/rounds.py), from which a restart begins.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import counted, one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run.code.ignore import Patterns
 from ray_on_ecs.run.files.scan import (
@@ -46,6 +47,8 @@ from ray_on_ecs.storage.snapshot import (
     restore,
     write_snapshot,
 )
+
+logger = logging.getLogger(__name__)
 
 # How often a node is asked if it is time for a scan, and how often it is: scans take a 20th of the time at most.
 POLL_SECONDS, SCAN_SECONDS, SCAN_SHARE = 0.5, 2.0, 20
@@ -158,9 +161,10 @@ class RunFolder:
                 on_disk[name] = old_folder / name
         left_out = [*snapshot.refused, *restore(self._storage, snapshot.files, self.folder, on_disk)]
         if left_out:
-            print(f"not restored, as they can't be files here: {', '.join(map(repr, left_out))}", flush=True)
+            logger.info(f"not restored, as they can't be files here: {', '.join(map(repr, left_out))}")
         shutil.rmtree(old_folder, ignore_errors=True)
         self._snapshot, self._restored = snapshot, self._scanner.scan()
+        logger.debug(f"reset {self.folder} to {counted(len(snapshot.files), 'stored file')}")
         self.begin(1)
 
     def _copy_to_versions(self, snapshot: Snapshot) -> Snapshot:
@@ -211,11 +215,7 @@ class RunFolder:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def begin(self, nodes: int) -> None:
-        """Take what the reset has restored as stored. The files of a node that was lost pass to another one.
-
-        Args:
-            nodes: The number of nodes.
-        """
+        """Take what the reset has restored as stored. The files of a node that was lost pass to another one."""
         snapshot, restored = self._snapshot, self._restored
         owned = {name: file for name, file in snapshot.files.items() if file.node % nodes == self._node}
         states = {name: restored[name] for name in owned if name in restored}

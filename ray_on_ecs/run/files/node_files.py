@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,19 +18,15 @@ from ray_on_ecs.run.group_member import GroupMember
 from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage.run_storage import RunStorage
 
-WAIT_SECONDS = 0.05
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.05  # all workers wait for the last one
 
 
 class NodeFiles:
     """The files of a node's run folder, on their way to the storage.
 
     On a worker that is not the first of its node, `begin` is never called, and nothing is stored.
-
-    Args:
-        storage: The run's folder in the storage.
-        folder: The run's folder on the node.
-        member: The worker's place in its group.
-        is_mpi: True if mpirun starts the scripts.
     """
 
     def __init__(self, storage: RunStorage, folder: RunFolder, member: GroupMember, *, is_mpi: bool) -> None:
@@ -64,10 +61,10 @@ class NodeFiles:
             self._rounds.poll(self._statuses, _descendants(worker.pid for worker in self._member.on_node))
             left_out = self._folder.part.left_out
             if left_out and left_out != self._left_out:
-                print(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out", flush=True)
+                logger.info(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out")
             self._left_out = left_out
         except Exception as cause:  # the thread continues
-            print(f"files could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+            logger.warning(f"files could not be stored, and will be tried again ({one_line(cause)})")
 
     def store_last(self) -> None:
         """Store the last files of the node, and on the first node the last snapshot, unless a script was killed."""
@@ -85,7 +82,7 @@ class NodeFiles:
             member.status = replace(member.status, not_stored=one_line(cause))
             return
         if outside := self._folder.outside:
-            print(f"not kept, because it is outside the working directory: {', '.join(outside)}", flush=True)
+            logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}")
         if failed := self._folder.failed:
             reason = "; ".join(f"{name}: {why}" for name, why in failed.items())
             member.status = replace(member.status, not_stored=reason)

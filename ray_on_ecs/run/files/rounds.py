@@ -10,6 +10,7 @@ their parts when it stored its own.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,12 +18,15 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from ray_on_ecs.errors import counted
 from ray_on_ecs.names import folders_of
 from ray_on_ecs.run.files.folder import RunFolder, SnapshotPart
 from ray_on_ecs.run.group import FilesStatus
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, delete_keys, read_snapshot, write_snapshot
+
+logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 3
 # In place of the number of a part whose files change, and of a node's rank.
@@ -74,10 +78,6 @@ class SnapshotRounds:
 
     def poll(self, statuses: Mapping[int, FilesStatus], writers: Iterable[psutil.Process] = ()) -> None:
         """Look at the folder, store a part of it once it is quiet, and on node 0 a snapshot once all nodes agree.
-
-        Args:
-            statuses: The statuses of the nodes, by their ranks.
-            writers: The script's processes on this node.
 
         Raises:
             OSError: The storage can't be read or written; the next call tries again.
@@ -211,6 +211,7 @@ class SnapshotRounds:
         self._folder.before_commit(snapshot.keys)
         write_snapshot(self._storage, snapshot)
         self._committed = dict(numbers)
+        logger.debug(f"committed a snapshot of {counted(len(files), 'file')}, parts by node: {self._committed}")
         self._warn_of_same_names({node: set(part.files) for node, part in parts.items()})
         # A file that is not in the snapshot, because another node has one of its name, is needed once that one is lost.
         needed = {file.key for part in parts.values() for file in part.files.values()}
@@ -230,7 +231,7 @@ class SnapshotRounds:
         if same and not self._has_warned:
             self._has_warned = True
             shown = ", ".join(same[:NAMES_SHOWN]) + (", …" if len(same) > NAMES_SHOWN else "")
-            print(f"several nodes write {shown}; those of the first node are kept", flush=True)
+            logger.info(f"several nodes write {shown}; those of the first node are kept")
 
     def _delete_superseded(self, superseded: set[str], needed: set[str], numbers: Mapping[int, int]) -> None:
         """Delete the files that only earlier snapshots needed, and those of earlier parts."""

@@ -7,6 +7,7 @@ thread of the driver: the run's folder, the metrics, the restarts and the ends a
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from ray_on_ecs.run.ray_private import CHANGE_FOLDER
 from ray_on_ecs.run.worker import Process, ScriptWorker, Settings
 from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.storage import layout
+
+logger = logging.getLogger(__name__)
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.program.reports.TrainReporter", "ray_on_ecs.run.program.reports.TuneReporter")
@@ -101,7 +104,7 @@ class RayProgram(ScriptWorker):
         except FileNotFoundError:
             pass
         except OSError as cause:
-            print(f"the trials could not be stored, and will be tried again ({one_line(cause)})", flush=True)
+            logger.warning(f"the trials could not be stored, and will be tried again ({one_line(cause)})")
 
     def _hardware(self) -> dict[str, Any] | None:
         """Return None: the program starts the workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -12,7 +13,6 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import RayError
-from rich.console import Console
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
@@ -20,6 +20,8 @@ from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instances_of
 from ray_on_ecs.run.ray_private import actors_of, draining_nodes, jobs_of
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking.cost import InstanceKind
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 # A program that fails so soon after one of its nodes was draining has failed for that.
@@ -63,13 +65,6 @@ def missing() -> Needs:
 class ProgramWatch:
     """Looks at what a program waits for, and at its nodes; moves the workers to another zone if EC2 has none in theirs.
 
-    Args:
-        on_wait: Told when the program begins to wait, and with nothing when it has what it needs.
-        console: Shows what EC2 lacks.
-        missing: Returns the resources that the program waits for.
-        nodes: Returns the nodes on which it has workers.
-        draining: Returns the nodes that are being reclaimed.
-
     Attributes:
         waits_since: When the present wait began (`time.monotonic`), or None.
     """
@@ -77,12 +72,11 @@ class ProgramWatch:
     def __init__(
         self,
         on_wait: Callable[[Needs], None],
-        console: Console,
         missing: Callable[[], Needs] = missing,
         nodes: Callable[[], Collection[str]] = nodes,
         draining: Callable[[], Collection[str]] = draining_nodes,
     ) -> None:
-        self._on_wait, self._console, self._missing = on_wait, console, missing
+        self._on_wait, self._missing = on_wait, missing
         self._find_nodes, self._find_draining = nodes, draining
         self._nodes: Collection[str] = ()
         self._reclaimed_at = -math.inf
@@ -107,7 +101,7 @@ class ProgramWatch:
             self._look()
         except Exception as cause:
             self.waits_since = None
-            print(f"ray-on-ecs: the resources that the program waits for are unknown ({one_line(cause)})", flush=True)
+            logger.warning(f"the resources that the program waits for are unknown ({one_line(cause)})")
 
     def was_reclaimed(self) -> bool:
         """Return whether the program's nodes are being reclaimed, or were a short while ago; print each once."""
@@ -134,7 +128,7 @@ class ProgramWatch:
             self._on_wait(needs)
         if needs and self._reported_needs:
             gpus = math.ceil(needs["GPU"])
-            self._failover = self._failover or failover_of(self._console, gpus or 1, gpus > 0, _others_wait)
+            self._failover = self._failover or failover_of(gpus or 1, gpus > 0, _others_wait)
             if self._failover:
                 self._failover.look_if_due()
         self._last_needs = needs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import site
 import sys
@@ -11,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs import secrets
+from ray_on_ecs import logs, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface
@@ -21,6 +22,8 @@ from ray_on_ecs.run.program import main as program_main
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
 
+logger = logging.getLogger(__name__)
+
 # A JSON document in the environment of each worker process: see `needs_of`.
 NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
 # The folder of a process to which the program gave a working_dir. (Ray's context is not ready yet.)
@@ -28,12 +31,7 @@ WORKING_DIRS = "working_dir_files"
 
 
 def needs_of(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the needs of a worker process, for a JSON document.
-
-    Args:
-        settings: Those of the run's driver.
-        folder: The run's folder on the driver's node.
-    """
+    """Return the needs of a worker process, for a JSON document."""
     config: RunConfig = settings["config"]
     return {
         "code": asdict(settings["code"]),
@@ -52,10 +50,11 @@ def set_up() -> None:
     Raises:
         Exception: It can't be prepared. Ray ends it, and shows the line that is printed here.
     """
+    logs.set_up()
     try:
         _set_up(json.loads(os.environ[NEEDS_VARIABLE]))
     except Exception as cause:
-        print(f"ray-on-ecs: a worker of the program can't begin: {one_line(cause)}", file=sys.stderr, flush=True)
+        logger.error(f"ray-on-ecs: a worker of the program can't begin: {one_line(cause)}")
         raise
 
 

@@ -74,7 +74,7 @@ def test_every_suffix_of_packaged_files_counts() -> None:
 def test_the_head_says_which_code_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 
-    def start(name: str, arguments: list[str], **_: Any) -> int:
+    def start(arguments: list[str], **_: Any) -> int:
         started.extend(arguments)
         return 0
 

@@ -21,6 +21,8 @@ from ray_on_ecs.node.dashboard import (
 )
 from tests.ray_on_ecs.node.conftest import Head
 
+COMMAND_NAME = "ray-head"
+
 
 def test_ray_has_what_the_supervisor_needs() -> None:
     from ray.scripts import scripts  # takes half a second

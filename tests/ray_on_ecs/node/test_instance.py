@@ -11,6 +11,8 @@ from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.node import labels, worker
 from tests.lazy import Lazy
 
+COMMAND_NAME = "ray-worker"
+
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
 SPOT = {"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot"}
 
@@ -51,7 +53,7 @@ def test_runs_read_the_labels_of_workers() -> None:
 def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 
-    def start(name: str, arguments: list[str], **_: Any) -> int:
+    def start(arguments: list[str], **_: Any) -> int:
         started.extend(arguments)
         return 0
 

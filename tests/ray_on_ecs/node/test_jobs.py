@@ -17,6 +17,8 @@ from ray_on_ecs.node.jobs import PROGRESS_SECONDS, JobRecovery
 from ray_on_ecs.node.state import State
 from tests.ray_on_ecs.node.conftest import Head
 
+COMMAND_NAME = "ray-head"
+
 RUNNING = {"status": "RUNNING"}
 # What Ray reports of jobs that have ended.
 DIED = {"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_DIED"}

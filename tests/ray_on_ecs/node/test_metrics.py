@@ -20,6 +20,8 @@ from tests.aws import metric_totals
 from tests.ray_on_ecs.node.conftest import Gcs, Head
 from tests.ray_on_ecs.node.test_process import fake_ray
 
+COMMAND_NAME = "ray-head"
+
 COUNTS = {"GPUs", "GPUsRequested", "GPUsUsed", "GPUNodesInUse", "RunProgress"}
 
 

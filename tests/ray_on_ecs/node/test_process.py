@@ -17,7 +17,7 @@ NODE = """
 import signal
 from ray_on_ecs.node import process
 
-process.run_node("ray-x", lambda: process.ray_start("ray-x", ["--flag"], before_stop=lambda: signal.SIGTERM))
+process.run_node("ray-x", lambda: process.ray_start(["--flag"], before_stop=lambda: signal.SIGTERM))
 """
 WAITING = """
 import time

@@ -12,6 +12,8 @@ from ray_on_ecs.node import demand, head, jobs, metrics, process, protection, wo
 from ray_on_ecs.node.protection import EXPIRES_MINUTES, IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
 from tests.serving import serving
 
+COMMAND_NAME = "ray-worker"
+
 PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
 RELEASE = {"ProtectionEnabled": False}
 TASK = "arn:aws:ecs:us-west-2:123456789012:task/ray/1"
@@ -68,7 +70,7 @@ class Node:
 
     def __init__(self, url: str) -> None:
         self.answer: bool | Exception = False
-        self.protection = Protection("ray-worker", url, self._in_use)
+        self.protection = Protection(url, self._in_use)
 
     def _in_use(self) -> bool:
         if isinstance(self.answer, Exception):
@@ -199,16 +201,16 @@ def test_outside_ecs_nothing_is_done(
     begun: list[object] = []
     monkeypatch.setenv(protection.AGENT_VARIABLE, agent_uri)
     monkeypatch.setattr(protection.threading.Thread, "start", lambda thread: begun.append(thread))
-    protection.start("ray-worker", lambda: True)
+    protection.start(lambda: True)
     assert len(begun) == threads
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
-    """The questions of the nodes that were started, by command; Ray is not."""
+    """The question of the node that was started; Ray is not."""
     asked: dict[str, Callable[[], bool]] = {}
-    monkeypatch.setattr(protection, "start", lambda name, in_use: asked.update({name: in_use}))
+    monkeypatch.setattr(protection, "start", lambda in_use: asked.update({"node": in_use}))
     monkeypatch.setattr(process, "ray_start", lambda *args, **kwargs: 0)
     monkeypatch.setattr("sys.argv", ["ray"])
     for name in (head.JOB_LIMIT, worker.RECONNECT):  # which they set themselves otherwise
@@ -224,7 +226,7 @@ def test_a_worker_asks_the_gcs_about_itself(
     monkeypatch.setattr(demand, "node_in_use", lambda gcs, address: (gcs, address) == ("localhost:6379", "127.0.0.1"))
     monkeypatch.setattr(worker.ports, "source_address_for", lambda host: "127.0.0.1")
     worker.start()
-    assert started["ray-worker"]()
+    assert started["node"]()
 
 
 def test_a_head_asks_for_its_jobs(started: dict[str, Callable[[], bool]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,4 +235,4 @@ def test_a_head_asks_for_its_jobs(started: dict[str, Callable[[], bool]], monkey
     monkeypatch.setattr(jobs.api, "get", lambda url: [{"submission_id": "mine", "status": "RUNNING"}])
     monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
     head.start()
-    assert started["ray-head"]()
+    assert started["node"]()

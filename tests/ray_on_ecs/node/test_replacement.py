@@ -13,6 +13,8 @@ from ray_on_ecs.node import gpus, replacement, worker
 from ray_on_ecs.node.errors import GpuError
 from tests.aws import client
 
+COMMAND_NAME = "ray-worker"
+
 GROUP = "workers"
 
 
@@ -104,7 +106,7 @@ def test_failed_replacement_costs_one_line(
     if content is not None:
         file.write_text(content)
     monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
-    replacement.request("ray-worker")
+    replacement.request()
     assert re.fullmatch(rf"ray-worker: .*{re.escape(cause)}.*\n", capsys.readouterr().err)
     assert not unhealthy(autoscaling)
 
@@ -116,13 +118,13 @@ def test_a_refusal_of_aws_is_one_line(
     file.write_text('{"instance_id": "i-0123456789abcdef0"}')
     monkeypatch.setenv(INSTANCE_FILE_VARIABLE, str(file))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    replacement.request("ray-worker")
+    replacement.request()
     assert "this instance could not be marked unhealthy (EndpointConnectionError" in capsys.readouterr().err
 
 
 def test_no_replacement_outside_ec2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(INSTANCE_FILE_VARIABLE, raising=False)
-    replacement.request("ray-worker")
+    replacement.request()
     assert not capsys.readouterr().err
 
 

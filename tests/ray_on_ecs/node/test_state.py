@@ -8,6 +8,8 @@ import pytest
 from ray_on_ecs.node import state
 from ray_on_ecs.node.state import State
 
+COMMAND_NAME = "ray-head"
+
 RAY = version("ray")
 
 

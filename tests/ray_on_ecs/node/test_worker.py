@@ -14,6 +14,8 @@ from ray_on_ecs.node import gpus, ports, replacement, worker
 from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
+COMMAND_NAME = "ray-worker"
+
 
 def test_a_head_that_accepts_the_worker_is_joined(head: Head) -> None:
     assert worker.join_blocker("127.0.0.1") is None

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ray_on_ecs.cli.main import main as command
 from ray_on_ecs.cluster.head import Head
@@ -107,7 +106,7 @@ def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
     folder = RunStorage.open(str(storage), "cut")
     config = RunConfig(command=("train.py",), run_name="cut")
     document.write(folder, config, (), Code(name="code", archive="a.tar.gz"), {})
-    with pytest.raises(Interrupted) as caught, admission.admit(folder.uri, Console()):
+    with pytest.raises(Interrupted) as caught, admission.admit(folder.uri):
         raise KeyboardInterrupt
     again = "the same command with --run-name cut starts from the beginning"
     assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"

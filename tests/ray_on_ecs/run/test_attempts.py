@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import pytest
-from rich.console import Console
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError
@@ -62,7 +61,7 @@ def test_only_clusters_that_nodes_can_join_are_waited_for(
 ) -> None:
     waited: list[float] = []
 
-    def lacks_room(config: RunConfig, seconds: float, console: Console) -> NoReturn:
+    def lacks_room(config: RunConfig, seconds: float) -> NoReturn:
         waited.append(seconds)
         raise ResourceError("no GPU")
 
@@ -71,5 +70,5 @@ def test_only_clusters_that_nodes_can_join_are_waited_for(
     if local:
         monkeypatch.setenv(LOCAL_VARIABLE, local)
     with pytest.raises(ResourceError):
-        attempts.wait_for_workers(RunConfig(worker_timeout=60.0), Mock(waiting=nullcontext), Console())
+        attempts.wait_for_workers(RunConfig(worker_timeout=60.0), Mock(waiting=nullcontext))
     assert waited == waits

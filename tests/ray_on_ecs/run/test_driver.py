@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.metrics import MetricsLog
@@ -33,7 +32,7 @@ def test_failed_trials_are_counted_in_the_last_line(
     storage = RunStorage.open(str(tmp_path), "sweep")
     if statuses:
         storage.write_json(layout.TRIALS, {str(number): {"status": each} for number, each in enumerate(statuses)})
-    driver._print_failed_trials(storage, Console(width=40))
+    driver._print_failed_trials(storage)
     assert capsys.readouterr().out == said
 
 
@@ -43,5 +42,5 @@ def test_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureF
     log.read_line("loss: 0.5")
     RecordFile(storage).write(log)
     config = RunConfig(metric=("loss=loss: {number}", "accuracy=acc: {number}", "step=step {number}"))
-    driver._print_unmatched_metrics(config, storage, Console(width=40))
+    driver._print_unmatched_metrics(config, storage)
     assert capsys.readouterr().out == "--metric 'accuracy=acc: {number}': no line of the output matched\n"

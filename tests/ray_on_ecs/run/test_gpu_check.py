@@ -14,6 +14,7 @@ sys.exit(subprocess.call([sys.executable, "-c", sys.argv[1]]))
 """
 WORKER = """
 import os, time
+from ray_on_ecs import logs
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.node import gpus
 from ray_on_ecs.node.errors import GpuError, StartError
@@ -23,6 +24,7 @@ def check(expected):
     print(f"checks {{expected}} GPUs", flush=True)
     {check}
 
+logs.set_up()
 gpus.check = check
 os.environ.update({{"CUDA_VISIBLE_DEVICES": "0,1"{instance}}})
 print(f"stops: {{stop_node_if_gpus_fail()}}", flush=True)

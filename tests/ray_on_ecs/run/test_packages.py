@@ -300,7 +300,7 @@ def test_requirements_refused_by_pip_are_one_line(
 def test_long_installation_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
     monkeypatch.setattr(packages, "NEWS_SECONDS", 0.01)
-    monkeypatch.setattr(packages, "print", lambda line, **_: "Downloading" in line and told.touch(), raising=False)
+    monkeypatch.setattr(packages.logger, "info", lambda line: "Downloading" in line and told.touch())
     downloads = f"echo Downloading; until [ -e {told} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3"
     status, said = packages._run(["sh", "-c", downloads], tmp_path, {})
     assert (status, said) == (3, ["Downloading", "ERROR: no such version"])

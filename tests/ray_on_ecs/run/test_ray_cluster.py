@@ -6,7 +6,6 @@ from typing import Any
 import psutil
 import pytest
 from ray.exceptions import AuthenticationError
-from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
@@ -16,6 +15,8 @@ from ray_on_ecs.tracking.cost import InstanceKind
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 from tests.waiting import LIMIT_SECONDS
+
+COMMAND_NAME = "ray-on-ecs"
 
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
 report = Lazy("ray_on_ecs.run.failure_report")
@@ -111,14 +112,14 @@ def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
 def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
-    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ray_cluster.WorkerAllocation(*ON_A_GPU)
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == ray_cluster.WorkerAllocation(*ON_A_GPU)
 
 
 def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), 0, Console())
+        ray_cluster.wait_for_workers(RunConfig(), 0)
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ class Capacity:
 def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: Capacity())
     with pytest.raises(ResourceError) as error:
-        ray_cluster.wait_for_workers(RunConfig(), 0.3, Console())
+        ray_cluster.wait_for_workers(RunConfig(), 0.3)
     assert str(error.value) == (
         "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
         "of 0 s; EC2 has no g5.xlarge [at all]"
@@ -155,7 +156,7 @@ def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("nothing_to_join")
 def test_waiting_job_logs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
+        ray_cluster.wait_for_workers(RunConfig(), 0.05)
     line = "ray-on-ecs: waiting up to 0 s for more nodes: the cluster has 1 node with 0 CPUs and 0 GPUs\n"
     assert capsys.readouterr().out == line
 
@@ -166,7 +167,7 @@ def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60, Console()) == ray_cluster.WorkerAllocation(*ON_A_GPU)
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == ray_cluster.WorkerAllocation(*ON_A_GPU)
     assert capacity.looks == 1, "a look may end instances, so none is allowed before the run"
 
 
@@ -174,7 +175,7 @@ def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wait_without_a_stack_calls_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
-        ray_cluster.wait_for_workers(RunConfig(), 0.05, Console())
+        ray_cluster.wait_for_workers(RunConfig(), 0.05)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +194,9 @@ def test_wait_watches_for_the_fewest_workers(
     given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(ray_cluster, "failover_of", lambda console, *needs: asked.append(needs))
+    monkeypatch.setattr(ray_cluster, "failover_of", lambda *needs: asked.append(needs))
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(**given), 0.05, Console())
+        ray_cluster.wait_for_workers(RunConfig(**given), 0.05)
     assert asked == [(workers, True)]
 
 
@@ -250,7 +251,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 )
 def test_cpu_workers_are_reserved_for_data(cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]) -> None:
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
-    allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0, Console())
+    allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0)
     assert allocation.node_labels == labels, "a pipeline would wait for a CPU forever"
 
 
@@ -323,7 +324,7 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
             over.set()
         return bool(found)
 
-    def watch(console: Console, num_workers: int, use_gpu: bool) -> Capacity:
+    def watch(num_workers: int, use_gpu: bool) -> Capacity:
         assert (num_workers, use_gpu) == (2, True)
         watches.append(Capacity())
         return watches[-1]
@@ -332,7 +333,7 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "failover_of", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
-    with ray_cluster.zone_failover(Console(), ray_cluster.WorkerAllocation(4, True, 4, limits=(2, 4))):
+    with ray_cluster.zone_failover(ray_cluster.WorkerAllocation(4, True, 4, limits=(2, 4))):
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"

@@ -13,6 +13,7 @@ from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.script_group import Decider, ScriptGroup, access_denied_hint, describe, missing_file_hint
 from ray_on_ecs.tracking.run_actor import RunActor, RunClient
+from tests.log_lines import collect_lines
 from tests.run_folders import Clock
 
 
@@ -39,11 +40,11 @@ class Group:
     def __init__(self, **settings: Any) -> None:
         self.client = LocalClient()
         self.failures: list[Failure] = []
-        self.said: list[str] = []
+        self.said = collect_lines()
         self.stacks: list[dict[int, str]] = []
         self.draining: dict[str, float | None] = {}
         self.error: TrainingError | None = None
-        decider = Decider(lambda: None, self._decide, self._store_stacks, self.said.append)
+        decider = Decider(lambda: None, self._decide, self._store_stacks)
         config = RunConfig(command=("train.py",), **settings)
         self.scripts = ScriptGroup(self.client, config, decider, lambda: self.draining)
         self.name = "first"

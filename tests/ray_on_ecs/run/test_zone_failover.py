@@ -12,6 +12,7 @@ import pytest
 from ray_on_ecs.run import zone_failover
 from ray_on_ecs.run.zone_failover import Failure, ZoneFailover
 from tests.aws import client
+from tests.log_lines import collect_lines
 
 GROUP = "workers"
 LAUNCH_CONFIGURATION = "workers"
@@ -189,12 +190,12 @@ class Watch:
             for zone, subnet in zip(ZONES[:zones], group.subnets, strict=False)
         ]
         workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False, "spread": False}
-        self.lines: list[str] = []
+        self.lines = collect_lines()
         self.is_idle = is_idle
         self.clock = clock or Clock()
         workers |= changed
         self.watch = ZoneFailover(
-            workers, needed, lambda: self.is_idle, lambda: others_wait, self.lines.append, lambda: group, now=self.clock
+            workers, needed, lambda: self.is_idle, lambda: others_wait, lambda: group, now=self.clock
         )
 
     def look(self) -> str:
@@ -433,9 +434,9 @@ def test_unreachable_aws_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zone_failover.time, "monotonic", lambda: now)
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
-    lines: list[str] = []
+    lines = collect_lines()
     workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
-    watch = ZoneFailover(workers, 1, lambda: True, lambda: False, lines.append)
+    watch = ZoneFailover(workers, 1, lambda: True, lambda: False)
     for _ in range(3):
         watch.look_if_due()
         now += zone_failover.POLL_SECONDS

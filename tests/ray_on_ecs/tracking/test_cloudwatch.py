@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import boto3
 import pytest
-from rich.console import Console
 
 from ray_on_ecs import aws
 from ray_on_ecs.tracking import cloudwatch
@@ -29,7 +28,7 @@ def monitor(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str]) -> R
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
-    return RunMonitor(cast("RunClient", None), Console(width=100))
+    return RunMonitor(cast("RunClient", None))
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def publisher(monitor: RunMonitor, namespace: str) -> Publisher:
-    return Publisher(monitor, namespace, Console(width=100))
+    return Publisher(monitor, namespace)
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_metrics_are_published_at_start_and_end(
 ) -> None:
     monkeypatch.setattr(cloudwatch, "POLL_SECONDS", 0.01)
     monitor.steps_made = 1
-    with cloudwatch.publish_metrics(monitor, namespace, Console()):
+    with cloudwatch.publish_metrics(monitor, namespace):
         until(lambda: bool(published()))
         monitor.steps_made = 9
     assert published() == {"RunProgress": (2, 1 + 8, "Count")}
@@ -113,7 +112,7 @@ def test_interrupt_does_not_wait_for_cloudwatch(monitor: RunMonitor, namespace: 
     monitor.steps_made = 5
     with (
         pytest.raises(SystemExit),
-        cloudwatch.publish_metrics(monitor, namespace, Console()),
+        cloudwatch.publish_metrics(monitor, namespace),
     ):
         raise SystemExit
     assert published() == {}
@@ -123,7 +122,7 @@ def test_a_run_that_fails_publishes_what_is_left(monitor: RunMonitor, namespace:
     finish(monitor, 0)
     with (
         pytest.raises(RuntimeError),
-        cloudwatch.publish_metrics(monitor, namespace, Console()),
+        cloudwatch.publish_metrics(monitor, namespace),
     ):
         raise RuntimeError
     assert published()["TestAccuracy"].count == 1
@@ -168,7 +167,7 @@ def test_without_a_namespace_boto3_is_not_imported() -> None:
         import sys, threading
         from ray_on_ecs.tracking import cloudwatch
         before = threading.active_count()
-        with cloudwatch.publish_metrics(None, None, None):
+        with cloudwatch.publish_metrics(None, None):
             assert threading.active_count() == before
         sys.exit("boto3" in sys.modules)
     """

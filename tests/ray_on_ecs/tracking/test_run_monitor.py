@@ -4,7 +4,6 @@ import pickle
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from ray_on_ecs.tracking.run_actor import Progress, RunActor, RunClient, RunState
 from ray_on_ecs.tracking.run_monitor import RunMonitor
@@ -12,7 +11,7 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 @pytest.fixture
 def monitor() -> RunMonitor:
-    return RunMonitor(cast("RunClient", None), Console(width=100))
+    return RunMonitor(cast("RunClient", None))
 
 
 def state(steps: int, *finished: int, workers: str = "a", actor: str = "first") -> RunState:
@@ -57,7 +56,7 @@ class LocalClient(RunClient):
 
 def test_metrics_that_a_step_adds_later_are_kept() -> None:
     client = LocalClient()
-    monitor = RunMonitor(client, Console(width=100))
+    monitor = RunMonitor(client)
     for number, metrics in ((0, {"loss": 2}), (0, {"loss": 2, "val": 3}), (0, {"loss": 2, "val": 3}), (1, {"loss": 1})):
         client.actor.report_metrics(number, metrics)
         monitor.poll()
@@ -67,7 +66,7 @@ def test_metrics_that_a_step_adds_later_are_kept() -> None:
 
 def test_poll_sends_only_new_metrics() -> None:
     client = LocalClient()
-    monitor = RunMonitor(client, Console(width=100))
+    monitor = RunMonitor(client)
     for epoch in range(5000):
         client.actor.report_metrics(epoch, {"epoch": epoch, "train_loss": epoch / 7, "test_loss": epoch / 11})
         monitor.poll()

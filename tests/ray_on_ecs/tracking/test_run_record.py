@@ -2,12 +2,10 @@
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
@@ -37,11 +35,6 @@ def storage(tmp_path: Path) -> RunStorage:
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     return RunConfig(command=("train.py",), storage_path=str(tmp_path), run_name="test", keep_gib=5.0)
 
@@ -53,7 +46,7 @@ def record(storage: RunStorage, config: RunConfig) -> RunRecord:
 
 def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
     """A monitor that has seen this."""
-    seen = RunMonitor(cast("RunClient", None), Console())
+    seen = RunMonitor(cast("RunClient", None))
     seen.update(RunState("first", progress, dict(enumerate(metrics))))
     return seen
 
@@ -62,9 +55,9 @@ def status(storage: RunStorage) -> dict[str, Any]:
     return storage.read_json("status.json") or {}
 
 
-def run(record: RunRecord, error: BaseException | None = None, say: Callable[[str], None] = print) -> None:
+def run(record: RunRecord, error: BaseException | None = None) -> None:
     """A command that trains, and ends with this error."""
-    with record.closing(lambda: True, say), record.training(monitor(), {}, 2):
+    with record.closing(lambda: True), record.training(monitor(), {}, 2):
         if error:
             raise error
 
@@ -166,13 +159,13 @@ def test_final_state_follows_the_error(
 
 
 def test_wait_timeout_is_a_failure(storage: RunStorage, record: RunRecord) -> None:
-    with pytest.raises(ResourceError), record.closing(lambda: True, print), record.waiting():
+    with pytest.raises(ResourceError), record.closing(lambda: True), record.waiting():
         raise ResourceError("the cluster has no GPU")
     assert (status(storage)["state"], status(storage)["error"]) == ("failed", "the cluster has no GPU")
 
 
 def test_command_without_training_leaves_no_status(storage: RunStorage, record: RunRecord) -> None:
-    with pytest.raises(ResourceError), record.closing(lambda: True, print):
+    with pytest.raises(ResourceError), record.closing(lambda: True):
         raise ResourceError("the machine has no GPU")
     assert not Path(storage.path()).exists()
 
@@ -183,7 +176,7 @@ def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord
         storage.write("status.json", before)
 
     def refused() -> None:
-        with record.closing(lambda: True, print):
+        with record.closing(lambda: True):
             with record.waiting():
                 until(lambda: status(storage).get("state") == "waiting")
             raise UsageError("--lr: is another one")
@@ -199,7 +192,7 @@ def test_taken_over_run_is_not_written(storage: RunStorage, record: RunRecord) -
 
     def lose() -> None:
         nonlocal held
-        with record.closing(lambda: held, print), record.training(monitor(), {}, 2):
+        with record.closing(lambda: held), record.training(monitor(), {}, 2):
             until(lambda: status(storage))
             held = False
             storage.write("status.json", "of the other")
@@ -222,7 +215,7 @@ def test_run_of_another_command_keeps_its_status(
 
     document = RunDocument(id="first", config=config, code=Code(name="code", archive=""), storage=storage, content={})
     with RunLock(storage) as held, run_every(0.01, refresh, "holder"):
-        refused = hold(Admission(document, record), Console(quiet=True))
+        refused = hold(Admission(document, record))
         with pytest.raises(UsageError, match="is being trained by"), refused:
             pass
         assert storage.read("status.json") == b"of the holder"
@@ -241,15 +234,17 @@ class Failing(RunStorage):
         super().write(name, content)
 
 
-def test_failed_status_write_is_repeated(storage: RunStorage, config: RunConfig, said: list[str]) -> None:
+def test_failed_status_write_is_repeated(
+    storage: RunStorage, config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing = Failing(storage.store, storage.base, storage.run_name, storage.uri)
     record = RunRecord(failing, config)
-    with record.closing(lambda: True, said.append):
+    with record.closing(lambda: True):
         with record.training(monitor(), {}, 2):
             until(lambda: status(storage))
         Failing.failures = 1000
     assert status(storage)["state"] == "training"
-    assert said == []
+    assert capsys.readouterr().out == ""
 
 
 def test_driver_does_not_wait_for_the_storage(
@@ -264,7 +259,7 @@ def test_driver_does_not_wait_for_the_storage(
         write_json(storage, name, document)
 
     monkeypatch.setattr(RunStorage, "write_json", slow)
-    with record.closing(lambda: True, print), record.training(monitor(), {}, 2):
+    with record.closing(lambda: True), record.training(monitor(), {}, 2):
         begun.wait()
         record.note_waiting(True)
         assert record.is_waiting

@@ -4,10 +4,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.lazy import Lazy
 from tests.run_folders import Clock
+
+COMMAND_NAME = "ray-on-ecs"
 
 program_resources = Lazy("ray_on_ecs.run.program.resources")
 GPUS = Counter({"GPU": 2, "CPU": 4})
@@ -30,7 +31,7 @@ class Program:
         self.nodes: set[str] = set()
         self.draining: set[str] = set()
         self.watch = program_resources.ProgramWatch(
-            self.told.append, Console(quiet=True), self._read, lambda: self.nodes, lambda: self.draining
+            self.told.append, self._read, lambda: self.nodes, lambda: self.draining
         )
 
     def _read(self) -> Any:
