@@ -228,6 +228,8 @@ def storage(findings: Findings) -> str:
     for name, files in folders.files.items():
         try:
             root.sibling(name).read(next(iter(files)))
+        except FileNotFoundError:
+            continue  # the run has just been deleted, or its lock released
         except OSError as cause:
             raise Problem(f"{cluster.storage_path} can be listed, but not read ({one_line(cause)})") from cause
         break

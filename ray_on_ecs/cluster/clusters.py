@@ -414,7 +414,7 @@ class LocalCluster(Cluster):
 
 
 class HeadCluster(LocalCluster):
-    """Cluster of the container that this runs in; jobs take the storage path from the head's environment."""
+    """Cluster of the container that this runs in, whose environment has the storage path."""
 
     name = "this cluster"
 

@@ -149,7 +149,7 @@ class MpiRun(MpiProcess):
                 part.rename(file)
 
     def poll(self) -> int | None:
-        """Return mpirun's exit status once it has ended; 1 if it has lost a daemon, as its own is 0 then."""
+        """Return mpirun's exit status once it has ended; 1 if it has lost a daemon, for which Open MPI has 0."""
         status = super().poll()
         return 1 if status == 0 and any(LOST_DAEMON in line for line in list(self.last_lines)) else status
 

@@ -162,7 +162,7 @@ def test_failure_and_recovery_cost_one_line_each(
 
 
 class Clock:
-    """Time that passes only when somebody sleeps."""
+    """Time that passes only in a sleep."""
 
     now = 1000.0
 
