@@ -41,11 +41,11 @@ JOB: Fields = {
 }
 NODE: Fields = {
     "state": str,
-    "node_id": str,
-    "is_head_node": bool,
+    "node_id": str | None,
+    "is_head_node": bool | None,
     "labels": dict | None,
-    "resources_total": dict,
-    "start_time_ms": int | float,
+    "resources_total": dict | None,
+    "start_time_ms": int | float | None,
 }
 
 
