@@ -93,7 +93,7 @@ def test_generated_run_name_can_be_given_again(
     assert name.startswith("train-")
     [job] = submitted
     assert (job["submission_id"], job["metadata"]["run_name"]) == (name, name)
-    assert job["entrypoint"].endswith(f" --run-name {name} train.py --epochs 0")
+    assert job["entrypoint"].endswith(f"/{name}")
 
 
 @pytest.mark.parametrize("number", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
