@@ -1,7 +1,7 @@
 """Settings of a run: one dataclass for the flags of `ray-on-ecs run`, their help, and the run's document.
 
-An environment variable can set a flag's default, `RAY_ON_ECS_WORKER_TIMEOUT` for `--worker-timeout`; the task definition
-of a stack's head sets two of them.
+An environment variable can set a flag's default, `RAY_ON_ECS_WORKER_TIMEOUT` for `--worker-timeout`; the task
+definition of a stack's head sets some.
 """
 
 from __future__ import annotations
