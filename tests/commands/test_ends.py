@@ -125,7 +125,8 @@ def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pyte
         arguments = (*words, "--num-workers", str(num_workers), *own, "ends.py", cause)
         terminal = None
         if in_terminal:
-            terminal = Terminal([sys.executable, "-m", module, *arguments], variables, code)
+            program = [module] if module.endswith(".py") else ["-m", module]
+            terminal = Terminal([sys.executable, *program, *arguments], variables, code)
             opened.callback(terminal.close)
             command: subprocess.Popen[Any] = terminal.command
         else:
