@@ -19,6 +19,7 @@ from infra.definitions.sizing import TaskSize
 from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
+from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import (
     DASHBOARD_URL,
     NODE_GROUP_VARIABLE,
@@ -30,7 +31,6 @@ from ray_on_ecs.contract import (
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.node import jobs, ports
 from tests.containers import cluster
-from tests.settings import parse
 
 ROOT = Path(__file__).parents[1]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
@@ -99,7 +99,7 @@ def test_head_variables_set_job_defaults() -> None:
     given = {name: value for name, value in variables(HEAD).items() if name.startswith(ENVIRONMENT_PREFIX)}
     read = {environment_variable(name) for name in ("cloudwatch_namespace", "storage_path", "worker_timeout")}
     assert given.keys() == read, "a variable that the job doesn't read does nothing"
-    job = parse(["train.py"], given)
+    job = RunConfig(**defaults_in(given))
     assert job.storage_path == f"s3://bucket/{RUNS_PREFIX}"
     assert job.cloudwatch_namespace == "ray-on-ecs/dev"
     assert job.worker_timeout == WORKER_TIMEOUT, "new instances for a job take minutes"
@@ -120,8 +120,7 @@ def test_every_port_is_documented() -> None:
 def test_train_command_requests_one_worker_per_gpu() -> None:
     found = re.search(r"\$c ray-on-ecs run (.*)$", commands.train(8))
     assert found is not None
-    config = parse(found[1].split(), {})
-    assert (config.num_workers, config.command) == (8, ("image_classifier.py",))
+    assert found[1] == "--num-workers 8 image_classifier.py"
 
 
 def test_packaged_jobs_are_in_the_working_directory() -> None:
