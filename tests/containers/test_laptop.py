@@ -316,11 +316,9 @@ def test_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
     assert "--install lets Ray install it" in laptop.line("notebook", "--no-browser", status=2)
 
 
-def test_wrong_clock_is_reported_and_stops_nothing(laptop: Laptop) -> None:
+def test_wrong_clock_stops_nothing(laptop: Laptop) -> None:
     ahead = f"{HOME}/hour-ahead:{HOME}"
     assert laptop.type("runs", PYTHONPATH=ahead).returncode == 0
-    done = laptop.type("doctor", status=1, PYTHONPATH=ahead)
-    assert "clock" in done.stdout
 
 
 def test_errors_are_one_line(laptop: Laptop, cluster: Cluster) -> None:
