@@ -20,7 +20,9 @@ from typing import Any, Self
 
 from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
-from ray_on_ecs.checks import (
+from ray_on_ecs.errors import UsageError
+from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
+from ray_on_ecs.rules import (
     check_metric,
     check_namespace,
     check_pairs,
@@ -30,8 +32,6 @@ from ray_on_ecs.checks import (
     pairs_of,
     worker_range,
 )
-from ray_on_ecs.errors import UsageError
-from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
 
 # Ray sets the first for the driver of a job, and `ray-on-ecs run --local` the second.
 JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"

@@ -16,7 +16,7 @@ DETAILS = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s "
 
 
 class _Output(logging.Handler):
-    """Standard output and error, read anew for each line, since Ray and tests replace `sys.stdout`."""
+    """Standard output and error, looked up for each line, since Ray and tests replace `sys.stdout`."""
 
     errors_from = logging.ERROR
     mask: Callable[[str], str] = str

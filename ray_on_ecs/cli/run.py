@@ -15,7 +15,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
-from ray_on_ecs.checks import metric_hints, secret_hints
 from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags
 from ray_on_ecs.cli.run_flags import NEEDLESS, NEEDLESS_FLAGS, Needless, Own, RunCommand, Setting, settings_of
 from ray_on_ecs.cli.screen import note, print_json
@@ -31,6 +30,7 @@ from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, WORKERS, RunConfig, us
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.node.jobs import SECRETS
+from ray_on_ecs.rules import metric_hints, secret_hints
 from ray_on_ecs.run.program.source import syntax_error
 from ray_on_ecs.signals import SIGNALLED
 

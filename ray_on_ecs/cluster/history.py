@@ -91,7 +91,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     """
     from difflib import get_close_matches
 
-    from ray_on_ecs.checks import is_run_name
+    from ray_on_ecs.rules import is_run_name
 
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
@@ -199,7 +199,7 @@ def list_folders(cluster: Cluster, storage: RunStorage, names: Collection[str] |
         UsageError: The bucket does not exist, or credentials are missing.
         ResourceError: It can't be reached.
     """
-    from ray_on_ecs.checks import is_run_name
+    from ray_on_ecs.rules import is_run_name
 
     root = _list(cluster, storage)
     runs = [name for name in root.folders if is_run_name(name) and (names is None or name in names)]
@@ -245,7 +245,7 @@ def under_way(jobs: Iterable[Job], storage_path: str) -> dict[str, Job]:
 
     A job's metadata has the storage path if one was typed: a run of the same name elsewhere is another run.
     """
-    from ray_on_ecs.checks import is_run_name
+    from ray_on_ecs.rules import is_run_name
 
     jobs_of_runs: dict[str, Job] = {}
     for job in jobs:

@@ -76,7 +76,6 @@ def find_or_submit(head: Head, work: Submission, upload: Callable[[], WriteDocum
     attempts = SUBMIT_ATTEMPTS
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
-        job_id = ""
         try:
             jobs = head.submitted_jobs()
             if active := under_way(jobs, work.run):

@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Any
 
 from ray_on_ecs import secrets
-from ray_on_ecs.checks import is_run_name
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import Job
 from ray_on_ecs.node.state import State
+from ray_on_ecs.rules import is_run_name
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from ray_on_ecs.checks import is_run_name
 from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.errors import StorageError, UsageError, one_line
+from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -29,6 +29,7 @@ class RunDocument:
         config: Its settings.
         code: Its code in the storage.
         storage: Its folder.
+        uri: The folder from which the document was read; another one if the nodes share a folder for their runs.
         content: The document.
     """
 
@@ -36,6 +37,7 @@ class RunDocument:
     config: RunConfig
     code: Code
     storage: RunStorage
+    uri: str
     content: Mapping[str, Any]
 
     @classmethod
@@ -74,11 +76,11 @@ class RunDocument:
             raise UsageError(f"{problem}; start the run again") from cause
         if config.storage_path.rstrip("/") != path:  # a folder that the nodes share, which the command can't write
             storage = RunStorage.open(config.storage_path, name)
-        return cls(id=content["id"], config=config, code=code, storage=storage, content=content)
+        return cls(id=content["id"], config=config, code=code, storage=storage, uri=f"{path}/{name}", content=content)
 
     def keep(self) -> None:
         """Write the document into the run's folder if the command could not; call it with the run's lock held."""
-        if self.storage.read_json(layout.SETTINGS) != self.content:
+        if self.storage.uri != self.uri and self.storage.read_json(layout.SETTINGS) != self.content:
             self.storage.write_json(layout.SETTINGS, self.content)
 
 
@@ -90,7 +92,7 @@ def write(
     Args:
         storage: The run's folder.
         config: The settings.
-        given: The names of those that are given: the cluster has its own defaults for others.
+        given: The names of the settings that are given; the cluster's defaults hold for the others.
         code: The stored code.
         earlier: The document of the run's earlier command, whose ID stays; empty if there was none.
 

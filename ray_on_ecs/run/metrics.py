@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import sdk
-from ray_on_ecs.checks import NUMBER
+from ray_on_ecs.rules import NUMBER
 from ray_on_ecs.tracking.records import STEP
 
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"

@@ -36,7 +36,7 @@ STACK_POLLS = 30  # between two looks at the stack's description
 TIMEOUT_SECONDS = 10
 # Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
-# The command of a run that brings its own Ray.
+# The command that starts Ray for a run on this machine.
 LOCAL = "ray-on-ecs run --local"
 
 

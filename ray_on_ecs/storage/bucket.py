@@ -114,7 +114,7 @@ class Bucket:
             try:
                 response = self.call("get_object", path, **arguments)
             except StorageFault as cause:
-                if code_of(cause) in ("PreconditionFailed", "InvalidRange", "412", "416"):
+                if _code(cause.error) in ("PreconditionFailed", "InvalidRange", "412", "416"):
                     raise Changed(f"s3://{path}") from cause
                 raise
             try:
@@ -156,7 +156,7 @@ class Bucket:
         try:
             return self.call("put_object", path, Body=content, **condition)["ETag"]
         except StorageFault as cause:
-            if code_of(cause) in NOT_THIS_VERSION:
+            if _code(cause.error) in NOT_THIS_VERSION:
                 return None
             raise
 
@@ -314,9 +314,9 @@ class Upload:
         return {"PartNumber": number, "ETag": answer["ETag"], **checksum}
 
 
-def code_of(fault: StorageFault) -> str:
+def _code(error: TrainingError) -> str:
     """Return AWS's error code; empty if it was another fault."""
-    return fault.error.code if isinstance(fault.error, aws.Refused) else ""
+    return error.code if isinstance(error, aws.Refused) else ""
 
 
 def _fault(cause: Exception, path: str) -> StorageFault | None:
@@ -324,7 +324,7 @@ def _fault(cause: Exception, path: str) -> StorageFault | None:
     error = aws.explain(cause, f"s3://{path}")
     if error is None:
         return None
-    code = error.code if isinstance(error, aws.Refused) else ""
+    code = _code(error)
     if code in MISSING:
         return Missing(error)
     if code == "NoSuchBucket":

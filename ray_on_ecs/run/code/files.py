@@ -1,6 +1,6 @@
 """Files of the working directory to upload: those that git would list, without what only this machine needs and keys.
 
-What is left out has a size and a reason, for the user.
+Each file or folder that is left out has a size and a reason, for the user.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Rules:
     def enter(self, folder: str, *, is_nested: bool = False) -> Rules:
         """Return the rules for the entries of a folder; git is not asked about a repository inside the user's."""
         rules = self
-        if is_nested and os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a clone has its own rules
+        if is_nested and os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a clone: other rules
             rules = Rules(_of_repository(folder), self.ray)
         of_git = (
             rules.git
@@ -125,7 +125,7 @@ class Rules:
 
 
 def _of_repository(folder: str) -> tuple[Patterns, ...]:
-    """Return the patterns for a whole repository: the user's, for which git is not asked in it, and its own."""
+    """Return the patterns for a whole repository: those of the user's configuration, and those of `.git/info`."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     named = git.ask(os.sep, "config", "--path", "--null", "--get", "core.excludesFile")
     users = f"{home}/git/ignore" if named is None else named.removesuffix("\0")

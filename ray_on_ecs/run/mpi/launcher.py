@@ -102,7 +102,7 @@ class MpiRun(MpiProcess):
     It creates the folder `exchange` for the launch agents.
 
     Raises:
-        UsageError: There is no mpirun of Open MPI 5 or later, or TMPDIR can't be used.
+        UsageError: mpirun of Open MPI 5 or later is missing, or TMPDIR can't be used.
     """
 
     def __init__(self, argv: Sequence[str], options: ProcessOptions, workers: WorkerStatuses, exchange: Path) -> None:
@@ -125,7 +125,7 @@ class MpiRun(MpiProcess):
         if networks:  # all nodes reach them, whatever their interfaces' names; IPv4 is not used together with IPv6
             names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_btl_tcp_if_include")
             settings |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
-        # Names that need not resolve: they only distinguish the nodes. mpirun needs no daemon on localhost, its own.
+        # Names that need not resolve: they only distinguish the nodes. On its node, localhost, mpirun starts no daemon.
         nodes = Counter(worker.node_rank for worker in workers.values())
         hosts = {node: f"{HOST_PREFIX}{node}" if node else "localhost" for node in sorted(nodes)}
         slots = ",".join(f"{host}:{nodes[node]}" for node, host in hosts.items())

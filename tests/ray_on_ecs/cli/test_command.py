@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.checks import secret_hints
 from ray_on_ecs.cli import run, run_flags
 from ray_on_ecs.cli.main import COMMANDS, main
 from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
@@ -22,6 +21,7 @@ from ray_on_ecs.config import SETTINGS, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.node import api
 from ray_on_ecs.node.ports import free_ports
+from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run import document
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.bucket import Bucket

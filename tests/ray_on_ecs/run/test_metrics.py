@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ray_on_ecs import sdk
-from ray_on_ecs.checks import metric_hints
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.rules import metric_hints
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader, tracker_url
 
 PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}

@@ -213,7 +213,8 @@ def test_run_of_another_command_keeps_its_status(
     def refresh() -> None:
         held.refresh()
 
-    document = RunDocument(id="first", config=config, code=Code(name="code", archive=""), storage=storage, content={})
+    code = Code(name="code", archive="")
+    document = RunDocument(id="first", config=config, code=code, storage=storage, uri=storage.uri, content={})
     with RunLock(storage) as held, run_every(0.01, refresh, "holder"):
         refused = hold(Admission(document, record))
         with pytest.raises(UsageError, match="is being trained by"), refused:
