@@ -129,7 +129,7 @@ def test_root_logger_is_left_alone(capsys: Capture) -> None:
     assert lines(capsys) == ["mine"]
 
 
-@pytest.mark.parametrize("text", ["100 % of {x} %s", "a lone \udcff half", "é"])
+@pytest.mark.parametrize("text", ["100 % of {x} %s", "a lone \udcff half", "é"], ids=["percent", "surrogate", "accent"])
 def test_any_text_is_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
