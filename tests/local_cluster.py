@@ -145,10 +145,10 @@ class LocalCluster:
         """Return the head node's processes whose title contains `title`, such as `TrainController`."""
         return _descendants(self.head.pid, title) if self.head else []
 
-    def train_workers(self) -> list[psutil.Process]:
-        """Return Ray Train's worker processes on all nodes."""
+    def actors(self) -> list[psutil.Process]:
+        """Return the processes of workers on all nodes."""
         running = [node for node in self.workers if node.poll() is None]
-        return [process for node in running for process in self.worker_processes(node, "RayTrainWorker")]
+        return [process for node in running for process in self.worker_processes(node, "ScriptActor")]
 
     def script_processes(self, name: str) -> list[psutil.Process]:
         """Return the processes of a script on all nodes, without their supervisors."""

@@ -10,10 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+from ray_on_ecs.run.files.rounds import SnapshotRounds
 
 from ray_on_ecs.run.files import folder as module
 from ray_on_ecs.run.files.folder import RunFolder
-from ray_on_ecs.run.files.rounds import SnapshotRounds
 from ray_on_ecs.run.group import FilesStatus
 from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage

@@ -50,7 +50,8 @@ def admit(uri: str) -> Generator[Admission]:
         UsageError: The run's document can't be used, or the run has finished.
         StorageError, Interrupted: See `hold`.
     """
-    queue.head_address()  # raises, before anything is stored
+    if not queue.is_without_ray():
+        queue.head_address()  # raises, before anything is stored
     document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
     logs.set_up("ray-on-ecs", document.config.variables)
     document.storage.check_writable()

@@ -1,44 +1,60 @@
-"""A run of a user's script from the command to the result."""
+"""A run from its turn to its result, as its driver tells it: places, starts of the scripts, their ends, decisions.
+
+The driver polls the workers with its directive. A start of the scripts goes through the states of `State`; after it, the
+failure policy decides if the scripts start again: in the same workers, or in a new group.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-import shlex
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
-from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import UsageError, counted, one_line
-from ray_on_ecs.run import inputs, ray_cluster
+from ray_on_ecs.errors import StorageError, TrainingError, one_line
+from ray_on_ecs.run import admission, failure_report, inputs
 from ray_on_ecs.run.admission import Admission
-from ray_on_ecs.run.attempts import Attempts, TrainFunction, wait_for_workers
-from ray_on_ecs.run.failure_policy import Mark
+from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
+from ray_on_ecs.run.files.moment import Moments
 from ray_on_ecs.run.files.newest import newest_stored
+from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
+from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
-from ray_on_ecs.run.program import resources as program_resources
-from ray_on_ecs.run.program.driver import run_program
-from ray_on_ecs.run.ray_cluster import WorkerAllocation
-from ray_on_ecs.run.ray_private import CHANGE_FOLDER, PREEMPTION_WATCHER, draining_nodes
-from ray_on_ecs.run.script_group import Decider, ScriptGroup
-from ray_on_ecs.run.worker import Settings, run_script
+from ray_on_ecs.run.summary import print_header, print_summary, publish_files
+from ray_on_ecs.run.supervisor import GRACE_SECONDS
+from ray_on_ecs.run.worker import Settings
+from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage import layout
-from ray_on_ecs.storage.run_storage import RunStorage
-from ray_on_ecs.storage.snapshot import publish, read_snapshot
-from ray_on_ecs.tracking.cost import cost_line, cost_of
-from ray_on_ecs.tracking.records import STEP, read_records
-from ray_on_ecs.tracking.results import metric_names, write_results
-from ray_on_ecs.tracking.run_actor import create_run_actor
+from ray_on_ecs.tracking import cloudwatch
+from ray_on_ecs.tracking.cost import cost_of
+from ray_on_ecs.tracking.results import write_results
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 logger = logging.getLogger(__name__)
 
-# The workers of a Ray program may wait for those before them, also without a --worker-timeout.
-MIN_WAIT_SECONDS = 30.0
+NOTICE_POLL_SECONDS = 1.0
+# A node is reclaimed after this time if AWS reports no deadline.
+DEFAULT_PREEMPTION_SECONDS = 60.0
+# The scripts end this long before the deadline.
+MARGIN_SECONDS = 5.0
+# How long the workers may take to store the last files, once the scripts have ended.
+STORE_SECONDS = 30.0
+# How long workers may take to leave.
+LEAVE_SECONDS = 10.0
+SILENT_SECONDS = 600.0
+RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
+
+# A start of the scripts. `starting`: the workers get their places, prepare their nodes and meet. `running`: all scripts
+# have been started. `ending`: they get the time to end, for the reason of the driver's `ended_for`, and their files are
+# stored. `ended`: this is done, or there is nothing to end.
+State = Literal["starting", "running", "ending", "ended"]
+# Why a start has ended: all scripts ended with 0; one failed, or all hang; a worker or its node was lost; nodes are
+# being reclaimed; an elastic run may have more workers; or the run was stopped.
+Reason = Literal["finished", "failed", "hung", "lost", "reclaimed", "grows", "stopped"]
 
 
-def run(admission: Admission) -> dict[str, Any]:
+def run(admitted: Admission) -> dict[str, Any]:
     """Run a script on every worker, and leave the results in the run's folder; return `result.json`.
 
     Raises:
@@ -46,121 +62,407 @@ def run(admission: Admission) -> dict[str, Any]:
         ResourceError: The cluster lacks room for the workers.
         TrainingError: The script failed; its files are kept, and `error.json` has the cause.
     """
-    config, storage, record = admission.document.config, admission.document.storage, admission.record
+    document, record = admitted.document, admitted.record
+    config, storage = document.config, document.storage
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
-    os.environ[CHANGE_FOLDER] = "0"  # the workers stay where Ray starts them
-    os.environ[PREEMPTION_WATCHER] = "0"  # the driver itself looks at the nodes that drain
-    with ray_cluster.connected():
-        allocation = None if config.driver else wait_for_workers(config, record)
-        is_one_node = ray_cluster.is_one_node()
-        if allocation:
-            config = config.with_workers(allocation.num_workers)
+    with home_of(config, storage, document.code, sources, record) as home:
         storage.delete(layout.ERROR)
-        _print_header(config, storage, allocation)
-        actor = create_run_actor()
-        monitor = RunMonitor(actor)
-        settings: Settings = {
-            "config": config,
-            "storage": storage,
-            "run_actor": actor,
-            "threads": allocation.cpus_per_worker if allocation else 0,
-            "use_gpu": allocation is not None and allocation.use_gpu,
-            "code": admission.document.code,
-            "is_one_node": is_one_node,
-            "run_id": admission.document.id,
-            "inputs": sources,
-        }
+        print_header(config, storage, home.allocation)
+        driver = RunDriver(admitted, home, sources)
+        summary = driver.train()
+        publish_files(storage)
+        of_code = {"archive": document.code.archive, **document.code.git}
+        result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
+        print_summary(result, config, storage)
+    return result
 
-        def mark() -> Mark:
-            step = monitor.progress.step if monitor.progress else None
-            newest = newest_stored(config, storage)
-            return Mark(step or None, newest[1].timestamp() if newest else None)
 
-        def newest_checkpoint() -> str | None:
-            newest = newest_stored(config, storage)
-            if newest is None:
-                return None
-            name, written_at = newest
-            return f"{name} of {written_at.isoformat(timespec='milliseconds')}"
+class RunDriver:
+    """The driver of one run.
 
-        def scripts(decider: Decider) -> ScriptGroup:
-            return ScriptGroup(actor, config, decider, draining_nodes, admission.document.code.left_out)
+    Attributes:
+        hours: The hours of the run's instances.
+        monitor: The progress of the run.
+    """
 
-        function = run_program if config.driver else run_script
-        attempts = Attempts(
-            TrainFunction(function, settings, mark, newest_checkpoint, scripts),
-            config,
-            storage,
-            allocation,
-            monitor,
-            record,
-            InstanceHours(program_resources.instances) if config.driver else InstanceHours(),
-            wait_seconds=max(config.worker_timeout, MIN_WAIT_SECONDS),
+    def __init__(self, admitted: Admission, home: Home, sources: Mapping[str, str]) -> None:
+        document = admitted.document
+        self._config = document.config
+        if home.allocation:
+            self._config = document.config.with_workers(home.allocation.num_workers)
+        self._storage = document.storage
+        self._record = admitted.record
+        self._left_out = document.code.left_out
+        self._home = home
+        self._settings = Settings(
+            config=self._config,
+            storage=self._storage,
+            threads=home.allocation.cpus_per_worker if home.allocation else 0,
+            use_gpu=home.allocation is not None and home.allocation.use_gpu,
+            code=document.code,
+            is_one_node=home.is_one_node,
+            run_id=document.id,
+            inputs=sources,
+            cluster=home.cluster,
+            launcher=home.launcher,
         )
-        summary = attempts.fit()
-        _publish(storage)
-        cost = cost_of(attempts.instance_hours.by_kind)
-        code = admission.document.code
-        of_code = {"archive": code.archive, **code.git}
-        document = write_results(storage, config, of_code, summary, cost, record.earlier)
-        _print_summary(document)
-        with suppress(OSError, UsageError):  # the run has finished, and has its results
-            _print_unmatched_metrics(config, storage)
-            if config.driver:
-                _print_failed_trials(storage)
-    return document
+        self.monitor = RunMonitor()
+        self.hours = InstanceHours(home.instances)
+        self._policy = FailurePolicy(self._config.max_restarts, self._mark, worker_timeout=self._config.worker_timeout)
+        self._first_started_at: float | None = None
+        self._hardware: dict[str, Any] | None = None
+        self._checked_nodes_at = 0.0
+        self._error: TrainingError | None = None  # with which the run ends
+        self._begin_start(0)
 
+    def train(self) -> dict[str, Any]:
+        """Run to the end; return the hardware, and when the scripts were first started.
 
-def _publish(storage: RunStorage) -> None:
-    """Bring the files of a run that has finished to their places, and print which were not kept."""
-    try:
-        snapshot = publish(storage)
-        if snapshot.left_out:
-            logger.info(f"not kept: {', '.join(snapshot.left_out)}")
-    except (OSError, UsageError) as cause:
-        logger.warning(f"files of the run are not in their places yet ({one_line(cause)})")
+        Raises:
+            TrainingError: The run can't continue; the reason is in `error.json`, unless it is the user's mistake.
+        """
+        number = self._home.allocation.num_workers if self._home.allocation else None
+        with (
+            cloudwatch.publish_metrics(self.monitor, self._config.cloudwatch_namespace),
+            self.hours.running(),
+            self._record.training(self.monitor, self.hours.by_kind, number),
+            self._home.watching(),
+        ):
+            while self._ended_for != "finished":
+                self._train_in_group()
+        return {"hardware": self._hardware, "started_at": self._first_started_at}
 
+    def _train_in_group(self) -> None:
+        """Request workers, and start the scripts in them until they have finished, or other workers are needed."""
+        logger.debug("requesting workers")
+        group = self._home.new_group(self._settings)
+        try:
+            while True:
+                self._direct(group)
+                if self._ended_for == "finished" or not self._decide(group):
+                    break
+        except NoPlacesError as cause:
+            self._decide_on(self._describe_no_places(cause))
+            self._begin_start(self._directive.generation)
+        except GroupError as cause:
+            self._decide_on(RECLAIMED if self._ended_for == "reclaimed" else Failure(str(cause)))
+            self._begin_start(self._directive.generation + 1)
+        finally:
+            self._leave(group)
+            group.close()
 
-def _print_header(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> None:
-    continued = ", continued with its files" if read_snapshot(storage).files else ""
-    lines = {
-        "run": f"{config.run_name}{continued}",
-        "script": " ".join(config.command),
-        "workers": str(allocation) if allocation else "those that the Ray program starts",
-        "results": storage.uri,
-    }
-    for name, value in lines.items():
-        print(f"{name:<9}{value}", flush=True)
+    def _direct(self, group: Group) -> None:
+        """Direct one start of the scripts to its end, with all files stored.
 
+        Raises:
+            GroupError: See Group.
+            TrainingError: The run is given up, and its scripts have ended.
+            Stop: The user stopped the run; its scripts have ended, or have had the time for it.
+        """
+        try:
+            while self._state != "ended":
+                self.step(group)
+        except KeyboardInterrupt as stop:
+            self._error = admission.interrupted(self._config, stop)
+            self._end("stopped", time.time() + GRACE_SECONDS)
+            while self._state != "ended" and time.time() < self._directive.end_at + STORE_SECONDS:
+                self.step(group)
+            raise
+        if self._error:
+            raise self._error
 
-def _print_summary(document: dict[str, Any]) -> None:
-    metrics = [
-        f"{name} none" if value is None else f"{name} {value:g}"
-        for name, value in (document["metrics"] or {}).items()
-        if name != "time"
-    ]
-    line = f"finished in {document['times']['total_seconds']:.0f} s{cost_line(document['cost'])}"
-    if metrics:
-        line += f": {', '.join(metrics)}"
-    print(line)
-    files: Sequence[str] = [layout.RESULT, *document["files"].values()]
-    print(f"results in {document['storage_path']}: {', '.join(files)}", flush=True)
+    def step(self, group: Group) -> None:
+        """Poll the workers once, and decide on their directive."""
+        statuses = group.poll(self._directive)
+        generation = self._directive.generation
+        of_start = {rank: worker for rank, worker in statuses.items() if worker.generation == generation}
+        self._take_reports(of_start)
+        errors = {rank: worker for rank, worker in statuses.items() if worker.error}
+        if self._state in ("starting", "running"):
+            if group.lost or errors:
+                self._failure, self._has_errors = self._describe_lost(group.lost, errors), bool(errors)
+                self._end("lost", time.time() + GRACE_SECONDS)
+            else:
+                self._prepare(group, statuses, of_start)
+                self._watch(group, of_start)
+        changes = self._of_nodes(group, of_start)
+        self._direct_to(**changes)
+        if self._state == "ending":
+            living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
+            if all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living) and self._has_committed(
+                group, of_start
+            ):
+                self._check_stored(of_start)
+                self._last = of_start
+                self._state = "ended"
 
+    @staticmethod
+    def _is_done(worker: WorkerStatus | None, before: WorkerStatus | None) -> bool:
+        """Return whether a worker has ended this start; one that has not begun it has nothing to end."""
+        return worker.is_stored if worker else before is None or before.is_stored or before.generation < 0
 
-def _print_unmatched_metrics(config: RunConfig, storage: RunStorage) -> None:
-    """Print the metrics of --metric that matched no line of the output."""
-    if not config.metric:
-        return
-    matched = {STEP, *metric_names(read_records(storage))}
-    for metric in config.metric:
-        if metric.partition("=")[0] not in matched:
-            print(f"--metric {shlex.quote(metric)}: no line of the output matched", flush=True)
+    def _take_reports(self, of_start: WorkerStatuses) -> None:
+        first = of_start.get(0)
+        if first and first.started_at:
+            self._first_started_at = self._first_started_at or first.started_at
+            self._hardware = first.hardware
+            generation = self._directive.generation
+            self.monitor.update(generation, first.step, first.metrics, first.url, first.guess)
 
+    def _prepare(self, group: Group, statuses: WorkerStatuses, of_start: WorkerStatuses) -> None:
+        """Let the workers install packages once all can, and start the scripts once all are ready."""
+        count = len(group.ranks)
+        if count and len(statuses) == count and all(worker.is_prepared for worker in statuses.values()):
+            self._direct_to(is_prepared=True)
+        peers = [worker.peer for _, worker in sorted(of_start.items())]
+        if count and len(peers) == count and not self._directive.peers:
+            if all(peers):
+                self._direct_to(peers=tuple(peer for peer in peers if peer))
 
-def _print_failed_trials(storage: RunStorage) -> None:
-    """Print how many trials of Ray Tune have failed in a program that has ended well, if any have."""
-    trials = storage.read_json(layout.TRIALS) or {}
-    failed = sum(trial["status"] == "ERROR" for trial in trials.values())
-    if failed:
-        where = f"{layout.TRIALS} says which, and error.txt in a trial's folder why"
-        print(f"{failed} of {counted(len(trials), 'trial')} failed: {where}", flush=True)
+    def _watch(self, group: Group, workers: WorkerStatuses) -> None:
+        """End the start if a script has failed, a node is being reclaimed, the scripts hang, or all have finished."""
+        is_complete = bool(workers) and len(workers) == len(group.ranks)
+        if self._state == "starting" and is_complete and all(worker.started_at for worker in workers.values()):
+            self._begin()
+        if any(worker.status for worker in workers.values()):
+            logger.debug(f"exit statuses: {[worker.status for _, worker in sorted(workers.items())]}")
+            self._end("failed", time.time() + GRACE_SECONDS)
+        elif self._state == "running" and is_complete and all(worker.has_ended for worker in workers.values()):
+            self._end("finished", time.time() + GRACE_SECONDS)
+        elif shortage := self._home.shortage():
+            self._error = shortage
+            self._end("stopped", time.time() + GRACE_SECONDS)
+        elif reclaimed := self._reclaimed(group):
+            self._end("reclaimed", **reclaimed)
+        elif self._state == "running" and group.can_grow():
+            logger.info("there is room for more workers; restarting with them")
+            self._end("grows", time.time() + GRACE_SECONDS, reclaimed=tuple(workers))
+        elif self._state == "running":
+            self._watch_silence(workers)
+
+    def _begin(self) -> None:
+        logger.debug("all scripts have been started")
+        self._state = "running"
+        self._policy.began()
+        if self._home.allocation:  # a Ray program's watch updates the state
+            self._record.note_waiting(False)
+
+    def _reclaimed(self, group: Group) -> dict[str, Any]:
+        """Return the ranks on nodes that are being reclaimed, and the time of that; at most once a second.
+
+        It asks Ray's head.
+        """
+        if not group.places or time.monotonic() - self._checked_nodes_at < NOTICE_POLL_SECONDS:
+            return {}
+        self._checked_nodes_at = time.monotonic()
+        draining = self._home.draining()
+        ranks = tuple(rank for rank, place in enumerate(group.places) if place.node_id in draining)
+        if not ranks:
+            return {}
+        deadlines = [draining[group.places[rank].node_id] for rank in ranks]
+        first = min(filter(None, deadlines), default=time.time() + DEFAULT_PREEMPTION_SECONDS)
+        return {"end_at": first - MARGIN_SECONDS, "reclaimed": ranks}
+
+    def _watch_silence(self, workers: WorkerStatuses) -> None:
+        """End scripts that hang: they have reported steps, or the user has named the time."""
+        silent_seconds = min(worker.silent_seconds for worker in workers.values())
+        if silent_seconds <= (self._config.hang_timeout or SILENT_SECONDS):
+            return
+        if self._config.hang_timeout or any(worker.step is not None for worker in workers.values()):
+            self._end("hung", time.time())
+        elif not self._directive.wants_stacks:
+            self._direct_to(wants_stacks=True)
+        elif not self._has_stacks and all(
+            worker.stacks is not None or worker.status == 0 for worker in workers.values()
+        ):
+            self._has_stacks = True
+            folder = self._store_stacks(workers)
+            logger.info(
+                f"the script has been silent for {silent_seconds:.0f} s and has never reported a step, so it runs on; "
+                f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
+            )
+
+    def _of_nodes(self, group: Group, workers: WorkerStatuses) -> dict[str, Any]:
+        """Return what the directive says of the nodes: ends, files, and mpirun's daemons."""
+        ended: set[int] = set()
+        killed: set[int] = set()
+        nodes = {rank.node_rank for rank in group.ranks}
+        for node in nodes:
+            ranks = [rank.rank for rank in group.ranks if rank.node_rank == node]
+            living = [workers[rank] for rank in ranks if rank in workers and rank not in group.lost]
+            is_lost = any(rank in group.lost for rank in ranks)
+            if all(worker.has_ended for worker in living) and (is_lost or len(living) == len(ranks)):
+                ended.add(node)
+            if is_lost or any(map(self._is_killed, living)):
+                killed.add(node)
+        first = workers.get(0)
+        if self._config.mpi and first and self._is_killed(first):  # mpirun kills the others
+            killed = set(nodes)
+        for rank in group.ranks:
+            worker = workers.get(rank.rank)
+            if worker and worker.files and rank.node_rank not in killed:
+                self._moments.hear(rank.node_rank, worker.files, group.next_poll)
+        changes: dict[str, Any] = {"ended": frozenset(ended), "killed": frozenset(killed)}
+        if len(nodes) > 1:
+            changes["scan"] = self._moments.needs_look(len(nodes))
+            changes["commit"] = self._last_parts(group, workers) or self._moments.common(len(nodes))
+        if self._config.mpi and first:
+            statuses = {group.ranks[rank].node_rank: worker.daemon_status for rank, worker in workers.items()}
+            changes["daemons"] = first.daemons
+            changes["daemon_statuses"] = {node: status for node, status in statuses.items() if status is not None}
+            changes["mpirun_has_ended"] = first.status is not None
+        return changes
+
+    def _is_killed(self, worker: WorkerStatus) -> bool:
+        """Return whether a script was killed: a shell adds 128 to the signal, and mpirun kills the others."""
+        status = worker.status
+        return status is not None and (status < 0 or status > SIGNALLED or (self._config.mpi and status != 0))
+
+    def _last_parts(self, group: Group, workers: WorkerStatuses) -> dict[int, str]:
+        """Return the last parts of all nodes by their ranks; nothing before all have one."""
+        parts: dict[int, str] = {}
+        for rank, worker in sorted(workers.items()):
+            if worker.files and worker.files.is_last:
+                parts[group.ranks[rank].node_rank] = worker.files.part
+        return parts if len(parts) == len({rank.node_rank for rank in group.ranks}) else {}
+
+    def _has_committed(self, group: Group, workers: WorkerStatuses) -> bool:
+        """Return whether the last snapshot of several nodes is written, or can't be."""
+        parts = self._last_parts(group, workers)
+        first = workers.get(0)
+        if len(parts) < 2 or first is None or first.files is None or first.not_stored:
+            return True
+        has_files = any(not part.split("-")[1] == "0" for part in parts.values())
+        return not has_files or first.files.committed == parts
+
+    def _check_stored(self, workers: WorkerStatuses) -> None:
+        """Fail a run whose script has ended well if its last files were not stored; say so of any other run."""
+        reason = next((worker.not_stored for worker in workers.values() if worker.not_stored), None)
+        if reason is None:
+            return
+        what = f"the last files could not be stored ({reason})"
+        if self._error or self._ended_for != "finished":
+            logger.warning(what)
+        else:
+            self._error = StorageError(f"{what}; continue with --run-name {self._config.run_name}")
+
+    def _decide(self, group: Group) -> bool:
+        """Decide what follows the end of a start; return False if other workers are needed.
+
+        Raises:
+            TrainingError: The run ends.
+        """
+        if self._ended_for == "grows":
+            pass
+        elif self._ended_for == "reclaimed":
+            self._decide_on(RECLAIMED)
+        elif self._ended_for == "hung":
+            folder = self._store_stacks(self._last)
+            what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
+            self._decide_on(Failure(what, "hung", stacks=folder, log=self._last[min(self._last)].log))
+        elif self._ended_for == "lost" and self._failure:
+            # A node may have gone before its deadline.
+            is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
+            self._decide_on(RECLAIMED if is_reclaimed else self._failure)
+        else:
+            is_reclaimed = self._home.was_reclaimed()
+            self._decide_on(RECLAIMED if is_reclaimed else self._describe_failed(self._last))
+        needs_others = self._ended_for in ("grows", "reclaimed") or self._has_errors
+        if not needs_others and group.lost:
+            needs_others = not group.replace_lost()
+        self._begin_start(self._directive.generation + 1)
+        return not needs_others
+
+    def _decide_on(self, failure: Failure) -> None:
+        """Print a line if the run continues after a failure.
+
+        Raises:
+            TrainingError: It doesn't.
+        """
+        decision = self._policy.decide(failure)
+        if not isinstance(decision, Wait):  # which is decided again and again
+            logger.debug(f"{failure.kind}, {failure}: {type(decision).__name__}")
+        if failure.kind == "busy":  # the run is shown as waiting until its workers begin
+            if not self._record.is_waiting:
+                logger.info(f"waiting: {failure.what}")
+            self._record.note_waiting(True)
+        if isinstance(decision, Raise):
+            raise failure_report.write_error(failure, decision, self._config, self._storage) from failure.cause
+        if isinstance(decision, Restart):
+            what = failure.what if failure.kind == "reclaimed" else str(failure)
+            stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
+            count = f" ({decision.count})" if decision.count else ""
+            logger.warning(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
+
+    def _describe_failed(self, workers: WorkerStatuses) -> Failure:
+        failure = failure_report.describe(workers, self._config.command[0])
+        text = failure.words.text
+        hint = failure_report.missing_file_hint(text, self._left_out)
+        hint += failure_report.access_denied_hint(text, self._config)
+        return replace(failure, what=failure.what + hint, rank=None if self._config.driver else failure.rank)
+
+    def _describe_lost(self, lost: Mapping[int, str], errors: WorkerStatuses) -> Failure:
+        """Return the failure of workers that have ended themselves, by an error or without one."""
+        rank = min(errors or lost)
+        if not errors:
+            return Failure(lost[rank], rank=rank)
+        cause, on = errors[rank].error, None if self._config.driver else rank
+        return Failure(one_line(cause), rank=on, cause=cause, where=errors[rank].where, log=errors[rank].log)
+
+    def _describe_no_places(self, cause: NoPlacesError) -> Failure:
+        if self._home.has_nodes():
+            return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(cause))
+        event = "lost did not come back" if self._policy.has_begun else "requested did not join the cluster"
+        what = f"workers that were {event} within {self._config.worker_timeout:g} s"
+        return Failure(what, "no workers", where=str(cause))
+
+    def _begin_start(self, generation: int) -> None:
+        """Begin another start of the scripts."""
+        self._directive = Directive(generation)
+        self._state: State = "starting"
+        self._ended_for: Reason | None = None
+        self._failure: Failure | None = None
+        self._moments = Moments()
+        self._has_stacks = self._has_errors = False
+        self._last: WorkerStatuses = {}
+        logger.debug(f"start {generation} of the scripts")
+
+    def _end(self, reason: Reason, end_at: float, reclaimed: tuple[int, ...] = ()) -> None:
+        """End the scripts of this start until a time (Unix time)."""
+        self._ended_for = reason
+        self._state = "ending"
+        action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
+        self._direct_to(action=action, end_at=end_at, reclaimed=reclaimed)
+
+    def _leave(self, group: Group) -> None:
+        """Let the workers clean up and leave."""
+        if not group.ranks:
+            return
+        self._directive = replace(self._directive, action="leave")
+        until = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < until:
+            statuses = group.poll(self._directive)
+            if all(worker.has_left for worker in statuses.values()):
+                return
+
+    def _direct_to(self, **changes: Any) -> None:
+        directive = replace(self._directive, **changes)
+        if directive != self._directive:
+            logger.debug(f"start {directive.generation} of the scripts: {changes}")
+        self._directive = directive
+
+    def _store_stacks(self, workers: WorkerStatuses) -> str:
+        return failure_report.store_stacks(
+            {rank: worker.stacks or "" for rank, worker in workers.items()}, self._storage
+        )
+
+    def _mark(self) -> Mark:
+        newest = newest_stored(self._config, self._storage)
+        return Mark(self.monitor.step or None, newest[1].timestamp() if newest else None)
+
+    def _resumes_from(self) -> str:
+        try:
+            newest = newest_stored(self._config, self._storage)
+        except OSError:
+            return "where the run was"
+        return f"{newest[0]} of {newest[1].isoformat(timespec='milliseconds')}" if newest else "the beginning"

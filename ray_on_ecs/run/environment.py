@@ -1,34 +1,20 @@
-"""Environment of a script: torchrun's variables and TensorFlow's TF_CONFIG, packages, secrets and inputs.
-
-https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
-"""
+"""Environment of a script, however it is started: packages, network, secrets and inputs."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import ray
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import nccl_interface
-from ray_on_ecs.run.worker_rank import WorkerRank
 from ray_on_ecs.storage.run_storage import RunStorage
 
 # True if the process group's store is served already, so that rank 0's script does not serve it.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-# Variables that are equal on all ranks, for launchers that set the ranks differently from torchrun.
-OF_EVERY_RANK = (
-    *("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),
-    *(AGENT_STORE, "TORCHELASTIC_RESTART_COUNT"),  # PyTorch reads the second if the first is True
-)
-
 # Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.
 CALLBACK_VARIABLES = ("RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS")
 NOT_A_DRIVER = dict.fromkeys(CALLBACK_VARIABLES, "ray_on_ecs.run.program.not_a_driver.NotADriver")
@@ -51,62 +37,6 @@ def without_ray(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerEnvironment(WorkerRank):
-    """The ranks of one process and the sizes of its run, as environment variables.
-
-    Attributes:
-        nodes: The number of nodes.
-        max_world_size: The most ranks that the run may have: MAX of `--num-workers MIN:MAX`.
-        run_name: The run's name.
-        attempt: How often the processes have been started again.
-        max_restarts: How often in a row they may be.
-        threads: The CPU threads that it may use.
-    """
-
-    nodes: int
-    max_world_size: int
-    run_name: str
-    attempt: int
-    max_restarts: int
-    threads: int
-
-    def variables(self, addresses: Sequence[tuple[str, int]], store: tuple[str, int] | None = None) -> dict[str, str]:
-        """Return the worker's environment variables.
-
-        Args:
-            addresses: Host and free port of each rank.
-            store: Address at which the process group's store is served already; by default rank 0's script serves it at
-                the first of the addresses.
-        """
-        host, port = store or addresses[0]
-        values = {
-            "RANK": self.rank,
-            "WORLD_SIZE": self.world_size,
-            "MAX_WORLD_SIZE": self.max_world_size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_WORLD_SIZE": self.local_world_size,
-            "GROUP_RANK": self.node_rank,
-            "GROUP_WORLD_SIZE": self.nodes,
-            "ROLE_NAME": "default",
-            "ROLE_RANK": self.rank,
-            "ROLE_WORLD_SIZE": self.world_size,
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-            "TORCHELASTIC_RUN_ID": self.run_name,
-            "TORCHELASTIC_RESTART_COUNT": self.attempt,
-            "TORCHELASTIC_MAX_RESTARTS": self.max_restarts,
-            AGENT_STORE: store is not None,
-            "OMP_NUM_THREADS": self.threads,
-            "TF_CONFIG": self._tf_config(addresses),
-        }
-        return {name: str(value) for name, value in values.items()}
-
-    def _tf_config(self, addresses: Sequence[tuple[str, int]]) -> str:
-        hosts = [f"{host}:{port}" for host, port in addresses]
-        return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": self.rank}})
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScriptEnvironment:
     """The node's preparation for a run's script, which is the same at each start.
 
@@ -119,6 +49,7 @@ class ScriptEnvironment:
         secrets: The values of --secret, by variable.
         inputs: Where the inputs are, by variable.
         git: The commit of the code, by variable.
+        cluster: The address of the Ray head, or nothing on one machine without Ray.
     """
 
     config: RunConfig
@@ -129,6 +60,7 @@ class ScriptEnvironment:
     secrets: Mapping[str, str]
     inputs: Mapping[str, str]
     git: Mapping[str, str]
+    cluster: str
 
     def variables(self, launcher: Mapping[str, str], exchange: Path) -> dict[str, str]:
         """Return the script's variables: this process's without Ray's, then the runner's, then the user's.
@@ -137,13 +69,13 @@ class ScriptEnvironment:
             launcher: The variables that a launcher, such as torchrun, would set.
             exchange: The folder of the messages from the script to its worker.
         """
-        cluster = ray.get_runtime_context().gcs_address
         base = without_ray(os.environ)
+        head = self.cluster.rpartition(":")[0] or "127.0.0.1"
         programs = [str(Path(python).parent) for python in (self.python, sys.executable)]  # of the packages
         return {
             **base,
-            **nccl_interface.variables(cluster.rpartition(":")[0], base),
-            "RAY_ADDRESS": cluster,
+            **nccl_interface.variables(head, base),
+            **({"RAY_ADDRESS": self.cluster} if self.cluster else {}),
             "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUNBUFFERED": "1",

@@ -2,44 +2,78 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from ray.exceptions import RayActorError, RayError
-from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
-
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import ScriptError, TrainingError, one_line
+from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.run.failure_policy import Failure, Raise
-from ray_on_ecs.run.ray_private import WorkerGroupStartupTimeoutError
-from ray_on_ecs.run.worker_dump import WorkerDump
+from ray_on_ecs.run.group import WorkerStatuses
+from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
 NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
+# A rank that left with 0 at least this long before the others failed is named with them.
+EARLY_SECONDS = 0.5
+# Files in a hint.
+MAX_HINTS = 3
 
 
-def is_start_timeout(error: BaseException) -> bool:
-    """Return whether Ray Train gave up because it did not get the workers' resources."""
-    return isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError)
+def describe(workers: WorkerStatuses, program: str) -> Failure:
+    """Return the failure of scripts that have ended: the rank that failed first is to blame.
+
+    A rank that had ended before with exit status 0 is named, because the others may have waited for it.
+    """
+    ranks = sorted(workers, key=lambda rank: (workers[rank].ended_at or 0.0, rank))
+    failed_rank = next(rank for rank in ranks if workers[rank].status)
+    failed = workers[failed_rank]
+    status = failed.status or 0
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+    reason = failed.words.text or "it printed nothing"
+    if status < 0 and failed.words.text and not reason.startswith(FATAL):  # the line does not explain a signal
+        reason = f"its last line was {reason!r}"
+    what = one_line(f"{program} {how}: {reason}")
+    finished_rank = next((rank for rank in ranks if workers[rank].status == 0 and workers[rank].ended_at), None)
+    if finished_rank is not None and failed.ended_at:
+        seconds = failed.ended_at - (workers[finished_rank].ended_at or 0.0)
+        if seconds >= EARLY_SECONDS:
+            what += f"; rank {finished_rank} had ended with exit status 0, {seconds:.0f} s before"
+    where = "\n".join(failed.log)
+    return Failure(what, rank=failed_rank, status=failed.status, words=failed.words, where=where, log=failed.log)
 
 
-def describe_failure(error: TrainingFailedError | RayError, workers: Sequence[WorkerDump]) -> Failure:
-    """Return why the workers ended."""
-    rank, cause = _first_cause(error)
-    return Failure(_name(cause), "failed", rank, cause=cause, where=str(error), log=tuple(_log(workers, rank or 0)))
+def missing_file_hint(text: str, left_out: Sequence[str]) -> str:
+    """Return a hint if a script's last words name files that were left out of the upload, else nothing."""
+    if "No such file" not in text and "not found" not in text:
+        return ""
+    names = [name for name in left_out if re.search(rf"(?<![\w.-]){re.escape(name)}", text)][:MAX_HINTS]
+    if not names:
+        return ""
+    was, it = ("was", "it") if len(names) == 1 else ("were", "them")
+    flags = " ".join(f"--include '{name}'" for name in names)
+    return f"; {', '.join(names)} {was} left out of the upload, and {flags} brings {it}"
+
+
+def access_denied_hint(text: str, config: RunConfig) -> str:
+    """Return what tasks may do if a script's last words say that AWS refused it, else nothing."""
+    if not re.search("ACCESS_DENIED|AccessDenied", text) or not config.storage_path.startswith("s3://"):
+        return ""
+    default = ", where Ray's results are if the program names no storage_path" if config.driver else ""
+    return f"; tasks may write below {config.storage_path}{default}, and read the buckets of dataBuckets"
 
 
 def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
-    """Store the stacks of the workers by rank, or that a worker wrote none, and return the folder's address.
-
-    Raises:
-        OSError: The storage can't be written.
-    """
+    """Store the stacks of the workers by rank, or that a worker wrote none; return the folder, or why there is none."""
     folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for rank, text in stacks.items():
-        storage.write(f"{folder}/rank_{rank}.txt", text or NO_STACKS)
+    try:
+        for rank, text in stacks.items():
+            storage.write(f"{folder}/rank_{rank}.txt", text or NO_STACKS)
+    except OSError as cause:
+        return f"no place: they could not be stored ({short_reason(cause)})"
     return f"{storage.uri}/{folder}"
 
 
@@ -63,24 +97,3 @@ def write_error(failure: Failure, decision: Raise, config: RunConfig, storage: R
     except OSError as cause:
         see = f"{layout.ERROR} could not be written to {storage.uri} ({one_line(cause)})"
     return decision.error(f"{decision.line}; {see}; continue with --run-name {config.run_name}")
-
-
-def _first_cause(error: TrainingFailedError | RayError) -> tuple[int | None, BaseException]:
-    if isinstance(error, WorkerGroupError) and error.worker_failures:
-        rank = min(error.worker_failures)
-        cause = error.worker_failures[rank]
-        return rank, getattr(cause, "health_check_failure", cause)
-    return None, error.controller_failure if isinstance(error, ControllerError) else error
-
-
-def _name(cause: BaseException) -> str:
-    if isinstance(cause, TrainingError | ScriptError):
-        return one_line(cause)
-    if isinstance(cause, RayActorError):
-        return f"a process of the run ended ({one_line(cause)})"
-    return one_line(f"{type(cause).__name__}: {cause}")
-
-
-def _log(workers: Sequence[WorkerDump], rank: int) -> Sequence[str]:
-    """Return the end of a worker's log, or why it can't be had."""
-    return next((worker.log for worker in workers if worker.rank == rank), ["the worker's node is gone"])

@@ -1,12 +1,70 @@
-"""Messages of a worker group: the status that each worker reports, and the directive that the driver sends to all."""
+"""Messages between a run's driver and its workers: the driver polls each worker with its directive.
+
+Both hold absolute values, so a message that is lost is made good by the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from ray_on_ecs.run.last_words import LastWords
+
+
+@dataclass(frozen=True)
+class WorkerRank:
+    """Ranks of a worker and sizes of its group; the defaults are of a group of one.
+
+    Attributes:
+        rank: Its rank among all workers.
+        world_size: The number of all workers.
+        local_rank: Its rank among the workers of its node.
+        local_world_size: The number of these.
+        node_rank: The rank of its node.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """The node of a worker.
+
+    Attributes:
+        host: Its address.
+        node_id: Ray's ID of it, or nothing on the only machine of a run without Ray.
+        shares_machine: True if another node is on the same machine, as in tests.
+    """
+
+    host: str = "127.0.0.1"
+    node_id: str = ""
+    shares_machine: bool = False
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A worker as the others know it.
+
+    Attributes:
+        host: Its node's address.
+        port: A port there that was free.
+        node_rank: The rank of its node.
+        pid: The ID of its process, whose descendant its script is.
+        network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
+        store: From rank 0 with --local: the port of the process group's store on this machine, otherwise 0.
+    """
+
+    host: str
+    port: int
+    node_rank: int = 0
+    pid: int = 0
+    network: str | None = None
+    store: int = 0
 
 
 @dataclass(frozen=True)
@@ -14,44 +72,31 @@ class FilesStatus:
     """The files of a node, as its first worker reports them.
 
     Attributes:
-        part: The number of the stored part that its folder is at, or None while files change.
-        stored: The number of the last part that it has stored.
-        basis: The parts of the other nodes of which it knew, by their ranks, before it stored that one.
-        confirmed: The last proposal that it has confirmed.
-        is_last: True once its script has ended, so that the part is its last one.
-        proposal: Of node 0: counts the proposals.
-        parts: Of node 0: the numbers of the proposed parts by node.
+        state: Names the state of the folder at the last look: it changes with the files.
+        part: The name of the last stored part of the folder.
+        part_state: The state that this part has stored.
+        checked: The last poll that had arrived before a look found the folder in that state.
+        is_last: True once the scripts of the node have ended and its last part is stored.
+        committed: Of node 0: the parts by node in the last snapshot that it has written.
     """
 
-    part: int | None = None
-    stored: int = 0
-    basis: Mapping[int, int] = field(default_factory=dict)
-    confirmed: int = 0
+    state: int = 0
+    part: str = ""
+    part_state: int = 0
+    checked: int = 0
     is_last: bool = False
-    proposal: int = 0
-    parts: Mapping[int, int] = field(default_factory=dict)
-
-    def confirms(self, proposal: int) -> bool:
-        """Return whether the node's folder was at its part when that was proposed; after its script nothing changes."""
-        return self.confirmed == proposal or self.is_last
+    committed: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """The status of one worker, which it reports to the driver.
+    """The status of one worker, its answer to a poll.
 
     Attributes:
-        host: Its node's address.
-        port: A free port there, or 0 if none has been chosen yet.
-        node_rank: The rank of its node.
-        world_size: The number of workers of its group.
-        node_id: Ray's ID of its node.
-        pid: The ID of its process, whose descendant its script is.
-        network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
-        generation: Number of the start of the scripts, from 0.
+        peer: What the others need to know of it; None until it has chosen a port for this start.
+        generation: Number of the start of the scripts, from 0; -1 before the first.
         started_at: When its script was started (Unix time), or None before.
         silent_seconds: How long its script has given no sign of life.
-        has_steps: True once its script has reported a step.
         status: Its script's exit status, or None while it runs.
         ended_at: When its script ended (Unix time), or None while it runs.
         words: Why its script ended.
@@ -61,22 +106,24 @@ class WorkerStatus:
         not_stored: The reason why they could not be stored, or None.
         files: The files of its node, from the first worker of that; None from others.
         stacks: The stacks of its script, if the driver wants them.
+        step: From rank 0: the steps that its script has reported, or None before the first.
+        metrics: From rank 0: number and content of the last record of the metrics.
+        guess: From rank 0: loss and step in the output of a script that reports none.
+        url: From rank 0: the page of the run at an experiment tracker.
+        is_prepared: True once the packages of --requirements can be installed, as far as it depends on this worker: the
+            first one of a node has brought the code, and rank 0 has resolved them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
         daemon_status: With --mpi, the exit status of its node's daemon, or None while there is none that has ended.
-        store: From rank 0 with --local: the port of the process group's store on this machine, otherwise 0.
+        error: The error that has ended the worker itself, with its traceback in `where`.
+        where: See `error`.
+        has_left: True once the worker does nothing more.
+        hardware: From rank 0: number and kind of the workers; None if a Ray program starts them.
     """
 
-    host: str
-    port: int
-    node_rank: int
-    world_size: int = 1
-    node_id: str = ""
-    pid: int = 0
-    network: str | None = None
-    generation: int = 0
+    peer: Peer | None = None
+    generation: int = -1
     started_at: float | None = None
     silent_seconds: float = 0.0
-    has_steps: bool = False
     status: int | None = None
     ended_at: float | None = None
     words: LastWords = field(default_factory=LastWords)
@@ -86,11 +133,20 @@ class WorkerStatus:
     not_stored: str | None = None
     files: FilesStatus | None = None
     stacks: str | None = None
+    step: int | None = None
+    metrics: tuple[int, dict[str, Any]] | None = None
+    guess: dict[str, Any] = field(default_factory=dict)
+    url: str | None = None
+    is_prepared: bool = False
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None
-    store: int = 0
+    error: Exception | None = None
+    where: str = ""
+    has_left: bool = False
+    hardware: dict[str, Any] | None = None
 
 
+# The statuses of the workers by rank.
 WorkerStatuses = Mapping[int, WorkerStatus]
 
 
@@ -99,20 +155,79 @@ class Directive:
     """The driver's word to the workers of a group.
 
     Attributes:
-        group: The workers that it is for.
         generation: Number of the start of the scripts; a greater number than theirs starts the scripts again.
         action: Run the scripts; end them by SIGTERM, or by SIGABRT because they hang, which leaves their stacks; or
             leave: the run is over for these workers.
         end_at: When what is left gets SIGKILL (Unix time).
-        ranks: The ranks on nodes that are being reclaimed at that time.
+        reclaimed: The ranks on nodes that are being reclaimed at that time.
         wants_stacks: True to read the scripts' stacks while they run on.
-        past: Earlier groups, whose messages are ignored.
+        is_prepared: True once this is so for all workers.
+        peers: The workers by rank, once all are ready to start their scripts.
+        ended: The nodes on which all scripts have ended.
+        killed: The nodes on which a script was killed, perhaps in the middle of a write.
+        scan: True if the driver waits for the nodes' next look at their folders.
+        commit: The parts by node that node 0 should write as a snapshot.
+        daemons: With --mpi: see WorkerStatus.
+        daemon_statuses: With --mpi: the exit statuses of the daemons that have ended, by node.
+        mpirun_has_ended: With --mpi: True once rank 0's mpirun has ended.
     """
 
-    group: str
-    generation: int
+    generation: int = 0
     action: Literal["run", "end", "abort", "leave"] = "run"
     end_at: float = 0.0
-    ranks: tuple[int, ...] = ()
+    reclaimed: tuple[int, ...] = ()
     wants_stacks: bool = False
-    past: tuple[str, ...] = ()
+    is_prepared: bool = False
+    peers: tuple[Peer, ...] = ()
+    ended: frozenset[int] = frozenset()
+    killed: frozenset[int] = frozenset()
+    scan: bool = False
+    commit: Mapping[int, str] = field(default_factory=dict)
+    daemons: Mapping[int, str] = field(default_factory=dict)
+    daemon_statuses: Mapping[int, int] = field(default_factory=dict)
+    mpirun_has_ended: bool = False
+
+
+class Group(Protocol):
+    """The workers of a run, from when they get their places until they are given up.
+
+    Attributes:
+        lost: The reasons why workers are lost, by rank.
+        next_poll: The number of the poll that is sent next.
+    """
+
+    lost: dict[int, str]
+    next_poll: int
+
+    @property
+    def ranks(self) -> Sequence[WorkerRank]:
+        """The rank of each worker, once all have their places."""
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The place of each worker, by rank."""
+
+    def poll(self, directive: Directive) -> WorkerStatuses:
+        """Tell the workers the directive; return the last statuses of those that have begun. Takes a part of a second.
+
+        Raises:
+            NoPlacesError: The workers did not get their places.
+            GroupError: They could not begin.
+        """
+
+    def replace_lost(self) -> bool:
+        """Start lost workers again in their places; return False if these are lost, too."""
+
+    def can_grow(self) -> bool:
+        """Return whether an elastic run could have more workers now."""
+
+    def close(self) -> None:
+        """Give up the workers and their places."""
+
+
+class GroupError(Exception):
+    """The workers could not begin, or are out of reach."""
+
+
+class NoPlacesError(GroupError):
+    """The workers did not get places within the time that a run waits for them."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run.ray_cluster import instances_with_workers
 from ray_on_ecs.tracking.cost import InstanceKind
 
 POLL_SECONDS = 2.0
@@ -21,7 +20,7 @@ class InstanceHours:
         by_kind: The sum so far, by kind.
     """
 
-    def __init__(self, count: Callable[[], Mapping[InstanceKind, int]] = instances_with_workers) -> None:
+    def __init__(self, count: Callable[[], Mapping[InstanceKind, int]]) -> None:
         self._count = count
         self._read_at: float | None = None
         self.by_kind: dict[InstanceKind, float] = defaultdict(float)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import threading
@@ -13,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import sdk
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.rules import NUMBER
-from ray_on_ecs.tracking.records import STEP
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
+
+logger = logging.getLogger(__name__)
 
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")
@@ -158,6 +163,49 @@ class MetricsLog:
                 self._is_open = True
             self._changed = min(self._changed, len(self._records) - 1)
             self._records[-1].update(values)
+
+
+class MetricsRecorder:
+    """Records the metrics of a run's script on rank 0, and keeps what the driver is told of them.
+
+    Attributes:
+        log: The records.
+        url: The page of the run at an experiment tracker, once a line of output has named it.
+
+    Raises:
+        OSError: The records of the run's earlier parts can't be read.
+    """
+
+    def __init__(self, patterns: Mapping[str, str], storage: RunStorage) -> None:
+        self.log = MetricsLog(patterns, read_records(storage))
+        self.url: str | None = None
+        self._file = RecordFile(storage)
+        self._storage = storage
+
+    def read_line(self, line: str) -> None:
+        """Take the metrics of a line of output, and the address of the run at an experiment tracker."""
+        self.log.read_line(line)
+        self.url = tracker_url(line) or self.url
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The fields of the worker's status."""
+        return {"step": self.log.step, "metrics": self.log.last, "guess": self.log.guess or {}, "url": self.url}
+
+    def write(self, *, is_last: bool = False) -> None:
+        """Store the new metrics; an error is printed, and the next call tries again.
+
+        Args:
+            is_last: True if the script has ended, so that the parts of the records can be merged.
+        """
+        if self.log.last is None:
+            return
+        try:
+            self._file.write(self.log)
+            if is_last:
+                merge_records(self._storage)
+        except OSError as cause:
+            logger.warning(f"the metrics could not be stored, and will be tried again ({one_line(cause)})")
 
 
 class ReportReader:

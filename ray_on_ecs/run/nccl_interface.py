@@ -6,23 +6,16 @@ collectives must use the one that the other nodes can reach, whatever its name.
 
 import ipaddress
 import itertools
-import os
 import socket
 from collections.abc import Mapping
 
 import psutil
-import ray
 
 from ray_on_ecs.node.ports import source_address_for
 
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 # The number of collectives that NCCL's flight recorder keeps for the report of a hang.
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
-
-
-def use_route_to_head() -> None:
-    """Point NCCL and Gloo of this worker process at the interface that leads to the head, before a process group."""
-    os.environ.update(variables(ray.get_runtime_context().gcs_address.rpartition(":")[0], os.environ))
 
 
 def variables(host: str, environment: Mapping[str, str]) -> dict[str, str]:

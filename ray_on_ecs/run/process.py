@@ -12,17 +12,19 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import psutil
 
 from ray_on_ecs.run import last_words, supervisor
-from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
+from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
@@ -74,13 +76,14 @@ class ScriptProcess:
         self._options = options
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.heard_at = time.monotonic()
+        self._mark = uuid.uuid4().hex
         self._status_reader, status_writer = os.pipe()
         # The supervisor holds the lock until it has killed all that the command has started.
         inherited = [status_writer]
         if options.lock is not None:
             inherited.append(hold(options.lock, fcntl.LOCK_SH))
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", supervisor.__file__, str(status_writer), *argv],
+            [sys.executable, "-I", "-S", supervisor.__file__, str(status_writer), self._mark, *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -96,7 +99,7 @@ class ScriptProcess:
         self._status: int | None = None
         self.ended_at: float | None = None
 
-    def __enter__(self) -> ScriptProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -111,8 +114,11 @@ class ScriptProcess:
         It is negative if a signal has ended the script: `-SIGKILL`.
         """
         if self._status is None and self._process.poll() is not None:
+            text = os.read(self._status_reader, 64).decode()
+            if not text:  # the supervisor itself was killed
+                supervisor.kill_marked(self._mark)
             self._reader.join(STACK_SECONDS)
-            status, _, ended_at = os.read(self._status_reader, 64).decode().partition(" ")
+            status, _, ended_at = text.partition(" ")
             self.ended_at = float(ended_at or time.time())
             self._status = int(status) if status else self._process.returncode
         return self._status
@@ -140,12 +146,12 @@ class ScriptProcess:
             log=log,
         )
 
-    def has_ended(self, workers: WorkerStatuses) -> bool:
+    def has_ended(self, directive: Directive) -> bool:
         """Return whether all processes of the script have ended."""
         return self.poll() is not None
 
-    def learn(self, workers: WorkerStatuses) -> None:
-        """Take the statuses of the workers, by rank; only MPI needs them."""
+    def learn(self, directive: Directive) -> None:
+        """Take what the driver says of the other workers; only MPI needs it."""
 
     def heard(self) -> None:
         """Count a sign of life that is not a line of output."""
@@ -202,6 +208,7 @@ class ScriptProcess:
         try:
             self._process.wait(STACK_SECONDS)
         except subprocess.TimeoutExpired:  # the supervisor was stopped by the system
+            supervisor.kill_marked(self._mark)
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._reader.join(STACK_SECONDS)

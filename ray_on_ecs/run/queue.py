@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Self
 
 from ray_on_ecs.cluster_info import read_cluster_info
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.private_folder import temporary
+from ray_on_ecs.run.allocation import count_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,11 @@ def head_address() -> str:
     return address
 
 
+def is_without_ray() -> bool:
+    """Return whether this is the driver of `run --local`, which needs Ray for a Ray program alone."""
+    return LOCAL_VARIABLE in os.environ and not os.environ.get("RAY_ADDRESS")
+
+
 def folder_of(gcs_address: str) -> Path:
     """Return the folder with the tickets of this user's runs on a head, which all its drivers find."""
     name = hashlib.sha256(gcs_address.encode()).hexdigest()[:16]
@@ -176,7 +182,7 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
         ticket: The run.
         waits_behind: Called with the run before it when it waits, and whenever that is another one.
     """
-    address = head_address()
+    address = "" if is_without_ray() else head_address()
     with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
         gpus_of_stack = 0  # that it can start
@@ -198,7 +204,9 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
 
 
 def _gpus(gcs_address: str) -> int | None:
-    """Return the number of GPUs of the cluster, or None if it does not answer."""
+    """Return the number of GPUs of the cluster, or of this machine without one; None if it does not answer."""
+    if not gcs_address:
+        return count_gpus()
     try:
         from ray.autoscaler.v2 import sdk
 

@@ -8,21 +8,27 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray import PlacementGroupID
 from ray.exceptions import AuthenticationError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
-from ray.util.placement_group import PlacementGroup
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
-from ray_on_ecs.errors import ResourceError, UsageError, counted
+from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import cluster_token
+from ray_on_ecs.run.allocation import (
+    Resources,
+    WorkerAllocation,
+    allocate_workers,
+    describe_resources,
+    shortage_message,
+    workers_per_node,
+)
 from ray_on_ecs.run.queue import LOCAL, head_address
 from ray_on_ecs.run.ray_private import available_resources_per_node, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
@@ -32,52 +38,10 @@ from ray_on_ecs.tracking.shown_log import ForwardedLines
 
 logger = logging.getLogger(__name__)
 
-WORKERS_WITHOUT_GPUS = 2
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 WATCH_SECONDS = 20.0  # a look asks AWS
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
-
-Resources = dict[str, float]
-
-
-@dataclass(frozen=True)
-class WorkerAllocation:
-    """The workers of a run.
-
-    Attributes:
-        num_workers: The number of workers.
-        use_gpu: True if each worker has a GPU.
-        cpus_per_worker: The number of CPUs that a worker may use.
-        limits: Minimum and maximum number of workers of an elastic run.
-        leaves_cpu_workers: True if the nodes that prepare data (CPU workers) are not used.
-    """
-
-    num_workers: int
-    use_gpu: bool
-    cpus_per_worker: int
-    limits: tuple[int, int] | None = None
-    leaves_cpu_workers: bool = False
-
-    @property
-    def node_labels(self) -> dict[str, str]:
-        """The labels that the workers' nodes must have, as Ray selects nodes by them."""
-        return {NODE_GROUP_LABEL: f"!{CPU_WORKERS}"} if self.leaves_cpu_workers else {}
-
-    @property
-    def resources_per_worker(self) -> Resources:
-        """The resources that Ray reserves for a worker."""
-        resources = {"CPU": float(self.cpus_per_worker)}
-        if self.use_gpu:
-            resources["GPU"] = 1.0
-        return resources
-
-    def __str__(self) -> str:
-        kind = "GPU" if self.use_gpu else "CPU"
-        number = str(self.num_workers)
-        if self.limits:
-            number += f" ({self.limits[0]} to {self.limits[1]})"
-        return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
 
 
 @contextmanager
@@ -117,7 +81,7 @@ def connect() -> None:
 
 def describe_nodes() -> str:
     """Return the cluster's nodes, CPUs and GPUs in words."""
-    return _describe_resources(_nodes())
+    return describe_resources(_nodes())
 
 
 def is_one_node() -> bool:
@@ -147,8 +111,8 @@ def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
     if allocation:
         return allocation
     if not seconds:
-        raise ResourceError(_shortage_message(config, nodes, seconds))
-    logger.info(f"waiting up to {seconds:.0f} s for more nodes: {_describe_resources(nodes)}")
+        raise ResourceError(shortage_message(config, nodes, seconds))
+    logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(nodes)}")
     with _pending_placement_group(config):
         failover = failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
@@ -159,7 +123,7 @@ def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
                 return allocation
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise ResourceError(_shortage_message(config, nodes, seconds, failover.shortage if failover else ""))
+                raise ResourceError(shortage_message(config, nodes, seconds, failover.shortage if failover else ""))
             if failover:
                 failover.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
             time.sleep(min(POLL_SECONDS, remaining))
@@ -167,7 +131,6 @@ def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
 
 def has_nodes(allocation: WorkerAllocation) -> bool:
     """Return whether the cluster has room for the fewest workers, in use or not; False if Ray does not answer."""
-    least = allocation.limits[0] if allocation.limits else allocation.num_workers
     try:
         nodes = [
             node["Resources"]
@@ -177,8 +140,8 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
         ]
     except (RayError, RuntimeError, ValueError):
         return False
-    room = (_workers_per_node(node, allocation.cpus_per_worker, allocation.use_gpu) for node in nodes)
-    return sum(room) >= least
+    room = (workers_per_node(node, allocation.cpus_per_worker, allocation.use_gpu) for node in nodes)
+    return sum(room) >= allocation.fewest
 
 
 @contextmanager
@@ -187,7 +150,6 @@ def zone_failover(allocation: WorkerAllocation) -> Generator[None]:
 
     Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
     """
-    fewest = allocation.limits[0] if allocation.limits else allocation.num_workers
     has_waited = False
     watch: ZoneFailover | None = None
 
@@ -197,7 +159,7 @@ def zone_failover(allocation: WorkerAllocation) -> Generator[None]:
         if not is_waiting:
             watch = None  # the next wait may try each zone again
         elif has_waited:  # at two looks: for a moment at its start and at its end, a run does not have workers
-            watch = watch or failover_of(fewest, allocation.use_gpu)
+            watch = watch or failover_of(allocation.fewest, allocation.use_gpu)
             if watch:
                 watch.look_if_due()
         has_waited = is_waiting
@@ -207,14 +169,6 @@ def zone_failover(allocation: WorkerAllocation) -> Generator[None]:
         return
     with run_every(WATCH_SECONDS, look, "zone failover"):
         yield
-
-
-def has_places() -> bool:
-    """Return whether this driver's job has places for workers; False if Ray does not answer."""
-    try:
-        return any(group["state"] == "CREATED" for group in placement_groups().values())
-    except (RayError, RuntimeError, ValueError):
-        return False
 
 
 def _is_waiting() -> bool:
@@ -227,15 +181,6 @@ def _is_waiting() -> bool:
         return all(group["state"] == "PENDING" for group in placement_groups().values())
     except (RayError, RuntimeError, ValueError):
         return False
-
-
-def release_workers() -> None:
-    """Remove the placement groups of this driver's job.
-
-    The group of a controller that died keeps its CPUs and GPUs as long as the driver lives.
-    """
-    for group_id in placement_groups():
-        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
 
 
 def instances_with_workers() -> Counter[InstanceKind]:
@@ -309,30 +254,6 @@ def _suffixes(jobs: Collection[str] | None) -> tuple[str, ...]:
     return (ray.get_runtime_context().get_job_id(),) if jobs is None else tuple(jobs)
 
 
-def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:
-    """Allocate as many workers as there is room for, with as many CPUs as fit; None if that is too few.
-
-    Args:
-        config: Its `num_workers` and `device`; by default one worker for each GPU, or two where there is none.
-        nodes: The CPUs and GPUs of each node of the cluster.
-    """
-    gpus = int(sum(node.get("GPU", 0) for node in nodes))
-    use_gpu = config.device == "cuda" or (config.device == "auto" and gpus > 0)
-    default = gpus if use_gpu else WORKERS_WITHOUT_GPUS
-    least, most = config.workers or (default, default)
-    workers = min(most, sum(_workers_per_node(node, 1, use_gpu) for node in nodes))
-    if workers < max(least, 1):
-        return None
-    if use_gpu:  # a GPU's share of its node's CPUs, so that runs can share the node
-        shares = [node.get("CPU", 0) / node["GPU"] for node in nodes if node.get("GPU")]
-    else:
-        shares = [node.get("CPU", 0) for node in nodes]
-    cpus = max(int(max(shares)), 1)
-    while sum(_workers_per_node(node, cpus, use_gpu) for node in nodes) < workers:
-        cpus -= 1
-    return WorkerAllocation(workers, use_gpu, cpus, (least, most) if least < most else None)
-
-
 def _check_reachable(address: str) -> None:
     """Check that a Ray cluster at `host:port` answers, and accepts this process: Ray itself would try for ever.
 
@@ -355,7 +276,7 @@ def _pending_placement_group(config: RunConfig) -> Generator[None]:
     """Request the workers' resources from Ray: the scaling alarms count the requests that wait in Ray.
 
     A run that gives no number of workers asks for one, because one more node brings all its GPUs. The group holds what
-    it gets, so it is removed before Ray Train asks for its own.
+    it gets, so it is removed before the workers' own is requested.
     """
     bundle = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
     group = placement_group([bundle] * (config.workers[0] if config.workers else 1))
@@ -365,17 +286,8 @@ def _pending_placement_group(config: RunConfig) -> Generator[None]:
         remove_placement_group(group)
 
 
-def _workers_per_node(node: Resources, cpus: int, use_gpu: bool) -> int:
-    return int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if use_gpu else math.inf))
-
-
 def _nodes() -> list[Resources]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _describe_resources(nodes: list[Resources]) -> str:
-    cpus, gpus = (int(sum(node.get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU"))
-    return f"the cluster has {counted(len(nodes), 'node')} with {counted(cpus, 'CPU')} and {counted(gpus, 'GPU')}"
 
 
 def failover_of(
@@ -391,11 +303,3 @@ def failover_of(
 def _instances_needed(num_workers: int, use_gpu: bool, info: ClusterInfo) -> int:
     """Return the number of instances that this many workers need: one worker per GPU, or all on one without GPUs."""
     return math.ceil(num_workers / (info["gpus"] or 1)) if use_gpu else 1
-
-
-def _shortage_message(config: RunConfig, nodes: list[Resources], seconds: float, shortage: str = "") -> str:
-    subject = f"--num-workers {config.num_workers}" if config.num_workers else "the run"
-    devices = {"cuda": "a GPU and a CPU", "cpu": "a CPU", "auto": "a GPU or a CPU"}[config.device]
-    way_out = shortage or "ask for fewer workers, another --device, or add nodes"
-    wait = f", after a wait of {seconds:.0f} s" if seconds else ""
-    return f"{subject} needs {devices} for each worker, but {_describe_resources(nodes)}{wait}; {way_out}"

@@ -13,21 +13,10 @@ from ray._private import worker
 from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR, _enable_token_auth
 from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
-from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
-from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerGroupCallback
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import get_node_ip_address
 
 __all__ = [
     "AUTH_MODE_ENV_VAR",
-    "CHECKPOINT_MANAGER_SNAPSHOT_FILENAME",
-    "ControllerCallback",
-    "ReportCallback",
-    "Trainer",
-    "WorkerGroupCallback",
-    "WorkerGroupStartupTimeoutError",
     "available_resources_per_node",
     "draining_nodes",
     "enable_token_authentication",
@@ -36,26 +25,6 @@ __all__ = [
 
 # The function of `worker` that prints the lines that Ray forwards to a driver.
 PRINT = "print_to_stdstream"
-# Ray Train's own look at draining nodes, by an actor; the driver of a script looks by `draining_nodes`.
-PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-# "0" keeps workers in the folder with the code; by default they change into one that Ray Train makes.
-CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
-
-
-class Trainer(DataParallelTrainer):
-    """Ray Train without the process that removes the placement groups of a lost controller.
-
-    The driver removes them itself (`ray_cluster.release_workers`), and Ray those of a lost driver. The workers would
-    wait at each start for that process, which takes more than a second of the head's CPUs.
-    """
-
-    def _create_default_callbacks(self) -> list[Any]:
-        return [
-            callback
-            for callback in super()._create_default_callbacks()
-            if not isinstance(callback, PlacementGroupCleanerCallback)
-        ]
 
 
 def print_by(function: Callable[..., None]) -> None:

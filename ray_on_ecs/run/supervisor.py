@@ -1,7 +1,7 @@
 """Runs a command that ends with its starter, with all processes it has started; standard library only.
 
-usage: python -I -S supervisor.py FD COMMAND…, with a pipe as standard input and another one, for the exit status and
-the time of the end, as FD
+usage: python -I -S supervisor.py FD MARK COMMAND…, with a pipe as standard input, another one, for the exit status and
+the time of the end, as FD, and a text that no other command has as MARK
 
 When the first pipe closes, because the process at its other end has died however it may, the command gets SIGTERM, and
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -39,42 +40,37 @@ def main() -> None:
     pending: list[int] = []
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
-    mark = f"{os.getpid()}-{time.time_ns()}"  # unique, even if programs of several nodes are on this one
-    pid_reader, pid_writer = os.pipe()
-    if os.fork() == 0:
-        os.close(pid_writer)
-        _end_at_eof(pid_reader, mark)
-    os.close(pid_reader)
+    status_writer, mark, *argv = sys.argv[1:]
     try:
-        command = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
+        command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
     except OSError as cause:
-        print(f"{sys.argv[2]}: {cause.strerror}", file=sys.stderr)
+        print(f"{argv[0]}: {cause.strerror}", file=sys.stderr)
         status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
     else:
-        os.write(pid_writer, str(command.pid).encode())
-        os.close(pid_writer)
+        threading.Thread(target=_end_at_eof, args=(command, mark), daemon=True).start()
         for number in FORWARDED:
             signal.signal(number, lambda signum, frame: command.send_signal(signum))
         for signum in pending:
             command.send_signal(signum)
         status = command.wait()
-    os.write(int(sys.argv[1]), f"{status} {time.time()}".encode())
+    os.write(int(status_writer), f"{status} {time.time()}".encode())
     _kill_all(mark)
 
 
-def _end_at_eof(pid_reader: int, mark: str) -> None:
+def _end_at_eof(command: subprocess.Popen[bytes], mark: str) -> None:
     """End the command when standard input does, at once or by SIGTERM."""
-    os.close(int(sys.argv[1]))  # the worker reads the end of the status pipe when the supervisor itself is killed
-    for number in (*FORWARDED, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    pid = int(os.read(pid_reader, 16) or 0)
-    if os.read(0, 1) != KILL_NOW and pid:
+    if os.read(0, 1) != KILL_NOW:
         deadline = time.monotonic() + GRACE_SECONDS
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-        while _is_running(pid) and time.monotonic() < deadline:
+        command.send_signal(signal.SIGTERM)
+        while _is_running(command.pid) and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
     _kill_all(mark)
+
+
+def _kill_all(mark: str) -> None:
+    """Kill the command with all that it has started, and this process."""
+    kill_marked(mark)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _is_running(pid: int) -> bool:
@@ -90,8 +86,8 @@ def _is_running(pid: int) -> bool:
     return not os.path.isdir(f"{PROC}/self")  # not Linux
 
 
-def _kill_all(mark: str) -> None:
-    """Kill all processes with this mark, and this process group."""
+def kill_marked(mark: str) -> None:
+    """Kill all processes with this mark."""
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         environments = {pid: _environment(pid) for pid in _processes()}
@@ -102,7 +98,6 @@ def _kill_all(mark: str) -> None:
         if not marked and STARTING not in environments.values():
             break
         time.sleep(PAUSE_SECONDS)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _processes() -> list[int]:

@@ -1,74 +1,85 @@
-"""Train function of a script's worker: it starts the script, watches it, and restarts it when the driver directs."""
+"""A worker of a run: it prepares its node, and starts, watches and ends the script as the driver directs.
+
+The driver polls it (run/exchange.py). It is an actor of Ray on a cluster, and threads of the driver's process on one
+machine; nothing here knows which.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import sys
 import tempfile
+import threading
 import time
-import uuid
-from collections.abc import Callable
+import traceback
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
-
-import psutil
-import ray
+from typing import Any
 
 from ray_on_ecs import logs, sdk, secrets
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
-from ray_on_ecs.errors import ScriptError
+from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages, worker_dump
+from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages
+from ray_on_ecs.run.allocation import gpu_name
 from ray_on_ecs.run.code.archive import Code
-from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, OF_EVERY_RANK, ScriptEnvironment, WorkerEnvironment
+from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
+from ray_on_ecs.run.exchange import LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
-from ray_on_ecs.run.files.node_files import WAIT_SECONDS, NodeFiles
-from ray_on_ecs.run.group import Directive, WorkerStatus
-from ray_on_ecs.run.group_member import LOST_SECONDS, GroupMember
+from ray_on_ecs.run.files.node_files import NodeFiles
+from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank, WorkerStatus
+from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_store import LocalStore
-from ray_on_ecs.run.metrics import ReportReader
-from ray_on_ecs.run.metrics_recorder import MetricsRecorder
-from ray_on_ecs.run.mpi.launcher import MpiNode, MpiRun, runner
-from ray_on_ecs.run.process import ProcessOptions, ScriptProcess, wait_for_end
+from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
+from ray_on_ecs.run.process import ProcessOptions, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
-from ray_on_ecs.run.worker_rank import WorkerRank
+from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
-from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.shown_log import cut
 
 logger = logging.getLogger(__name__)
 
-# How often a worker looks after its script, and how often it reports to the run's actor while the script runs.
+# How often a worker looks after its script.
 POLL_SECONDS = 0.1
-REPORT_SECONDS = 0.5
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
 # How long a worker whose node stops waits for the driver to end the start.
 DRAIN_SECONDS = 30.0
 
-Process = ScriptProcess | MpiNode
 
+@dataclass(frozen=True)
+class Settings:
+    """Settings that all workers of a run share.
 
-class Settings(TypedDict):
-    """The argument of `run_script`."""
+    Attributes:
+        config: The run's settings.
+        storage: The run's folder.
+        threads: The CPU threads that a worker may use.
+        use_gpu: True if each worker has a GPU.
+        code: The user's code.
+        is_one_node: True if the cluster is a single node.
+        run_id: The run's ID, which a run of the same name does not share.
+        inputs: The addresses of the inputs by name.
+        cluster: The address of the Ray head, or nothing on one machine without Ray.
+        launcher: Starts the script.
+    """
 
     config: RunConfig
     storage: RunStorage
-    run_actor: RunClient
     threads: int
     use_gpu: bool
     code: Code
     is_one_node: bool
     run_id: str
-    inputs: dict[str, str]
-    is_waiting: NotRequired[Callable[[], bool]]  # whether a Ray program waits for its workers
+    inputs: Mapping[str, str]
+    cluster: str
+    launcher: Launcher
 
 
 class Script:
@@ -80,80 +91,53 @@ class Script:
         self.reports = ReportReader(exchange)
 
 
-def run_script(settings: Settings) -> dict[str, Any]:
-    """Run the script until the driver lets the workers leave.
-
-    Returns:
-        On rank 0 the hardware, and when its script was first started.
-
-    Raises:
-        ScriptError: The driver is lost.
-        UsageError: The script can't be started.
-    """
-    logs.set_up("", settings["config"].variables)
-    with ScriptWorker(settings, WorkerRank.of_ray_train()) as worker:
-        return worker.run()
-
-
 class ScriptWorker:
-    """One worker; a context."""
+    """One worker. `run` is called on one thread, and `poll` of its exchange on others."""
 
-    def __init__(self, settings: Settings, rank: WorkerRank) -> None:
+    def __init__(self, settings: Settings, rank: WorkerRank, place: Place) -> None:
+        self.exchange = Exchange()
         self._settings = settings
-        self._config = settings["config"]
-        self._storage = storage = settings["storage"]
+        self._config = settings.config
+        self._storage = storage = settings.storage
         self._rank = rank
-        group = rank.broadcast(uuid.uuid4().hex)
-        address, node_id = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
-        status = WorkerStatus(
-            host=address,
-            port=0,
-            node_rank=rank.node_rank,
-            world_size=rank.world_size,
-            node_id=node_id,
-            pid=os.getpid(),
-            network=nccl_interface.network_of(address),
-            generation=-1,
-        )
-        self._member = GroupMember(settings["run_actor"], group, rank.rank, status)
-        self._dump_file = worker_dump.worker_file(storage.uri, rank.rank)
+        self._place = place
         self._lock = node_folder("scripts", storage.uri)
-        code = settings["code"]
         self._run_folder = RunFolder(
             storage,
-            code.name,
+            settings.code.name,
             rank.node_rank,
-            code.place,
-            node_id=node_id if _shares_machine(node_id) else "",
+            settings.code.place,
+            # Otherwise it has the same path on all nodes, since mpirun starts all ranks in its working directory.
+            node_id=place.node_id if place.shares_machine else "",
             # On a single node whose storage is a local folder, the script itself may write into the storage.
-            is_direct=storage.is_local and settings["is_one_node"] and rank.local_world_size == rank.world_size,
+            is_direct=storage.is_local and settings.is_one_node and rank.local_world_size == rank.world_size,
             exclude=self._config.exclude,
             max_bytes=self._config.keep_gib * 2**30,
         )
         self._folder = self._run_folder.folder
-        self._files = NodeFiles(storage, self._run_folder, self._member, is_mpi=self._config.mpi)
+        self._files: NodeFiles | None = None  # of the first worker of a node, once the scripts begin
         self._recorder: MetricsRecorder | None = None  # of rank 0
-        self._first_started_at: float | None = None
         # mpirun on rank 0 prints the lines of all ranks.
         self._prefix = f"[rank {rank.rank}] " if rank.world_size > 1 and not self._config.mpi else ""
 
-    def __enter__(self) -> ScriptWorker:
-        self._dump_file.parent.mkdir(parents=True, exist_ok=True)
-        self._dump_file.write_text(json.dumps(worker_dump.about_worker(self._rank.rank)))
-        return self
+    @property
+    def _is_first_of_node(self) -> bool:
+        return self._rank.local_rank == 0
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self._dump_file.unlink(missing_ok=True)
-            if self._rank.local_rank == 0:
-                self._run_folder.remove()
+    def run(self) -> None:
+        """Run the script as often as the driver directs. An error becomes the worker's status."""
+        try:
+            self._run()
+        except Exception as error:
+            # The exception of a library may not survive the way to the driver.
+            cause = error if isinstance(error, TrainingError | OSError) else ScriptError(one_line(repr(error)))
+            self.exchange.report(error=cause, where=traceback.format_exc(), has_ended=True, is_stored=True)
+        self.exchange.report(has_left=True)
 
-    def run(self) -> dict[str, Any]:
-        """Prepare the node, and run the script as often as the driver directs."""
-        self._report()  # what follows may take long, and the driver ends workers that do not begin
+    def _run(self) -> None:
         environment = self._prepare_node()
         if self._rank.rank == 0:
-            self._recorder = MetricsRecorder(self._config.metrics, self._storage, self._settings["run_actor"])
+            self._recorder = MetricsRecorder(self._config.metrics, self._storage)
         generation = -1
         is_restart = False
         while True:
@@ -162,16 +146,16 @@ class ScriptWorker:
             if directive.action == "leave":
                 break
             generation = directive.generation
-            self._member.begin(generation)
-            self._files.forget()
-            if self._rank.local_rank == 0 and is_restart:
+            self._files = None
+            if self._is_first_of_node and is_restart:
                 self._reset_folder()
+            self.exchange.begin(generation)
+            if self._is_first_of_node and is_restart:
                 self._leave_if_gpus_fail()
             is_restart = True
             self._run_once(environment)
-        if self._rank.rank != 0:
-            return {}
-        return {"hardware": self._hardware(), "started_at": self._first_started_at}
+        if self._is_first_of_node:
+            self._run_folder.remove()
 
     def _prepare_node(self) -> ScriptEnvironment:
         """Bring the code, the packages, the secrets and the inputs to this node."""
@@ -179,19 +163,20 @@ class ScriptWorker:
         # Only into the script's environment: Ray's dashboard shows the environment that Ray gives its processes.
         values = secrets.read_on_node(self._config.secret, self._storage.uri)
         logs.mask_by(secrets.Masker(values.values()))
-        if self._rank.local_rank == 0:
+        if self._is_first_of_node:
             self._reset_folder()
         python = self._install_packages(values)
-        sources = self._settings["inputs"]
+        fetched = {f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(at) for name, at in self._settings.inputs.items()}
         return ScriptEnvironment(
             config=self._config,
             storage=self._storage,
-            run_id=self._settings["run_id"],
+            run_id=self._settings.run_id,
             folder=self._folder,
             python=python,
             secrets=values,
-            inputs={f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(source) for name, source in sources.items()},
-            git=self._settings["code"].git,
+            inputs=fetched,
+            git=self._settings.code.git,
+            cluster=self._settings.cluster,
         )
 
     def _install_packages(self, secret_values: dict[str, str]) -> str:
@@ -200,34 +185,47 @@ class ScriptWorker:
         if name is None:
             return sys.executable
         requirements = packages.Requirements(self._folder, name, self._config.variables, secret_values)
-        resolved = requirements.resolve(self._storage) if self._rank.rank == 0 else None
-        python = requirements.install(self._rank.broadcast(resolved))
-        self._rank.wait_for_others()
-        if self._rank.local_rank == 0:
+        if self._rank.rank == 0:
+            requirements.resolve(self._storage)
+        self.exchange.report(is_prepared=True)
+        while not self.exchange.directive.is_prepared:
+            self._wait(1.0)
+        python = requirements.install(packages.Resolution(**self._storage.read_json(layout.PACKAGES)))
+        if self._is_first_of_node:
             self._run_folder.ignore_new()  # of packages that were built in the folder
         return python
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the driver's next poll.
+
+        Raises:
+            ScriptError: The driver is lost.
+        """
+        self.exchange.wait(seconds)
+        if self.exchange.has_lost_driver:
+            raise ScriptError(f"the driver has not answered for {LOST_SECONDS:.0f} s")
 
     def _next_start(self, generation: int) -> Directive:
         """Wait for the directive to start the script after this generation, or to leave."""
         while True:
-            directive = self._report()
-            if directive and (directive.action == "leave" or directive.generation > generation):
+            directive = self.exchange.directive
+            if directive.action == "leave" or directive.generation > generation:
                 return directive
-            if self._member.has_lost_driver:
-                raise ScriptError(f"the driver has not answered for {LOST_SECONDS:.0f} s")
-            time.sleep(WAIT_SECONDS)
+            if self._files:
+                self._files.commit_last()
+            self._wait(1.0)
 
     def _run_once(self, environment: ScriptEnvironment) -> None:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         if self._recorder:
-            self._recorder.restart()
+            self._recorder.log.restart()
         with self._serve_store(environment.python) as store:
-            if not self._meet(store):  # no script starts before every node has its files
-                self._report_stored()
-                return
-            self._run_script(environment)
-        self._files.store_last()
-        self._report_stored()
+            if self._meet(store):  # no script starts before every node has its files
+                self._run_script(environment)
+        self.exchange.report(has_ended=True)
+        if self._files:
+            self._files.store_last()
+        self.exchange.report(is_stored=True)
 
     def _serve_store(self, python: str) -> AbstractContextManager[LocalStore | None]:
         """Return the store of a local run's process group, which rank 0's script would serve to the whole network.
@@ -238,27 +236,73 @@ class ScriptWorker:
         serves = is_wanted and self._rank.rank == 0 and LOCAL_VARIABLE in os.environ
         return LocalStore(python) if serves else nullcontext()
 
+    def _meet(self, store: LocalStore | None) -> bool:
+        """Choose a port and wait for all workers; return False if the driver has something else in mind.
+
+        The script starts right after this, because another process can take the port until the script listens to it.
+        """
+        host = self._place.host
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            port, network = listener.getsockname()[1], nccl_interface.network_of(host)
+            store_port = store.port if store else 0
+            peer = Peer(host, port, self._rank.node_rank, os.getpid(), network, store_port)
+            self.exchange.report(peer=peer, hardware=self._hardware())
+            while self.exchange.is_to_run:
+                if self.exchange.directive.peers:
+                    return True
+                self._wait(1.0)
+        return False
+
+    def _hardware(self) -> dict[str, Any] | None:
+        """Return the run's hardware, from rank 0; a Ray program starts the workers itself."""
+        if self._rank.rank != 0 or self._config.driver:
+            return None
+        return {
+            "workers": self._rank.world_size,
+            "device": gpu_name() if self._settings.use_gpu else "CPU",
+            "threads_per_worker": self._settings.threads,
+            "node_cpus": os.cpu_count(),
+        }
+
     def _run_script(self, environment: ScriptEnvironment) -> None:
         """Run the script to its end."""
-        if self._rank.local_rank == 0:
-            self._files.begin()
+        peers = self.exchange.directive.peers
+        if self._is_first_of_node:
+            self._files = NodeFiles(self._storage, self._run_folder, self.exchange, peers, self._rank.node_rank)
         with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
-            exchange = Path(folder)
-            with self._start(environment, exchange) as process:
-                script = Script(process, exchange)
-                started_at = time.time()
+            start = Start(
+                config=self._config,
+                rank=self._rank,
+                peers=peers,
+                number=self.exchange.status.generation,
+                threads=self._settings.threads,
+                environment=environment,
+                exchange=Path(folder),
+            )
+            with self._start(start) as process:
+                script = Script(process, start.exchange)
                 logger.debug(f"rank {self._rank.rank}: the script has been started in {self._folder}")
-                self._first_started_at = self._first_started_at or started_at
-                self._member.status = replace(self._member.status, started_at=started_at)
-                with run_every(FOLDER_SECONDS, self._files.store, "run folder"):
+                self.exchange.report(started_at=time.time())
+                with self._storing():
                     self._look_after(script)
                     self._end(script)
                     self._wait_for_node(script)
                 self._take_reports(script)
-            logger.debug(f"rank {self._rank.rank}: the script has ended with {self._member.status.status}")
+            self._settings.launcher.look(process, start.exchange)
+            logger.debug(f"rank {self._rank.rank}: the script has ended with {self.exchange.status.status}")
             if self._recorder:
-                self._write_metrics(exchange, is_last=True)
-                self._report_progress()
+                self._recorder.write(is_last=True)
+                self.exchange.report(**self._recorder.report)
+
+    def _start(self, start: Start) -> Process:
+        launcher, environment = self._settings.launcher, start.environment
+        variables = environment.variables(launcher.variables(start), start.exchange)
+        mask = secrets.Masker(environment.secrets.values())
+        return launcher.process(start, ProcessOptions(variables, self._folder, self._on_line, self._lock, mask))
+
+    def _storing(self) -> AbstractContextManager[None]:
+        return run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext()
 
     def _reset_folder(self) -> None:
         # The script of an earlier worker on this node may have its last seconds.
@@ -267,119 +311,53 @@ class ScriptWorker:
 
     def _leave_if_gpus_fail(self) -> None:
         """Wait for the end of this start if this node stops; the driver looks for draining nodes every second."""
-        if self._settings["use_gpu"] and gpu_check.stop_node_if_gpus_fail():
+        if self._settings.use_gpu and gpu_check.stop_node_if_gpus_fail():
             waits_until = time.monotonic() + DRAIN_SECONDS
-            while self._member.is_to_run and time.monotonic() < waits_until:
-                self._report()
-                time.sleep(WAIT_SECONDS)
-
-    def _meet(self, store: LocalStore | None) -> bool:
-        """Choose a port and wait for all workers; return False if the driver has something else in mind.
-
-        The script starts right after this, because another process can take the port until the script listens to it.
-        """
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            port = listener.getsockname()[1]
-            self._member.status = replace(self._member.status, port=port, store=store.port if store else 0)
-            while self._member.is_to_run:
-                self._report(wants_statuses=True)
-                ports = [worker.port for worker in self._member.statuses.values()]
-                if len(ports) == self._rank.world_size and all(ports):
-                    return True
-                time.sleep(WAIT_SECONDS)
-        return False
-
-    def _report(self, *, wants_statuses: bool = False) -> Directive | None:
-        """Report to the run's actor; return the driver's directive to this group, if there is one."""
-        return self._member.report(self._files.status, wants_statuses=wants_statuses or self._config.mpi)
-
-    def _argv(self, python: str) -> tuple[str, ...]:
-        return self._config.argv(python)
-
-    def _start(self, environment: ScriptEnvironment, exchange: Path) -> Process:
-        """Start the script, or with --mpi what this worker has to do with its start."""
-        variables = self._variables(environment, exchange)
-        mask = secrets.Masker(environment.secrets.values())
-        options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask)
-        if not self._config.mpi:
-            return ScriptProcess(self._argv(environment.python), options)
-        if self._rank.rank != 0:
-            return MpiNode(self._rank.node_rank if self._rank.local_rank == 0 else None, options)
-        argv = self._config.argv(environment.python, runner(environment.python))
-        return MpiRun(argv, options, self._member.statuses, exchange / "mpi")
-
-    def _variables(self, environment: ScriptEnvironment, exchange: Path) -> dict[str, str]:
-        """Return the script's environment variables."""
-        launcher = environment.wandb_variables(self._rank.rank) | self._launcher_variables()
-        return environment.variables(launcher, exchange)
-
-    def _launcher_variables(self) -> dict[str, str]:
-        """Return the variables of a worker of torchrun, and what ends a Ray program that is started on every worker."""
-        statuses = self._member.statuses
-        worker = WorkerEnvironment(
-            **asdict(self._rank),
-            nodes=len({status.node_rank for status in statuses.values()}),
-            max_world_size=max(self._rank.world_size, *(self._config.workers or ())),
-            run_name=self._storage.run_name,
-            attempt=self._member.status.generation,
-            max_restarts=self._config.max_restarts,
-            threads=self._settings["threads"],
-        )
-        store = (local_store.HOST, statuses[0].store) if statuses[0].store else None
-        variables = worker.variables([(status.host, status.port) for _, status in sorted(statuses.items())], store)
-        if self._config.mpi:
-            variables = {name: variables[name] for name in OF_EVERY_RANK}
-        return variables if self._config.no_driver else {**variables, **NOT_A_DRIVER}
+            while self.exchange.is_to_run and time.monotonic() < waits_until:
+                self._wait(1.0)
 
     def _look_after(self, script: Script) -> None:
         """Look after the script until it has ended and all of its node have, or the driver wants it to end."""
-        member, process = self._member, script.process
-        next_report = next_metrics = 0.0
-        reported_step: int | None = None
-        has_reported_end = False
-        while member.is_to_run and not member.status.has_ended:
-            is_idle = process.wait(POLL_SECONDS) is not None
-            has_ended = is_idle and process.has_ended(member.statuses)
-            if is_idle and not has_ended:  # the daemon of mpirun has ended, and mpirun has not
-                time.sleep(POLL_SECONDS)
-            now = time.monotonic()
+        exchange, process = self.exchange, script.process
+        next_metrics = 0.0
+        while exchange.is_to_run and not exchange.status.has_ended:
+            if process.wait(POLL_SECONDS) is not None and not process.has_ended(exchange.directive):
+                time.sleep(POLL_SECONDS)  # the daemon of mpirun has ended, and mpirun has not
             self._take_reports(script)
-            if self._recorder and now >= next_metrics:
-                self._write_metrics(script.exchange)
-                next_metrics = now + METRICS_SECONDS
-            if self._recorder and self._recorder.step != reported_step:
-                reported_step = self._recorder.step
-                self._report_progress()
-            if now >= next_report or (has_ended and not has_reported_end):
-                next_report, has_reported_end = now + REPORT_SECONDS, has_ended
-                self._report_script(process)
-                if member.directive and member.directive.wants_stacks and member.status.stacks is None:
-                    member.status = replace(member.status, stacks=process.dump())
+            self._settings.launcher.look(process, script.exchange)
+            if self._recorder and time.monotonic() >= next_metrics:
+                self._recorder.write()
+                next_metrics = time.monotonic() + METRICS_SECONDS
+            self._report_script(process)
+            if exchange.directive.wants_stacks and exchange.status.stacks is None:
+                exchange.report(stacks=process.dump())
 
     def _report_script(self, process: Process) -> None:
-        """Report how the script is doing, and pass on what the others report."""
-        member = self._member
-        has_steps = self._recorder is not None and self._recorder.step is not None
-        has_ended = member.status.has_ended or process.has_ended(member.statuses)
-        member.status = replace(process.describe(member.status), has_steps=has_steps, has_ended=has_ended)
-        self._report(wants_statuses=self._rank.local_rank == 0 and self._rank.world_size > 1)
-        process.learn(member.statuses)
+        """Report how the script is doing, and pass on what the driver says of the others."""
+        exchange = self.exchange
+        process.learn(exchange.directive)
+        has_ended = exchange.status.has_ended or process.has_ended(exchange.directive)
+        described = process.describe(WorkerStatus())
+        changes = {name: getattr(described, name) for name in REPORTED}
+        if self._recorder:
+            changes |= self._recorder.report
+        exchange.report(**changes, has_ended=has_ended)
 
     def _end(self, script: Script) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.
 
         A script with a Checkpointer, which saves when its node is reclaimed, only gets SIGTERM in the last seconds.
         """
-        member, process = self._member, script.process
-        if member.status.has_ended:
+        exchange, process = self.exchange, script.process
+        if exchange.status.has_ended:
             return
-        directive = member.directive
-        if directive and directive.action == "abort":
-            member.status = replace(member.status, stacks=process.stacks())
+        directive = exchange.directive
+        is_of_start = directive.generation == exchange.status.generation
+        if is_of_start and directive.action == "abort":
+            exchange.report(stacks=process.stacks())
         else:
-            end_at = directive.end_at if directive and directive.action == "end" else time.time() + GRACE_SECONDS
-            if directive and directive.ranks:
+            end_at = directive.end_at if is_of_start and directive.action == "end" else time.time() + GRACE_SECONDS
+            if is_of_start and directive.reclaimed:
                 deadline_file = script.exchange / sdk.DEADLINE
                 part = deadline_file.with_suffix(".new")
                 part.write_text(str(end_at))
@@ -388,37 +366,32 @@ class ScriptWorker:
                     self._wait_for_end(script, end_at - GRACE_SECONDS)
             process.terminate()
             self._wait_for_end(script, end_at)
-        if not process.has_ended(member.statuses):
+        if not process.has_ended(exchange.directive):
             process.kill()
-        member.status = replace(member.status, has_ended=True)
+        self._report_script(process)
+        exchange.report(has_ended=True)
 
     def _wait_for_end(self, script: Script, until: float) -> None:
         """Wait until the script has ended, or until a time (Unix time)."""
-        while time.time() < until and not script.process.has_ended(self._member.statuses):
+        while time.time() < until and not script.process.has_ended(self.exchange.directive):
             script.process.wait(POLL_SECONDS)
             self._take_reports(script)
-            if self._config.mpi:  # mpirun waits for the ends of its daemons
-                self._report_script(script.process)
+            self._report_script(script.process)
 
     def _wait_for_node(self, script: Script) -> None:
         """Wait, on the first worker of a node, until the scripts of all its workers have ended."""
-        member = self._member
         self._report_script(script.process)
-        if self._rank.local_rank != 0:
-            return
-        while not all(worker.has_ended for worker in member.on_node) and not member.has_lost_driver:
-            time.sleep(POLL_SECONDS)
-            self._report_script(script.process)
-
-    def _report_stored(self) -> None:
-        self._member.status = replace(self._member.status, has_ended=True, is_stored=True)
-        self._report()
+        while self._is_first_of_node and self._rank.node_rank not in self.exchange.directive.ended:
+            if self.exchange.has_lost_driver:
+                return
+            self.exchange.wait(1.0)
+            script.process.learn(self.exchange.directive)
 
     def _take_reports(self, script: Script) -> None:
         for report in script.reports.read_new():
             script.process.heard()
             if self._recorder:
-                self._recorder.take_report(report)
+                self._recorder.log.take_report(report)
 
     def _on_line(self, line: str) -> None:
         # Cut here, too: Ray reads what is written of a line so far, and would hand on a long one in parts.
@@ -426,32 +399,13 @@ class ScriptWorker:
         if self._recorder:
             self._recorder.read_line(line)
 
-    def _write_metrics(self, exchange: Path, *, is_last: bool = False) -> None:
-        if self._recorder:
-            self._recorder.write(is_last=is_last)
 
-    def _report_progress(self) -> None:
-        if self._recorder:
-            self._recorder.report_progress(f"{self._member.group}-{self._member.status.generation}")
-
-    def _hardware(self) -> dict[str, Any] | None:
-        device = "CPU"
-        if self._settings["use_gpu"]:
-            import torch  # takes seconds, which no script should wait for
-
-            device = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU"
-        return {
-            "workers": self._rank.world_size,
-            "device": device,
-            "threads_per_worker": self._settings["threads"],
-            "node_cpus": psutil.cpu_count(),
-        }
+# Fields of a worker's status that its process describes.
+REPORTED = ("silent_seconds", "status", "ended_at", "words", "log", "daemons", "daemon_status")
 
 
-def _shares_machine(node_id: str) -> bool:
-    """Return whether another node of the cluster is on this node's machine.
-
-    Otherwise the run's folder has the same path on all nodes, since mpirun starts all ranks in its working directory.
-    """
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    return list(hosts.values()).count(hosts.get(node_id, "")) > 1
+def start_thread(worker: ScriptWorker) -> threading.Thread:
+    """Start a worker on a daemon thread."""
+    thread = threading.Thread(target=worker.run, name="worker", daemon=True)
+    thread.start()
+    return thread

@@ -174,10 +174,9 @@ class RunRecord:
 
     def status(self) -> Status:
         """Return the current status."""
-        progress = self._monitor.progress if self._monitor else None
         history = self._monitor.history if self._monitor else []
         metrics = self._monitor.metrics if self._monitor else {}
-        step = (progress.step if progress else None) or None  # 0 without a report
+        step = self._monitor.step if self._monitor else None
         if step is None and history:
             step = history[-1]["step"]
         # Numbers that the script has printed, without reporting them.

@@ -27,8 +27,8 @@ ESCAPES = re.compile(
 RESETS = ("\x1b[m", "\x1b[0m")
 # All but tab and newline, and the marks that turn the direction of text.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# The actors of Ray Train's workers, whose standard output is the script's.
-WORKER = "RayTrainWorker"
+# The actors whose standard output is the script's: workers of a run, and of a program that uses Ray Train.
+WORKERS = ("ScriptActor", "RayTrainWorker")
 # Ray's autoscaler does not start nodes here.
 AUTOSCALER = "autoscaler"
 # Lines that Ray's processes write at every start of workers.
@@ -120,12 +120,12 @@ class ForwardedLines:
         is_error = batch["is_err"]
         if pid == AUTOSCALER:
             return
-        if name == WORKER and not is_error:
+        if name in WORKERS and not is_error:
             lines: Iterable[str] = map(cut, batch["lines"])
         else:
             stream_filter = self._filters.setdefault((batch.get("ip"), pid, is_error), Filter(OF_PROCESSES))
             lines = stream_filter.shown(batch["lines"])
-        prefix = "" if name == WORKER else f"({name or pid}) "
+        prefix = "" if name in WORKERS else f"({name or pid}) "
         stream = sys.stderr if is_error else sys.stdout
         for line in lines:
             print(prefix + printable(line, has_colours=shows_colours(stream)), file=stream, flush=True)

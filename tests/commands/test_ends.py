@@ -96,8 +96,8 @@ Start = Callable[..., Run]
 
 
 def _worker(script: int) -> psutil.Process:
-    """Return the process of Ray Train's worker whose script this is."""
-    return next(each for each in psutil.Process(script).parents() if "RayTrainWorker" in each.cmdline()[0])
+    """Return the worker whose script this is."""
+    return next(each for each in psutil.Process(script).parents() if "ScriptActor" in each.cmdline()[0])
 
 
 @pytest.fixture
@@ -264,5 +264,5 @@ def test_debug_lines_stand_once_among_the_output(start: Start, tmp_path: Path) -
     assert begun < place("handlers 0") < ended
     assert begun < place("mine ray_on_ecs.run of the script") < ended
     place("Z DEBUG ray_on_ecs.run.ray_cluster ray-on-ecs: joined the Ray cluster at ")
-    place("Z DEBUG ray_on_ecs.run.attempts ray-on-ecs: all scripts have been started")
+    place("Z DEBUG ray_on_ecs.run.driver ray-on-ecs: all scripts have been started")
     assert any(line.startswith("finished in ") for line in lines)

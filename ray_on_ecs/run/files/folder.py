@@ -1,7 +1,7 @@
 """A run's folder on one node: it begins with the user's code, and what the script changes in it is soon in the storage.
 
 A part is stored when nothing in the folder has changed for a moment and nothing is open for writing. The parts of all
-nodes are a snapshot (run/files/rounds.py), from which a restart begins.
+nodes are a snapshot (run/files/node_files.py), from which a restart begins.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class RunFolder:
         target: The folder in the storage below which its files stand at the run's end.
         part: The last part that was stored.
         is_current: True if the folder was equal to that part when it was last scanned.
+        state: The number of the folder's state at the last scan; it grows whenever the files change.
         failed: The reasons why files could not be stored, by their names.
     """
 
@@ -224,6 +225,7 @@ class RunFolder:
         self._committed = snapshot.keys
         self._lease = uuid.uuid4().hex[:8]
         self.is_current = True
+        self.state = 0
         self.failed: dict[str, str] = {}
         self._activity = FolderActivity(restored)
         self._next_scan_at = self._logs_stored_at = 0.0
@@ -245,7 +247,9 @@ class RunFolder:
         files = self._changed_files()
         writers = list(writers)
         activity = self._activity
+        quiet_since = activity.quiet_since
         activity.update(files, open_for_writing(self.folder, writers), now)
+        self.state += activity.quiet_since != quiet_since
         self._next_scan_at = now + max(SCAN_SECONDS, SCAN_SHARE * (time.monotonic() - now))
         self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
@@ -256,6 +260,7 @@ class RunFolder:
         elif now - self._stored_at >= OVERDUE_SECONDS:
             files_in_pause = self._find_pause(writers, activity.logs)
             if files_in_pause is not None:
+                self.state += 1
                 self.is_current = self._store(files_in_pause, activity.logs)
                 if self.is_current:
                     self._stored_at = time.monotonic()
@@ -290,6 +295,11 @@ class RunFolder:
         self.is_current = self._is_stored(files, set()) or self._store(files, set())
         if not self.is_current:
             raise OSError("files still change after the script has ended")
+
+    @property
+    def part_name(self) -> str:
+        """The name of the last part, `NODE-NUMBER-LEASE`, which no other part of the run has."""
+        return f"{self._node}-{self.part.number}-{self._lease}"
 
     def before_commit(self, keys: Set[str]) -> None:
         """Protect the objects of a snapshot that is about to be written: it may be, even if that seems to fail."""

@@ -1,64 +1,66 @@
-"""Storage of a node's files, by its first worker: while the scripts run, and once they have ended."""
+"""Storage of a node's files, by its first worker: while the scripts run, and once they have ended.
+
+Each node stores parts: states of its folder that are complete. The driver says which parts of all nodes were there at
+the same time (run/files/moment.py), and node 0 writes them as a snapshot. A single node writes each part at once.
+"""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import psutil
 
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.names import folders_of
+from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.files.folder import RunFolder
-from ray_on_ecs.run.files.rounds import SnapshotRounds
-from ray_on_ecs.run.group import FilesStatus, WorkerStatus
-from ray_on_ecs.run.group_member import GroupMember
-from ray_on_ecs.signals import SIGNALLED
+from ray_on_ecs.run.group import FilesStatus, Peer
+from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, delete_keys, read_snapshot, write_snapshot
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.05  # all workers wait for the last one
+NAMES_SHOWN = 3
 
 
 class NodeFiles:
-    """The files of a node's run folder, on their way to the storage.
+    """The files of a node's run folder during one start of the scripts, on their way to the storage.
 
-    On a worker that is not the first of its node, `begin` is never called, and nothing is stored.
+    Args:
+        storage: The run's folder in the storage.
+        folder: The node's folder, which has just been reset.
+        exchange: The exchange of the node's first worker.
+        peers: The workers of all nodes.
+        node: The node's rank.
     """
 
-    def __init__(self, storage: RunStorage, folder: RunFolder, member: GroupMember, *, is_mpi: bool) -> None:
+    def __init__(
+        self, storage: RunStorage, folder: RunFolder, exchange: Exchange, peers: Sequence[Peer], node: int
+    ) -> None:
         self._storage = storage
         self._folder = folder
-        self._member = member
-        self._is_mpi = is_mpi
-        self._rounds: SnapshotRounds | None = None
+        self._exchange = exchange
+        self._node = node
+        self._nodes = len({peer.node_rank for peer in peers})
+        self._pids = {peer.pid for peer in peers if peer.node_rank == node}
+        folder.begin(self._nodes)
+        self._stored = folder.part_name
+        self._committed: Mapping[int, str] = {}
         self._left_out: tuple[str, ...] = ()
-
-    @property
-    def status(self) -> FilesStatus | None:
-        """The status of the node's files, or None if this worker does not store them now."""
-        return self._rounds.status if self._rounds else None
-
-    def forget(self) -> None:
-        """Forget the snapshots of the last start."""
-        self._rounds = None
-
-    def begin(self) -> None:
-        """Begin the snapshots of a start, whose workers have met."""
-        member = self._member
-        nodes = len({worker.node_rank for worker in member.statuses.values()})
-        key = f"{member.group}-{member.status.generation}"
-        self._rounds = SnapshotRounds(self._storage, self._folder, member.status.node_rank, nodes, key)
+        self._has_warned = False
+        exchange.report(files=FilesStatus(part=folder.part_name))
 
     def store(self) -> None:
         """Store the files that are complete; called on another thread while the scripts run."""
-        if self._rounds is None or self._was_killed:
+        if self._was_killed:
             return
         try:
-            self._rounds.poll(self._statuses, _descendants(worker.pid for worker in self._member.on_node))
+            self._look()
             left_out = self._folder.part.left_out
             if left_out and left_out != self._left_out:
                 logger.info(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out")
@@ -66,49 +68,132 @@ class NodeFiles:
         except Exception as cause:  # the thread continues
             logger.warning(f"files could not be stored, and will be tried again ({one_line(cause)})")
 
+    def _look(self) -> None:
+        """Look at the folder, and store a part of it once it is quiet.
+
+        Raises:
+            OSError: The storage can't be read or written; the next call tries again.
+        """
+        poll = self._exchange.poll_number  # that had arrived before the look
+        if self._folder.poll(_descendants(self._pids), at_once=self._exchange.directive.scan):
+            status = self._store_part()
+            if self._folder.is_current:
+                status = replace(status, part_state=self._folder.state, checked=poll)
+            self._exchange.report(files=replace(status, state=self._folder.state))
+        self.commit()
+
     def store_last(self) -> None:
-        """Store the last files of the node, and on the first node the last snapshot, unless a script was killed."""
-        if self._rounds is None or self._was_killed:
+        """Store the last part of the node, unless a script was killed: all scripts of the node have ended."""
+        if self._was_killed:
             return
-        member = self._member
         try:
-            self._rounds.finish()
-            while member.status.node_rank == 0 and not self._rounds.commit_last(self._statuses):
-                member.report(self.status, wants_statuses=True)
-                if member.has_lost_driver or any(map(self._has_no_last_part, member.statuses.values())):
-                    break
-                time.sleep(WAIT_SECONDS)
+            self._folder.finish()
+            self._exchange.report(files=replace(self._store_part(), is_last=True))
+            self.commit()
         except Exception as cause:
-            member.status = replace(member.status, not_stored=one_line(cause))
+            self._exchange.report(not_stored=one_line(cause))
             return
         if outside := self._folder.outside:
             logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}")
         if failed := self._folder.failed:
-            reason = "; ".join(f"{name}: {why}" for name, why in failed.items())
-            member.status = replace(member.status, not_stored=reason)
+            self._exchange.report(not_stored="; ".join(f"{name}: {why}" for name, why in failed.items()))
 
-    @property
-    def _statuses(self) -> dict[int, FilesStatus]:
-        """The statuses of the nodes' files, by the nodes' ranks."""
-        return {worker.node_rank: worker.files for worker in self._member.statuses.values() if worker.files}
+    def commit_last(self) -> None:
+        """Write the last snapshot of several nodes, once the driver wants it."""
+        try:
+            self.commit()
+        except Exception as cause:
+            self._exchange.report(not_stored=one_line(cause))
 
     @property
     def _was_killed(self) -> bool:
         """True if a script of this node was killed, perhaps in the middle of a write."""
-        if any(map(self._is_killed, self._member.on_node)):
-            return True
-        mpirun = self._member.statuses.get(0)
-        return self._is_mpi and mpirun is not None and self._is_killed(mpirun)
+        return self._node in self._exchange.directive.killed
 
-    def _is_killed(self, worker: WorkerStatus) -> bool:
-        """Return whether a worker's script was killed: a shell adds 128 to the signal, and mpirun kills the others."""
-        status = worker.status
-        return status is not None and (status < 0 or status > SIGNALLED or (self._is_mpi and status != 0))
+    def _store_part(self) -> FilesStatus:
+        """Store the manifest of the node's part, if it is a new one; return the node's status with its number."""
+        part, name = self._folder.part, self._folder.part_name
+        if name != self._stored:
+            if self._nodes > 1 and self._node != 0:
+                write_snapshot(self._storage, Snapshot(part.files, part.left_out), _document(name))
+            self._stored = name
+        return replace(self._exchange.status.files or FilesStatus(), part=name)
 
-    def _has_no_last_part(self, worker: WorkerStatus) -> bool:
-        """Return whether a worker of another node has ended without a last part of its node's files."""
-        lacks = worker.is_stored and worker.files is not None and not worker.files.is_last
-        return worker.node_rank != self._member.status.node_rank and (lacks or self._is_killed(worker))
+    def commit(self) -> None:
+        """Write a snapshot on node 0: of its own part if it is the only node, otherwise of what the driver has named.
+
+        Raises:
+            OSError: The storage can't be read or written.
+        """
+        names = {0: self._stored} if self._nodes == 1 else self._exchange.directive.commit
+        numbers = {node: _number(name) for node, name in names.items()}
+        # Objects of an older part of this node may be overwritten by now.
+        if names.get(0) != self._folder.part_name or names == self._committed or not any(numbers.values()):
+            return
+        previous = read_snapshot(self._storage)
+        parts = {node: self._read_part(previous, node, name) for node, name in sorted(names.items())}
+        left_out = [line for part in parts.values() for line in part.left_out]
+        files = merge_parts([part.files for part in parts.values()])
+        snapshot = Snapshot(files, tuple(dict.fromkeys(left_out)), self._folder.target)
+        self._folder.before_commit(snapshot.keys)
+        write_snapshot(self._storage, snapshot)
+        self._committed = dict(names)
+        self._exchange.report(files=replace(self._exchange.status.files or FilesStatus(), committed=self._committed))
+        logger.debug(f"committed a snapshot of {counted(len(files), 'file')}, parts by node: {self._committed}")
+        self._warn_of_same_names({node: set(part.files) for node, part in parts.items()})
+        # A file that is not in the snapshot, because another node has one of its name, is needed once that one is lost.
+        needed = {file.key for part in parts.values() for file in part.files.values()}
+        self._delete_superseded(self._folder.after_commit(snapshot.keys), needed, numbers)
+
+    def _read_part(self, previous: Snapshot, node: int, name: str) -> Snapshot:
+        if node == 0:
+            return Snapshot(self._folder.part.files, self._folder.part.left_out)
+        if _number(name) == 0:  # as it was restored
+            return Snapshot({path: file for path, file in previous.files.items() if file.node % self._nodes == node})
+        return read_snapshot(self._storage, _document(name))
+
+    def _warn_of_same_names(self, names: Mapping[int, set[str]]) -> None:
+        """Print once that several nodes write a file of the same name."""
+        others = set().union(*(paths for node, paths in names.items() if node != 0))
+        same = sorted(names[0] & others)
+        if same and not self._has_warned:
+            self._has_warned = True
+            shown = ", ".join(same[:NAMES_SHOWN]) + (", …" if len(same) > NAMES_SHOWN else "")
+            logger.info(f"several nodes write {shown}; those of the first node are kept")
+
+    def _delete_superseded(self, superseded: set[str], needed: set[str], numbers: Mapping[int, int]) -> None:
+        """Delete the files that only earlier snapshots needed, and those of earlier parts."""
+        with suppress(OSError):  # the end of the run deletes what is left
+            for name in self._storage.files(layout.VERSIONS_FOLDER):
+                version = re.match(r"(\d+)-(\d+)-", name)  # see RunFolder: NODE-NUMBER-
+                if version and int(version[2]) < numbers.get(int(version[1]), 0):
+                    superseded.add(f"{layout.VERSIONS_FOLDER}/{name}")
+            delete_keys(self._storage, superseded - needed)
+
+
+def _document(part: str) -> str:
+    """Return the name of a part's manifest in the run's folder."""
+    return f"{layout.PARTS_FOLDER}/{part}.json"
+
+
+def _number(part: str) -> int:
+    """Return the number of a part, by its name `NODE-NUMBER-LEASE`."""
+    return int(part.split("-")[1])
+
+
+def merge_parts(parts: Sequence[Mapping[str, KeptFile]]) -> dict[str, KeptFile]:
+    """Return the files of all nodes in one folder; where two can't both be, the one of the first of these nodes."""
+    files: dict[str, KeptFile] = {}
+    folders: set[str] = set()
+    for part in parts:
+        taken = files.keys() | folders
+        new: dict[str, KeptFile] = {}
+        for name, file in part.items():
+            if name not in taken and not files.keys() & folders_of(name):
+                new[name] = file
+        files |= new
+        folders = folders.union(*map(folders_of, new))
+    return files
 
 
 def _descendants(pids: Iterable[int]) -> Iterator[psutil.Process]:

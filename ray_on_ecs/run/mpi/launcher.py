@@ -28,8 +28,10 @@ import psutil
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run import last_words as script_words
-from ray_on_ecs.run.group import WorkerStatus, WorkerStatuses
+from ray_on_ecs.run.environment import AGENT_STORE
+from ray_on_ecs.run.group import Directive, Peer, WorkerStatus
 from ray_on_ecs.run.last_words import TRACEBACK, LastWords
+from ray_on_ecs.run.launcher import Process, Start
 from ray_on_ecs.run.mpi import agent
 from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
 from ray_on_ecs.signals import SIGNALLED
@@ -46,6 +48,31 @@ FRAME = re.compile(r"^-{20,}.*\n?", re.MULTILINE)  # before and after a notice o
 LOST_DAEMON = "PRTE has lost communication with a remote daemon"
 MAX_SHOWN = 200
 HOST_PREFIX = "node-"
+# Variables that are equal on all ranks: mpirun sets the ranks.
+OF_EVERY_RANK = (
+    *("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),
+    *(AGENT_STORE, "TORCHELASTIC_RESTART_COUNT"),  # PyTorch reads the second if the first is True
+)
+
+
+class MpiLauncher:
+    """Starts mpirun on rank 0's worker, and its daemon on the first worker of each other node; see Launcher."""
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """See Launcher."""
+        variables = start.torchrun_variables()
+        return {name: variables[name] for name in OF_EVERY_RANK} | start.guard
+
+    def process(self, start: Start, options: ProcessOptions) -> Process:
+        """See Launcher."""
+        rank = start.rank
+        if rank.rank != 0:
+            return MpiNode(rank.node_rank if rank.local_rank == 0 else None, options)
+        python = start.environment.python
+        return MpiRun(start.config.argv(python, runner(python)), options, start.peers, start.exchange / "mpi")
+
+    def look(self, process: Process, exchange: Path) -> None:
+        """See Launcher."""
 
 
 class MpiProcess(ScriptProcess):
@@ -105,7 +132,7 @@ class MpiRun(MpiProcess):
         UsageError: mpirun of Open MPI 5 or later is missing, or TMPDIR can't be used.
     """
 
-    def __init__(self, argv: Sequence[str], options: ProcessOptions, workers: WorkerStatuses, exchange: Path) -> None:
+    def __init__(self, argv: Sequence[str], options: ProcessOptions, peers: Sequence[Peer], exchange: Path) -> None:
         mpirun = _find(options.variables)
         if shutil.which(argv[0], path=options.variables["PATH"]) is None and not (options.folder / argv[0]).is_file():
             raise UsageError(f"SCRIPT: there is no program {argv[0]!r} on the node")
@@ -121,16 +148,16 @@ class MpiRun(MpiProcess):
             "PRTE_MCA_hwloc_default_binding_policy": "none",  # a process may use all threads of its worker
             "PRTE_MCA_rmaps_default_mapping_policy": "slot",
         }
-        networks = sorted({worker.network for worker in workers.values() if worker.network})
+        networks = sorted({peer.network for peer in peers if peer.network})
         if networks:  # all nodes reach them, whatever their interfaces' names; IPv4 is not used together with IPv6
             names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_btl_tcp_if_include")
             settings |= {"OMPI_MCA_btl_tcp_disable_family": "6", **dict.fromkeys(names, ",".join(networks))}
         # Names that need not resolve: they only distinguish the nodes. On its node, localhost, mpirun starts no daemon.
-        nodes = Counter(worker.node_rank for worker in workers.values())
+        nodes = Counter(peer.node_rank for peer in peers)
         hosts = {node: f"{HOST_PREFIX}{node}" if node else "localhost" for node in sorted(nodes)}
         slots = ",".join(f"{host}:{nodes[node]}" for node, host in hosts.items())
         # Without input a program that asks for it ends; mpirun would keep the first rank waiting for ever.
-        command = [mpirun, "--allow-run-as-root", "--stdin", "none", "-n", str(len(workers)), "-host", slots, *argv]
+        command = [mpirun, "--allow-run-as-root", "--stdin", "none", "-n", str(len(peers)), "-host", slots, *argv]
         super().__init__(command, replace(options, variables={**settings, **options.variables}))
 
     def describe(self, worker: WorkerStatus) -> WorkerStatus:
@@ -139,13 +166,13 @@ class MpiRun(MpiProcess):
         daemons = {int(file.stem.removeprefix(HOST_PREFIX)): file.read_text() for file in files}
         return replace(super().describe(worker), daemons=daemons)
 
-    def learn(self, workers: WorkerStatuses) -> None:
+    def learn(self, directive: Directive) -> None:
         """Pass the exit statuses of daemons on to mpirun's launch agents."""
-        for worker in workers.values():
-            file = self._exchange / f"{HOST_PREFIX}{worker.node_rank}{agent.STATUS}"
-            if worker.daemon_status is not None and not file.exists():
+        for node, status in directive.daemon_statuses.items():
+            file = self._exchange / f"{HOST_PREFIX}{node}{agent.STATUS}"
+            if not file.exists():
                 part = file.with_suffix(".new")  # an agent may read the file at any moment
-                part.write_text(str(worker.daemon_status))
+                part.write_text(str(status))
                 part.rename(file)
 
     def poll(self) -> int | None:
@@ -179,16 +206,15 @@ class MpiNode(ExitStack):
         silent_seconds = time.monotonic() - self._heard_at
         return replace(worker, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
 
-    def learn(self, workers: WorkerStatuses) -> None:
+    def learn(self, directive: Directive) -> None:
         """Start the daemon when mpirun asks for it; UsageError if TMPDIR can't be used."""
-        command = workers[0].daemons.get(self._node) if self._node is not None and 0 in workers else None
+        command = directive.daemons.get(self._node) if self._node is not None else None
         if command and self._daemon is None:
             self._daemon = self.enter_context(MpiProcess(["sh", "-c", command], self._options))
 
-    def has_ended(self, workers: WorkerStatuses) -> bool:
+    def has_ended(self, directive: Directive) -> bool:
         """Return True once mpirun and the daemon have ended."""
-        is_over = 0 in workers and workers[0].status is not None
-        return is_over and (self._daemon is None or self._daemon.poll() is not None)
+        return directive.mpirun_has_ended and (self._daemon is None or self._daemon.poll() is not None)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the daemon's end; return None if it still runs then."""

@@ -10,15 +10,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+# Not public: test_ray_private.py looks for them in each new version of Ray.
+from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
+from ray.train.v2._internal.execution.callback import ControllerCallback, ReportCallback, WorkerGroupCallback
 from ray.tune import Callback
 
 from ray_on_ecs import sdk
-from ray_on_ecs.run.ray_private import (
-    CHECKPOINT_MANAGER_SNAPSHOT_FILENAME,
-    ControllerCallback,
-    ReportCallback,
-    WorkerGroupCallback,
-)
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import open_filesystem
 

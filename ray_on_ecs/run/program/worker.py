@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from ray_on_ecs import logs, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import one_line
@@ -30,14 +32,12 @@ NEEDS_VARIABLE = "RAY_ON_ECS_NEEDS"
 WORKING_DIRS = "working_dir_files"
 
 
-def needs_of(settings: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the needs of a worker process, for a JSON document."""
-    config: RunConfig = settings["config"]
+def needs_of(config: RunConfig, code: Code, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return the needs of a worker process, for a JSON document; without the run's folder on the driver's node."""
     return {
-        "code": asdict(settings["code"]),
-        "folder": folder,
+        "code": asdict(code),
         "beside": "" if config.module else os.path.dirname(config.command[0]),
-        "inputs": dict(settings["inputs"]),
+        "inputs": dict(sources),
         "requirements": config.requirements_in_folder,
         "variables": config.variables,
         "secrets": config.secret,
@@ -59,7 +59,8 @@ def set_up() -> None:
 
 
 def _set_up(needs: Mapping[str, Any]) -> None:
-    nccl_interface.use_route_to_head()
+    head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    os.environ.update(nccl_interface.variables(head, os.environ))  # before a process group
     program_main.use_run_folder()
     values = secrets.read_on_node(needs["secrets"], os.environ["RUN_URI"])
     os.environ.update(values)

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from ray_on_ecs.run.script_group import Decider, ScriptGroup, access_denied_hint, describe, missing_file_hint
+from ray_on_ecs.tracking.run_actor import RunActor, RunClient
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, TrainingError
@@ -11,8 +13,6 @@ from ray_on_ecs.run import script_group
 from ray_on_ecs.run.failure_policy import Failure
 from ray_on_ecs.run.group import Directive, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.script_group import Decider, ScriptGroup, access_denied_hint, describe, missing_file_hint
-from ray_on_ecs.tracking.run_actor import RunActor, RunClient
 from tests.log_lines import collect_lines
 from tests.run_folders import Clock
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_on_ecs.run.group_member import GroupMember
 
 from ray_on_ecs.run import group_member
 from ray_on_ecs.run.files import node_files
 from ray_on_ecs.run.files.node_files import NodeFiles
 from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
-from ray_on_ecs.run.group_member import GroupMember
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.lazy import Lazy
 from tests.run_folders import Clock

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import boto3
 import pytest
+from ray_on_ecs.tracking.run_actor import RunClient
 
 from ray_on_ecs import aws
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cloudwatch import Publisher
-from ray_on_ecs.tracking.run_actor import RunClient
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from tests.aws import MetricTotals, metric_totals
 from tests.waiting import until

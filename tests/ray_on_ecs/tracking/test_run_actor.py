@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from ray.exceptions import GetTimeoutError
+from ray_on_ecs.tracking.run_actor import Progress, RunClient, create_run_actor
 
 from ray_on_ecs.tracking import run_actor
-from ray_on_ecs.tracking.run_actor import Progress, RunClient, create_run_actor
 
 
 class Actor:

@@ -4,8 +4,8 @@ import pickle
 from typing import Any, cast
 
 import pytest
-
 from ray_on_ecs.tracking.run_actor import Progress, RunActor, RunClient, RunState
+
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 

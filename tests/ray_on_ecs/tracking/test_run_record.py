@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from ray_on_ecs.tracking.run_actor import Progress, RunClient, RunState
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
@@ -18,7 +19,6 @@ from ray_on_ecs.storage.lock import RunLock
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking import run_record
 from ray_on_ecs.tracking.cost import InstanceKind
-from ray_on_ecs.tracking.run_actor import Progress, RunClient, RunState
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.waiting import until

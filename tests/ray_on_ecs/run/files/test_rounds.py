@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ray_on_ecs.run.files.rounds import merge_parts
 
 from ray_on_ecs.run.files.folder import QUIET_SECONDS
-from ray_on_ecs.run.files.rounds import merge_parts
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, publish, read_snapshot, write_snapshot
 from tests.run_folders import Clock, FaultyStorage, Nodes, contents, in_manifest, write

@@ -1,0 +1,90 @@
+"""A worker's side of the driver's polls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from ray_on_ecs.run.group import Directive, WorkerStatus
+
+# The driver counts as lost when it has not polled for so long.
+LOST_SECONDS = 60.0
+# Changes of these wait for the next poll; any other change answers the driver at once.
+UNHURRIED = ("silent_seconds", "step", "metrics", "guess")
+
+
+class Exchange:
+    """The last directive for a worker, and the status that its next answer has.
+
+    The worker's threads write the status and wait for directives; the driver polls on another thread.
+
+    Attributes:
+        status: The worker's status.
+        directive: The driver's last directive; before the first, one of a start that never was.
+        poll_number: The number of the driver's last poll.
+    """
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._version = 0
+        self._polls = 0
+        self._heard_at = time.monotonic()
+        self.status = WorkerStatus()
+        self.directive = Directive(generation=-1)
+        self.poll_number = 0
+
+    def poll(self, number: int, directive: Directive, known: int, seconds: float) -> tuple[int, WorkerStatus]:
+        """Take the directive; return the version of the status, and the status.
+
+        Args:
+            number: The number of this poll; the driver's polls of all workers are counted together.
+            directive: The directive.
+            known: The version that the driver knows.
+            seconds: How long to wait for another one; the next poll ends the wait.
+        """
+        with self._news:
+            self._polls += 1
+            own = self._polls
+            self.poll_number, self._heard_at = number, time.monotonic()
+            self.directive = directive
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._version != known or self._polls != own, seconds)
+            return self._version, self.status
+
+    def report(self, **changes: Any) -> None:
+        """Change the status."""
+        with self._news:
+            before, self.status = self.status, replace(self.status, **changes)
+            unhurried = {name: getattr(before, name) for name in UNHURRIED}
+            if replace(self.status, **unhurried) != before:
+                self._version += 1
+                self._news.notify_all()
+
+    def begin(self, generation: int) -> None:
+        """Begin a start of the scripts, with the status of a worker whose script has not started."""
+        status = self.status
+        blank = WorkerStatus(generation=generation, metrics=status.metrics, url=status.url)
+        with self._news:
+            self.status = replace(blank, is_prepared=status.is_prepared)
+            self._version += 1
+            self._news.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the driver's next poll, or for a time."""
+        with self._news:
+            polls = self._polls
+            self._news.wait_for(lambda: self._polls != polls, seconds)
+
+    @property
+    def is_to_run(self) -> bool:
+        """True while the driver wants the scripts of this start to run."""
+        directive = self.directive
+        is_this_start = directive.generation == self.status.generation
+        return is_this_start and directive.action == "run" and not self.has_lost_driver
+
+    @property
+    def has_lost_driver(self) -> bool:
+        """True once the driver has not polled for long."""
+        return time.monotonic() - self._heard_at > LOST_SECONDS

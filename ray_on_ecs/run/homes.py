@@ -1,0 +1,236 @@
+"""Homes of a run's workers: a Ray cluster, the driver's process on one machine, or a Ray program on the head.
+
+The driver (run/driver.py) tells the same story in each. Only a run on one machine imports nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Protocol
+
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.group import Group
+from ray_on_ecs.run.launcher import Launcher, TorchrunLauncher
+from ray_on_ecs.run.mpi.launcher import MpiLauncher
+from ray_on_ecs.run.queue import head_address, is_without_ray
+from ray_on_ecs.run.thread_group import ThreadGroup
+from ray_on_ecs.run.worker import Settings
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.run_record import RunRecord
+
+logger = logging.getLogger(__name__)
+
+MIN_START_SECONDS = 60.0  # processes need some time to start, whatever --worker-timeout says
+# The workers of a Ray program may wait for those before them, also without a --worker-timeout.
+MIN_WAIT_SECONDS = 30.0
+
+
+class Home(Protocol):
+    """Where the workers of a run are.
+
+    Attributes:
+        allocation: The workers; None if a Ray program starts them.
+        is_one_node: True if there is a single node.
+        cluster: The address of the Ray head, or nothing without Ray.
+        launcher: Starts the script on a worker.
+    """
+
+    allocation: WorkerAllocation | None
+    is_one_node: bool
+    cluster: str
+    launcher: Launcher
+
+    def new_group(self, settings: Settings) -> Group:
+        """Return a group of workers, whose places are requested."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Look at what the workers wait for, until the block ends."""
+
+    def instances(self) -> Counter[InstanceKind]:
+        """Return the instances that the run uses now, counted by kind."""
+
+    def draining(self) -> Mapping[str, float | None]:
+        """Return the nodes that are being reclaimed, with the time of that (Unix time) if it is known."""
+
+    def has_nodes(self) -> bool:
+        """Return whether there are nodes for the workers, in use or not."""
+
+    def shortage(self) -> ResourceError | None:
+        """Return the error of a Ray program that has waited too long for its workers, or None."""
+
+    def was_reclaimed(self) -> bool:
+        """Return whether nodes of a Ray program are being reclaimed, or were a short while ago."""
+
+
+class Machine:
+    """This machine without Ray; see Home."""
+
+    is_one_node = True
+    cluster = ""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.allocation: WorkerAllocation | None = allocate_here(config)
+        self.launcher = _launcher(config)
+
+    def new_group(self, settings: Settings) -> Group:
+        """See Home."""
+        assert self.allocation
+        return ThreadGroup(settings, self.allocation.num_workers)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """See Home."""
+        return nullcontext()
+
+    def instances(self) -> Counter[InstanceKind]:
+        """See Home: a laptop costs nothing."""
+        return Counter()
+
+    def draining(self) -> Mapping[str, float | None]:
+        """See Home."""
+        return {}
+
+    def has_nodes(self) -> bool:
+        """See Home."""
+        return True
+
+    def shortage(self) -> ResourceError | None:
+        """See Home."""
+        return None
+
+    def was_reclaimed(self) -> bool:
+        """See Home."""
+        return False
+
+
+class RayCluster(Machine):
+    """The nodes of a Ray cluster; see Home."""
+
+    def __init__(self, config: RunConfig, record: RunRecord) -> None:
+        from ray_on_ecs.run import ray_cluster
+
+        self._of_ray = ray_cluster
+        self.allocation = wait_for_workers(config, record)
+        self._seconds = max(config.worker_timeout, MIN_START_SECONDS)
+        self.is_one_node = ray_cluster.is_one_node()
+        self.cluster = head_address()
+        self.launcher = _launcher(config)
+
+    def new_group(self, settings: Settings) -> Group:
+        """See Home."""
+        from ray_on_ecs.run.worker_group import RayGroup
+
+        assert self.allocation
+        return RayGroup(settings, self.allocation, self._seconds)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """See Home."""
+        assert self.allocation
+        return self._of_ray.zone_failover(self.allocation)
+
+    def instances(self) -> Counter[InstanceKind]:
+        """See Home."""
+        return self._of_ray.instances_with_workers()
+
+    def draining(self) -> Mapping[str, float | None]:
+        """See Home."""
+        from ray_on_ecs.run.ray_private import draining_nodes
+
+        return draining_nodes()
+
+    def has_nodes(self) -> bool:
+        """See Home."""
+        return self.allocation is not None and self._of_ray.has_nodes(self.allocation)
+
+
+class RayProgram(Machine):
+    """A Ray program on the head: one worker, whose script starts the others; see Home."""
+
+    def __init__(
+        self, config: RunConfig, storage: RunStorage, code: Code, sources: Mapping[str, str], record: RunRecord
+    ):
+        from ray_on_ecs.run import ray_cluster
+        from ray_on_ecs.run.program import resources, worker
+        from ray_on_ecs.run.program.launcher import ProgramLauncher
+
+        def note_waiting(needs: resources.Needs) -> None:
+            record.note_waiting(bool(needs))
+            if needs:
+                what = resources.describe(needs)
+                logger.info(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
+
+        self.allocation = None
+        self.is_one_node = ray_cluster.is_one_node()
+        self.cluster = head_address()
+        self._resources = resources
+        self._seconds = max(config.worker_timeout, MIN_WAIT_SECONDS)
+        self._watch = resources.ProgramWatch(note_waiting)
+        self.launcher = ProgramLauncher(storage, worker.needs_of(config, code, sources), self._watch.is_waiting)
+
+    def new_group(self, settings: Settings) -> Group:
+        """See Home."""
+        return ThreadGroup(settings, 1)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """See Home."""
+        return self._watch.running()
+
+    def instances(self) -> Counter[InstanceKind]:
+        """See Home."""
+        return self._resources.instances()
+
+    def shortage(self) -> ResourceError | None:
+        """See Home."""
+        shortage = self._watch.shortage(self._seconds)
+        return ResourceError(shortage) if shortage else None
+
+    def was_reclaimed(self) -> bool:
+        """See Home."""
+        return self._watch.was_reclaimed()
+
+
+@contextmanager
+def home_of(
+    config: RunConfig, storage: RunStorage, code: Code, sources: Mapping[str, str], record: RunRecord
+) -> Generator[Home]:
+    """Return the home of a run's workers, once there is room for them.
+
+    Raises:
+        ResourceError: The cluster can't be reached, or lacks room.
+        UsageError: The cluster wants another token.
+    """
+    if is_without_ray():
+        yield Machine(config)
+        return
+    from ray_on_ecs.run import ray_cluster
+
+    with ray_cluster.connected():
+        yield RayProgram(config, storage, code, sources, record) if config.driver else RayCluster(config, record)
+
+
+def wait_for_workers(config: RunConfig, record: RunRecord) -> WorkerAllocation:
+    """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
+
+    Not on the Ray that `run --local` started, which no other node can join.
+
+    Raises:
+        ResourceError: The cluster still lacks room after `--worker-timeout`.
+    """
+    from ray_on_ecs.run import ray_cluster
+
+    seconds = 0.0 if LOCAL_VARIABLE in os.environ else config.worker_timeout
+    with suppress(ResourceError):
+        return ray_cluster.wait_for_workers(config, 0)
+    with record.waiting() if seconds else nullcontext():
+        return ray_cluster.wait_for_workers(config, seconds)
+
+
+def _launcher(config: RunConfig) -> Launcher:
+    return MpiLauncher() if config.mpi else TorchrunLauncher()

@@ -1,0 +1,150 @@
+"""Launchers: how a worker starts the script, and the variables that it gets.
+
+There are three: this file's for scripts that torchrun could start, `mpi.launcher` for mpirun, and `program.launcher` for
+Ray programs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run import local_store
+from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
+from ray_on_ecs.run.group import Directive, Peer, WorkerRank, WorkerStatus
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+
+
+class Process(Protocol):
+    """The script, or a worker's part of it; a context that ends it."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> object: ...
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end; return the exit status, or None if it still runs."""
+
+    def describe(self, worker: WorkerStatus) -> WorkerStatus:
+        """Return the worker's status with the state of the script."""
+
+    def learn(self, directive: Directive) -> None:
+        """Take what the driver says of the other workers."""
+
+    def has_ended(self, directive: Directive) -> bool:
+        """Return whether all processes of the script on this node have ended."""
+
+    def heard(self) -> None:
+        """Count a sign of life that is not a line of output."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the script."""
+
+    def kill(self) -> None:
+        """Kill the script and all processes that it has started."""
+
+    def dump(self) -> str:
+        """Return the stacks of the script, which runs on."""
+
+    def stacks(self) -> str:
+        """End the script by SIGABRT, and return its stacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of the script on a worker.
+
+    Attributes:
+        config: The run's settings.
+        rank: The worker's rank.
+        peers: All workers, by rank.
+        number: Counts the starts from 0.
+        threads: The CPU threads that a worker may use.
+        environment: The node's preparation for the script.
+        exchange: The folder of the messages from the script to its worker.
+    """
+
+    config: RunConfig
+    rank: WorkerRank
+    peers: Sequence[Peer]
+    number: int
+    threads: int
+    environment: ScriptEnvironment
+    exchange: Path
+
+    def torchrun_variables(self) -> dict[str, str]:
+        """Return the variables that torchrun sets, and TensorFlow's TF_CONFIG.
+
+        https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+        https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
+        """
+        rank, first = self.rank, self.peers[0]
+        # With --local rank 0's worker serves the store of the process group; otherwise rank 0's script does.
+        host, port = (local_store.HOST, first.store) if first.store else (first.host, first.port)
+        hosts = [f"{peer.host}:{peer.port}" for peer in self.peers]
+        task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": rank.rank}}
+        values = {
+            "RANK": rank.rank,
+            "WORLD_SIZE": rank.world_size,
+            "MAX_WORLD_SIZE": max(rank.world_size, *(self.config.workers or ())),
+            "LOCAL_RANK": rank.local_rank,
+            "LOCAL_WORLD_SIZE": rank.local_world_size,
+            "GROUP_RANK": rank.node_rank,
+            "GROUP_WORLD_SIZE": len({peer.node_rank for peer in self.peers}),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": rank.rank,
+            "ROLE_WORLD_SIZE": rank.world_size,
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": self.environment.storage.run_name,
+            "TORCHELASTIC_RESTART_COUNT": self.number,
+            "TORCHELASTIC_MAX_RESTARTS": self.config.max_restarts,
+            AGENT_STORE: bool(first.store),
+            "OMP_NUM_THREADS": self.threads,
+            "TF_CONFIG": json.dumps(task),
+        }
+        return {name: str(value) for name, value in values.items()}
+
+    @property
+    def guard(self) -> dict[str, str]:
+        """The variables that end a Ray program that was started on every worker by mistake."""
+        return {} if self.config.no_driver else NOT_A_DRIVER
+
+
+class Launcher(Protocol):
+    """Starts the script of one worker."""
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """Return the variables of the script that this launcher sets."""
+
+    def process(self, start: Start, options: ProcessOptions) -> Process:
+        """Start the script.
+
+        Raises:
+            UsageError: It can't be started.
+        """
+
+    def look(self, process: Process, exchange: Path) -> None:
+        """Look after what only this launcher's programs have; called again and again, and once after the end."""
+
+
+class TorchrunLauncher:
+    """Starts a process for each rank, as torchrun does."""
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """See Launcher."""
+        own = start.torchrun_variables() | start.guard
+        return start.environment.wandb_variables(start.rank.rank) | own
+
+    def process(self, start: Start, options: ProcessOptions) -> Process:
+        """See Launcher."""
+        return ScriptProcess(start.config.argv(start.environment.python), options)
+
+    def look(self, process: Process, exchange: Path) -> None:
+        """See Launcher."""

@@ -1,0 +1,115 @@
+"""Ray programs: scripts that start their workers themselves, with Ray Train, Ray Tune, Ray Data or plain Ray.
+
+Such a script runs once, beside the run's driver on the head. To the driver it is a group of one worker, which is a
+thread of the driver: the run's folder, the metrics, the restarts and the ends are those of any script.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray_on_ecs.command import RAY_SETTINGS
+from ray_on_ecs.config import JOB_VARIABLE
+from ray_on_ecs.errors import one_line
+from ray_on_ecs.run.environment import CALLBACK_VARIABLES
+from ray_on_ecs.run.launcher import Process, Start
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+from ray_on_ecs.run.program import main as program_main
+from ray_on_ecs.run.program import worker as program_worker
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
+
+logger = logging.getLogger(__name__)
+
+# The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
+REPORTERS = ("ray_on_ecs.run.program.reports.TrainReporter", "ray_on_ecs.run.program.reports.TuneReporter")
+START_MARGIN_SECONDS = 60.0
+# "0" keeps Ray Train's workers in the folder with the code; by default they change into one that it makes.
+CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
+
+
+class ProgramLauncher:
+    """Starts a Ray program, which starts its workers; see Launcher.
+
+    Args:
+        storage: The run's folder.
+        needs: What each worker process of the program needs: see `program.worker.needs_of`.
+        is_waiting: Returns True while the program waits for its workers.
+    """
+
+    def __init__(self, storage: RunStorage, needs: Mapping[str, Any], is_waiting: Callable[[], bool]) -> None:
+        self._storage = storage
+        self._needs = needs
+        self._is_waiting = is_waiting
+        self._hang_timeout: float | None = None
+        self._trials = ""
+
+    def process(self, start: Start, options: ProcessOptions) -> Process:
+        """See Launcher."""
+        self._hang_timeout = start.config.hang_timeout
+        # -P keeps the current folder, the user's, off the import path until the script begins.
+        return ScriptProcess(start.config.argv(start.environment.python, ("-P", "-m", program_main.__name__)), options)
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """See Launcher; without W&B's, since a program may begin a W&B run for each trial."""
+        config, storage = start.config, self._storage.uri
+        path = {program_main.STORAGE_VARIABLE: f"{storage}/{layout.RAY_FOLDER}"}
+        needs = {**self._needs, "folder": str(start.environment.folder)}
+        of_workers = {  # of its workers, as one variable of the program
+            **path,
+            "RUN_NAME": self._storage.run_name,
+            "RUN_URI": storage,
+            "RAY_ADDRESS": start.environment.cluster,  # else Ray's own actors look for a cluster
+            program_worker.NEEDS_VARIABLE: json.dumps(needs),
+            **start.environment.git,
+            **config.variables,
+        }
+        variables = {
+            **RAY_SETTINGS,
+            **path,
+            # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.worker_timeout + START_MARGIN_SECONDS),
+            CHANGE_FOLDER: "0",
+            "RAY_DEDUP_LOGS": "0",  # a line of each rank is a line, though Ray finds them alike
+            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins
+            "TORCHELASTIC_RESTART_COUNT": str(start.number),
+            JOB_VARIABLE: json.dumps(_job(of_workers)),
+        }
+        for name, reporter in zip(CALLBACK_VARIABLES, REPORTERS, strict=True):
+            users = config.variables.get(name) or os.environ.get(name)
+            variables[name] = f"{users},{reporter}" if users else reporter
+        return variables
+
+    def look(self, process: Process, exchange: Path) -> None:
+        """Store the table of Ray Tune's trials.
+
+        A program that waits, or whose workers compute without a word, does not hang.
+        """
+        if self._hang_timeout is None or self._is_waiting():
+            process.heard()
+        try:
+            trials = (exchange / layout.TRIALS).read_text()
+            if trials != self._trials:
+                self._storage.write(layout.TRIALS, trials)
+                self._trials = trials
+        except FileNotFoundError:
+            pass
+        except OSError as cause:
+            logger.warning(f"the trials could not be stored, and will be tried again ({one_line(cause)})")
+
+
+def _job(variables: dict[str, str]) -> dict[str, Any]:
+    """Return the job configuration with which the program joins Ray: this job's, with more variables."""
+    job: dict[str, Any] = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
+    environment = job.get("runtime_env") or {}
+    job["runtime_env"] = {
+        **environment,
+        "env_vars": {**environment.get("env_vars", {}), **variables},
+        "worker_process_setup_hook": f"{program_worker.__name__}.set_up",
+    }
+    return job
