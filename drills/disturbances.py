@@ -52,7 +52,7 @@ class Disturber:
 
     def kill_worker(self) -> None:
         """Kill a worker of Ray Train, which looks after a process of the script."""
-        kill(self._find(self.run.cluster.train_workers).pid)
+        kill(self._find(self.run.cluster.actors).pid)
 
     def kill_raylet(self) -> None:
         """Kill a node's raylet, which ends the node."""

@@ -26,6 +26,17 @@ class Stop(KeyboardInterrupt):
         self.exit_status = SIGNALLED + (signal.SIGHUP if number == signal.SIGHUP else signal.SIGINT)
 
 
+# The signals so far: where Ray waits for an answer, it replaces Stop by a KeyboardInterrupt.
+_received: list[int] = []
+
+
+def exit_status_of(stop: BaseException) -> int:
+    """Return the exit status of a command that was stopped by this exception."""
+    if isinstance(stop, Stop):
+        return stop.exit_status
+    return Stop(_received[-1] if _received else signal.SIGINT).exit_status
+
+
 @contextmanager
 def stoppable() -> Generator[None]:
     """Raise `Stop` at these signals until the block ends, except signals that this process was started to ignore.
@@ -38,6 +49,7 @@ def stoppable() -> Generator[None]:
     terminals = open_terminals()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        _received.append(number)
         if number == signal.SIGHUP:
             leave_terminals(terminals)
         raise Stop(number)

@@ -22,6 +22,8 @@ from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[1]
 HOST = "127.0.0.1"
+# A variable that all processes of a node have.
+NODE_MARK = "RAY_ON_ECS_TEST_NODE"
 # Starts a run without a job.
 DIRECT = str(Path(__file__).parent / "direct_run.py")
 STARTS = 3
@@ -167,7 +169,9 @@ class LocalCluster:
         ]
         folder = Path(self._folder.name) / f"node-{number}"
         folder.mkdir()
-        node = start_ray(command, {**self.environment, "TMPDIR": str(folder)}, folder / "ray-start.log")
+        node = start_ray(
+            command, {**self.environment, "TMPDIR": str(folder), NODE_MARK: str(folder)}, folder / "ray-start.log"
+        )
         self.addresses[node.pid] = address
         return node
 
@@ -215,7 +219,7 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
 def kill_tree(pid: int) -> None:
     """Kill a process and its descendants, and wait for them to end."""
     try:
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        family = [psutil.Process(pid), *family_of(pid)]
     except psutil.NoSuchProcess:
         return
     for process in family:
@@ -242,11 +246,22 @@ def kill(pid: int) -> None:
 
 
 def _descendants(pid: int, title: str) -> list[psutil.Process]:
-    """Return the descendants of a process whose command line contains `title`: Ray writes an actor's name into it."""
-    try:
-        return [each for each in psutil.Process(pid).children(recursive=True) if title in command_line(each)]
-    except psutil.NoSuchProcess:
-        return []
+    """Return the processes of a node whose command line contains `title`: Ray writes an actor's name into it."""
+    return [each for each in family_of(pid) if title in command_line(each)]
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """Return the descendants of a process, and what belongs to its node: supervisors of scripts are not descendants."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        family = first.children(recursive=True)
+        mark = first.environ().get(NODE_MARK)
+        for process in psutil.process_iter() if mark else ():
+            with suppress(psutil.Error):
+                if process.pid != pid and process not in family and process.environ().get(NODE_MARK) == mark:
+                    family.append(process)
+    return family
 
 
 def command_line(process: psutil.Process) -> str:

@@ -18,7 +18,7 @@ from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.run import queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
-from ray_on_ecs.signals import Stop, stoppable
+from ray_on_ecs.signals import exit_status_of, stoppable
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.lock import hold_lock
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -107,8 +107,7 @@ def interrupted(config: RunConfig, stop: BaseException, *, is_stored: bool = Tru
     name = str(config.run_name)
     way_on = f"continue with --run-name {name}" if is_stored else nothing_stored_line(name)
     error = Interrupted(f"interrupted; {way_on}")
-    if isinstance(stop, Stop):
-        error.exit_status = stop.exit_status
+    error.exit_status = exit_status_of(stop)
     return error
 
 

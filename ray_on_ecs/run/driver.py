@@ -1,6 +1,6 @@
 """A run from its turn to its result, as its driver tells it: places, starts of the scripts, their ends, decisions.
 
-The driver polls the workers with its directive. A start of the scripts goes through the states of `State`; after it, the
+The driver polls the workers with its directive. A start of the scripts goes through the states of `State`. After it the
 failure policy decides if the scripts start again: in the same workers, or in a new group.
 """
 
@@ -215,9 +215,8 @@ class RunDriver:
         if count and len(statuses) == count and all(worker.is_prepared for worker in statuses.values()):
             self._direct_to(is_prepared=True)
         peers = [worker.peer for _, worker in sorted(of_start.items())]
-        if count and len(peers) == count and not self._directive.peers:
-            if all(peers):
-                self._direct_to(peers=tuple(peer for peer in peers if peer))
+        if count and len(peers) == count and not self._directive.peers and all(peers):
+            self._direct_to(peers=tuple(peer for peer in peers if peer))
 
     def _watch(self, group: Group, workers: WorkerStatuses) -> None:
         """End the start if a script has failed, a node is being reclaimed, the scripts hang, or all have finished."""
@@ -302,7 +301,12 @@ class RunDriver:
             worker = workers.get(rank.rank)
             if worker and worker.files and rank.node_rank not in killed:
                 self._moments.hear(rank.node_rank, worker.files, group.next_poll)
-        changes: dict[str, Any] = {"ended": frozenset(ended), "killed": frozenset(killed)}
+        pids: dict[int, tuple[int, ...]] = {}
+        for rank, worker in workers.items():
+            if worker.pid:
+                node = group.ranks[rank].node_rank
+                pids[node] = (*pids.get(node, ()), worker.pid)
+        changes: dict[str, Any] = {"pids": pids, "ended": frozenset(ended), "killed": frozenset(killed)}
         if len(nodes) > 1:
             changes["scan"] = self._moments.needs_look(len(nodes))
             changes["commit"] = self._last_parts(group, workers) or self._moments.common(len(nodes))
@@ -332,7 +336,7 @@ class RunDriver:
         first = workers.get(0)
         if len(parts) < 2 or first is None or first.files is None or first.not_stored:
             return True
-        has_files = any(not part.split("-")[1] == "0" for part in parts.values())
+        has_files = any(part.split("-")[1] != "0" for part in parts.values())
         return not has_files or first.files.committed == parts
 
     def _check_stored(self, workers: WorkerStatuses) -> None:

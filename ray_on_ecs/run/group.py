@@ -54,7 +54,6 @@ class Peer:
         host: Its node's address.
         port: A port there that was free.
         node_rank: The rank of its node.
-        pid: The ID of its process, whose descendant its script is.
         network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
         store: From rank 0 with --local: the port of the process group's store on this machine, otherwise 0.
     """
@@ -62,7 +61,6 @@ class Peer:
     host: str
     port: int
     node_rank: int = 0
-    pid: int = 0
     network: str | None = None
     store: int = 0
 
@@ -96,6 +94,7 @@ class WorkerStatus:
         peer: What the others need to know of it; None until it has chosen a port for this start.
         generation: Number of the start of the scripts, from 0; -1 before the first.
         started_at: When its script was started (Unix time), or None before.
+        pid: The process whose descendant its script is, once that is started.
         silent_seconds: How long its script has given no sign of life.
         status: Its script's exit status, or None while it runs.
         ended_at: When its script ended (Unix time), or None while it runs.
@@ -123,6 +122,7 @@ class WorkerStatus:
     peer: Peer | None = None
     generation: int = -1
     started_at: float | None = None
+    pid: int = 0
     silent_seconds: float = 0.0
     status: int | None = None
     ended_at: float | None = None
@@ -163,6 +163,7 @@ class Directive:
         wants_stacks: True to read the scripts' stacks while they run on.
         is_prepared: True once this is so for all workers.
         peers: The workers by rank, once all are ready to start their scripts.
+        pids: The processes whose descendants are the scripts, by node.
         ended: The nodes on which all scripts have ended.
         killed: The nodes on which a script was killed, perhaps in the middle of a write.
         scan: True if the driver waits for the nodes' next look at their folders.
@@ -179,6 +180,7 @@ class Directive:
     wants_stacks: bool = False
     is_prepared: bool = False
     peers: tuple[Peer, ...] = ()
+    pids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
     killed: frozenset[int] = frozenset()
     scan: bool = False

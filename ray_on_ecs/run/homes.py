@@ -155,7 +155,7 @@ class RayProgram(Machine):
 
     def __init__(
         self, config: RunConfig, storage: RunStorage, code: Code, sources: Mapping[str, str], record: RunRecord
-    ):
+    ) -> None:
         from ray_on_ecs.run import ray_cluster
         from ray_on_ecs.run.program import resources, worker
         from ray_on_ecs.run.program.launcher import ProgramLauncher
@@ -172,7 +172,7 @@ class RayProgram(Machine):
         self._resources = resources
         self._seconds = max(config.worker_timeout, MIN_WAIT_SECONDS)
         self._watch = resources.ProgramWatch(note_waiting)
-        self.launcher = ProgramLauncher(storage, worker.needs_of(config, code, sources), self._watch.is_waiting)
+        self.launcher = ProgramLauncher(storage, worker.needs_of(config, code, sources), self._watch)
 
     def new_group(self, settings: Settings) -> Group:
         """See Home."""
@@ -184,7 +184,7 @@ class RayProgram(Machine):
 
     def instances(self) -> Counter[InstanceKind]:
         """See Home."""
-        return self._resources.instances()
+        return self._resources.instances(self._watch.pid)
 
     def shortage(self) -> ResourceError | None:
         """See Home."""

@@ -1,7 +1,7 @@
 """Launchers: how a worker starts the script, and the variables that it gets.
 
-There are three: this file's for scripts that torchrun could start, `mpi.launcher` for mpirun, and `program.launcher` for
-Ray programs.
+There are three: this file's for scripts that torchrun could start, `mpi.launcher` for mpirun, and `program.launcher`
+for Ray programs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ class Process(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> object: ...
+
+    @property
+    def pid(self) -> int:
+        """The process whose descendant the script is; 0 while there is none."""
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the end; return the exit status, or None if it still runs."""

@@ -7,6 +7,7 @@ import fcntl
 import io
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -94,6 +95,14 @@ class ScriptProcess:
         )
         for descriptor in inherited:
             os.close(descriptor)
+        self._process.wait()  # it leaves the supervisor, which is not its child
+        self._status_poll = select.poll()
+        self._status_poll.register(self._status_reader, select.POLLIN)
+        self._told = b""
+        self._has_ended = False
+        while b"\n" not in self._told and not self._has_ended:
+            self._listen(None)
+        self._pid = int(self._told.partition(b"\n")[0] or 0)
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
@@ -108,28 +117,40 @@ class ScriptProcess:
         self.kill()
         os.close(self._status_reader)
 
+    @property
+    def pid(self) -> int:
+        """The process of its supervisor, whose descendant the script is."""
+        return self._pid
+
     def poll(self) -> int | None:
         """Return the exit status if the script has ended and all its output was read, else None.
 
         It is negative if a signal has ended the script: `-SIGKILL`.
         """
-        if self._status is None and self._process.poll() is not None:
-            text = os.read(self._status_reader, 64).decode()
-            if not text:  # the supervisor itself was killed
-                supervisor.kill_marked(self._mark)
-            self._reader.join(STACK_SECONDS)
-            status, _, ended_at = text.partition(" ")
-            self.ended_at = float(ended_at or time.time())
-            self._status = int(status) if status else self._process.returncode
-        return self._status
+        return self.wait(0.0)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the script's end; return as `poll` does."""
-        try:
-            self._process.wait(max(seconds, 0.0))
-        except subprocess.TimeoutExpired:
-            return None
-        return self.poll()
+        deadline = time.monotonic() + seconds
+        while not self._has_ended and self._listen(max(deadline - time.monotonic(), 0.0)):
+            pass
+        if self._status is None and self._has_ended:
+            status, _, ended_at = self._told.decode().partition("\n")[2].partition(" ")
+            if not status:  # the supervisor itself was killed
+                supervisor.kill_marked(self._mark)
+            self._reader.join(STACK_SECONDS)
+            self.ended_at = float(ended_at or time.time())
+            self._status = int(status or -signal.SIGKILL)
+        return self._status
+
+    def _listen(self, seconds: float | None) -> bool:
+        """Wait for what the supervisor tells; return whether it has told something, or has ended."""
+        if not self._status_poll.poll(None if seconds is None else seconds * 1000):
+            return False
+        text = os.read(self._status_reader, 64)
+        self._told += text
+        self._has_ended = not text
+        return True
 
     def describe(self, worker: WorkerStatus) -> WorkerStatus:
         """Return the worker's status with the state of the script."""
@@ -158,22 +179,22 @@ class ScriptProcess:
         self.heard_at = time.monotonic()
 
     @property
-    def pid(self) -> int:
-        """The process whose descendant the script is."""
-        return self._process.pid
-
-    @property
     def last_words(self) -> LastWords:
         """Why the script has ended, by its output."""
         return last_words.read(list(self.last_lines), self.poll() or 0)
 
     def terminate(self) -> None:
         """Send SIGTERM to the script."""
-        self._process.send_signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def abort(self) -> None:
         """Send SIGABRT to the script."""
-        self._process.send_signal(signal.SIGABRT)
+        self._signal(signal.SIGABRT)
+
+    def _signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def stacks(self) -> str:
         """End the script and return what it has written last: a Python script writes the stacks of its threads.
@@ -205,12 +226,11 @@ class ScriptProcess:
             with suppress(OSError):
                 os.write(self._process.stdin.fileno(), supervisor.KILL_NOW)
             self._process.stdin.close()
-        try:
-            self._process.wait(STACK_SECONDS)
-        except subprocess.TimeoutExpired:  # the supervisor was stopped by the system
+        if self.wait(STACK_SECONDS) is None:  # the supervisor was stopped by the system
             supervisor.kill_marked(self._mark)
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self.wait(STACK_SECONDS)
         self._reader.join(STACK_SECONDS)
         if self._process.stdout and not self._reader.is_alive():  # else a process that hides from us holds the pipe
             self._process.stdout.close()

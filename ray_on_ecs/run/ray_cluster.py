@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
+# The output of the workers, which Ray forwards to this process.
+forwarded = ForwardedLines()
 WATCH_SECONDS = 20.0  # a look asks AWS
 SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 
@@ -64,7 +66,7 @@ def connect() -> None:
     """
     address = head_address()
     _check_reachable(address)
-    print_by(ForwardedLines().print)
+    print_by(forwarded.print)
     try:
         # Ray puts the folder in which it is started on the import path of its processes, where a user's queue.py would
         # hide Python's.

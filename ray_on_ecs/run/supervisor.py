@@ -1,13 +1,13 @@
 """Runs a command that ends with its starter, with all processes it has started; standard library only.
 
-usage: python -I -S supervisor.py FD MARK COMMAND…, with a pipe as standard input, another one, for the exit status and
-the time of the end, as FD, and a text that no other command has as MARK
+usage: python -I -S supervisor.py FD MARK COMMAND…, with a pipe as standard input; another one as FD, for a line with its
+process ID, then the exit status and the time of the end; and a text that no other command has as MARK
 
 When the first pipe closes, because the process at its other end has died however it may, the command gets SIGTERM, and
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
-keeps a GPU. A separate process does this, because Ray kills only the direct children of a worker that ends. A
-process that has left the command's process group, as mpirun's do, is known by a variable of its environment. SIGTERM
-and SIGABRT are passed on to the command.
+keeps a GPU. This is a separate process, and not a child of the worker, because Ray kills the direct children, and only
+these, of a worker that ends. A process that has left the command's process group, as mpirun's do, is known by a
+variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ KILL_NOW = b"k"
 
 def main() -> None:
     """Run the command and end as it has ended."""
+    if os.fork():
+        os._exit(0)
+    status_writer, mark, *argv = sys.argv[1:]
+    os.write(int(status_writer), f"{os.getpid()}\n".encode())
     pending: list[int] = []
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
-    status_writer, mark, *argv = sys.argv[1:]
     try:
         command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
     except OSError as cause:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatuses
-from ray_on_ecs.run.worker import ScriptWorker, Settings, start_thread
+from ray_on_ecs.run.worker import ScriptWorker, Settings
 
 POLL_SECONDS = 0.1
 
@@ -33,7 +34,7 @@ class ThreadGroup:
             workers = [ScriptWorker(self._settings, rank, Place()) for rank in self.ranks]
             self._exchanges = [worker.exchange for worker in workers]
             for worker in workers:
-                start_thread(worker)
+                threading.Thread(target=worker.run, name="worker", daemon=True).start()
         if directive == self._told:  # a new one is told at once
             time.sleep(POLL_SECONDS)
         self._told = directive

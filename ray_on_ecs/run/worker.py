@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -246,7 +245,7 @@ class ScriptWorker:
             listener.bind(("", 0))
             port, network = listener.getsockname()[1], nccl_interface.network_of(host)
             store_port = store.port if store else 0
-            peer = Peer(host, port, self._rank.node_rank, os.getpid(), network, store_port)
+            peer = Peer(host, port, self._rank.node_rank, network, store_port)
             self.exchange.report(peer=peer, hardware=self._hardware())
             while self.exchange.is_to_run:
                 if self.exchange.directive.peers:
@@ -338,7 +337,8 @@ class ScriptWorker:
         process.learn(exchange.directive)
         has_ended = exchange.status.has_ended or process.has_ended(exchange.directive)
         described = process.describe(WorkerStatus())
-        changes = {name: getattr(described, name) for name in REPORTED}
+        changes: dict[str, Any] = {name: getattr(described, name) for name in REPORTED}
+        changes["pid"] = process.pid
         if self._recorder:
             changes |= self._recorder.report
         exchange.report(**changes, has_ended=has_ended)
@@ -402,10 +402,3 @@ class ScriptWorker:
 
 # Fields of a worker's status that its process describes.
 REPORTED = ("silent_seconds", "status", "ended_at", "words", "log", "daemons", "daemon_status")
-
-
-def start_thread(worker: ScriptWorker) -> threading.Thread:
-    """Start a worker on a daemon thread."""
-    thread = threading.Thread(target=worker.run, name="worker", daemon=True)
-    thread.start()
-    return thread

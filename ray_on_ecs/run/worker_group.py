@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ from ray_on_ecs import logs
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.group import Directive, GroupError, NoPlacesError, Place, WorkerRank, WorkerStatus, WorkerStatuses
-from ray_on_ecs.run.worker import ScriptWorker, Settings, start_thread
+from ray_on_ecs.run.ray_cluster import forwarded
+from ray_on_ecs.run.worker import ScriptWorker, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ BEGIN_SECONDS = 300.0
 OTHERS_SECONDS = 1.0
 # Between two looks for more room of an elastic run; a start of more workers costs it some seconds each time.
 GROW_SECONDS = 60.0
+# How long the last lines of the workers may take.
+LINES_SECONDS, LINES_POLL_SECONDS = 5.0, 0.05
 # Calls of an actor at the same time: two polls, and a margin.
 CONCURRENCY = 4
 
@@ -63,7 +67,7 @@ class ScriptActor:
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return Location(ray.get_runtime_context().get_node_id(), get_node_ip_address(), tuple(gpus))
 
-    def begin(self, settings: Settings, rank: WorkerRank, place: Place, gpus: Sequence[str]) -> None:
+    def begin(self, settings: Settings, rank: WorkerRank, place: Place, gpus: Sequence[str], mark: str) -> None:
         """Start the worker.
 
         Args:
@@ -71,12 +75,17 @@ class ScriptActor:
             rank: The worker's rank.
             place: Its place.
             gpus: The GPUs of all workers of the node: a script takes one by LOCAL_RANK, as under torchrun.
+            mark: The last line to print.
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         logs.set_up("", settings.config.variables)
         self._worker = ScriptWorker(settings, rank, place)
-        start_thread(self._worker)
+        threading.Thread(target=self._run, args=(mark,), name="worker", daemon=True).start()
+
+    def _run(self, mark: str) -> None:
+        self._worker.run()
+        print(mark, flush=True)
 
     def poll(self, number: int, directive: Directive, known: int, seconds: float) -> tuple[int, WorkerStatus]:
         """See Exchange."""
@@ -123,6 +132,7 @@ class RayGroup:
         self._members: dict[int, Member] = {}
         self._under_way: dict[Any, int] = {}
         self._grow_at = 0.0
+        self._ended_before = forwarded.ended
 
     def _request(self, count: int) -> PlacementGroup:
         labels = self._allocation.node_labels
@@ -215,7 +225,8 @@ class RayGroup:
         self._grow_at = time.monotonic() + GROW_SECONDS
 
     def _begin(self, rank: int, actor: Any) -> None:
-        begun = actor.begin.remote(self._settings, self.ranks[rank], self.places[rank], self._gpus[rank])
+        place, gpus = self.places[rank], self._gpus[rank]
+        begun = actor.begin.remote(self._settings, self.ranks[rank], place, gpus, forwarded.mark)
         self._members[rank] = Member(actor, begun)
 
     def _take_begun(self) -> None:
@@ -302,7 +313,11 @@ class RayGroup:
         return any(group.wait(0) for group in self._others)
 
     def close(self) -> None:
-        """See Group."""
+        """See Group: the last lines of workers that have left are on their way."""
+        have_left = sum(member.status.has_left for member in self._members.values())
+        until = time.monotonic() + LINES_SECONDS
+        while forwarded.ended < self._ended_before + have_left and time.monotonic() < until:
+            time.sleep(LINES_POLL_SECONDS)
         for member in self._members.values():
             with suppress(RayError):
                 ray.kill(member.actor)

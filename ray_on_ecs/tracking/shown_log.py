@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
@@ -103,9 +104,16 @@ def shows_colours(stream: IO[str]) -> bool:
 
 
 class ForwardedLines:
-    """Printer of the lines that Ray forwards to the driver; all but a script's get their actor's name as a prefix."""
+    """Printer of the lines that Ray forwards to the driver; all but a script's get their actor's name as a prefix.
+
+    Attributes:
+        mark: The last line of each worker, which is not shown.
+        ended: How many workers' last lines have arrived.
+    """
 
     def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        self.ended = 0
         self._filters: dict[tuple[Any, ...], Filter] = {}
 
     def print(self, batch: dict[str, Any], ignore_prefix: bool = False) -> None:
@@ -121,7 +129,8 @@ class ForwardedLines:
         if pid == AUTOSCALER:
             return
         if name in WORKERS and not is_error:
-            lines: Iterable[str] = map(cut, batch["lines"])
+            lines: Iterable[str] = [cut(line) for line in batch["lines"] if line != self.mark]
+            self.ended += batch["lines"].count(self.mark)
         else:
             stream_filter = self._filters.setdefault((batch.get("ip"), pid, is_error), Filter(OF_PROCESSES))
             lines = stream_filter.shown(batch["lines"])

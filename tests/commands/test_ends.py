@@ -1,6 +1,7 @@
 """The end of a run by each cause, on one head: effect on its script, exit status, and final state."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -96,8 +97,10 @@ Start = Callable[..., Run]
 
 
 def _worker(script: int) -> psutil.Process:
-    """Return the worker whose script this is."""
-    return next(each for each in psutil.Process(script).parents() if "ScriptActor" in each.cmdline()[0])
+    """Return the worker whose script this is: it holds the pipe that its supervisor listens to."""
+    pipe = os.readlink(f"/proc/{psutil.Process(script).ppid()}/fd/0")
+    actors = [each for each in psutil.process_iter() if "ScriptActor" in "".join(each.cmdline()[:1])]
+    return next(each for each in actors if pipe in map(os.readlink, Path(f"/proc/{each.pid}/fd").iterdir()))
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def uninterrupted(cluster: LocalCluster) -> DisturbedRun:
 
 def both_new(cluster: LocalCluster, ended: set[int]) -> list[psutil.Process]:
     """Return the workers of a group that has just started, once both exist."""
-    workers = [each for each in cluster.train_workers() if each.pid not in ended]
+    workers = [each for each in cluster.actors() if each.pid not in ended]
     return workers if len(workers) == 2 else []
 
 
@@ -127,7 +127,7 @@ def test_controller_killed_during_startup_frees_its_resources(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
     run = start("early-controller")
-    until(cluster.train_workers, between=0.1)
+    until(cluster.actors, between=0.1)
     [controller] = cluster.head_processes("TrainController")
     kill(controller.pid)
     assert run.finish() == 0, run.log

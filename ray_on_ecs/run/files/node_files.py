@@ -47,7 +47,6 @@ class NodeFiles:
         self._exchange = exchange
         self._node = node
         self._nodes = len({peer.node_rank for peer in peers})
-        self._pids = {peer.pid for peer in peers if peer.node_rank == node}
         folder.begin(self._nodes)
         self._stored = folder.part_name
         self._committed: Mapping[int, str] = {}
@@ -75,7 +74,8 @@ class NodeFiles:
             OSError: The storage can't be read or written; the next call tries again.
         """
         poll = self._exchange.poll_number  # that had arrived before the look
-        if self._folder.poll(_descendants(self._pids), at_once=self._exchange.directive.scan):
+        pids = self._exchange.directive.pids.get(self._node, ())
+        if self._folder.poll(_descendants(pids), at_once=self._exchange.directive.scan):
             status = self._store_part()
             if self._folder.is_current:
                 status = replace(status, part_state=self._folder.state, checked=poll)

@@ -175,9 +175,9 @@ class MpiRun(MpiProcess):
                 part.write_text(str(status))
                 part.rename(file)
 
-    def poll(self) -> int | None:
+    def wait(self, seconds: float) -> int | None:
         """Return mpirun's exit status once it has ended; 1 if it has lost a daemon, for which Open MPI has 0."""
-        status = super().poll()
+        status = super().wait(seconds)
         return 1 if status == 0 and any(LOST_DAEMON in line for line in list(self.last_lines)) else status
 
     @property
@@ -205,6 +205,11 @@ class MpiNode(ExitStack):
         daemon_status = self._daemon.poll() if self._daemon else None
         silent_seconds = time.monotonic() - self._heard_at
         return replace(worker, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
+
+    @property
+    def pid(self) -> int:
+        """See Process."""
+        return self._daemon.pid if self._daemon else 0
 
     def learn(self, directive: Directive) -> None:
         """Start the daemon when mpirun asks for it; UsageError if TMPDIR can't be used."""

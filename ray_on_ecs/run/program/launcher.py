@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ray_on_ecs.run.launcher import Process, Start
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.run.program import main as program_main
 from ray_on_ecs.run.program import worker as program_worker
+from ray_on_ecs.run.program.resources import ProgramWatch
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -39,13 +40,13 @@ class ProgramLauncher:
     Args:
         storage: The run's folder.
         needs: What each worker process of the program needs: see `program.worker.needs_of`.
-        is_waiting: Returns True while the program waits for its workers.
+        watch: Looks at what the program waits for.
     """
 
-    def __init__(self, storage: RunStorage, needs: Mapping[str, Any], is_waiting: Callable[[], bool]) -> None:
+    def __init__(self, storage: RunStorage, needs: Mapping[str, Any], watch: ProgramWatch) -> None:
         self._storage = storage
         self._needs = needs
-        self._is_waiting = is_waiting
+        self._watch = watch
         self._hang_timeout: float | None = None
         self._trials = ""
 
@@ -53,7 +54,10 @@ class ProgramLauncher:
         """See Launcher."""
         self._hang_timeout = start.config.hang_timeout
         # -P keeps the current folder, the user's, off the import path until the script begins.
-        return ScriptProcess(start.config.argv(start.environment.python, ("-P", "-m", program_main.__name__)), options)
+        runner = ("-P", "-m", program_main.__name__)
+        process = ScriptProcess(start.config.argv(start.environment.python, runner), options)
+        self._watch.pid = process.pid
+        return process
 
     def variables(self, start: Start) -> dict[str, str]:
         """See Launcher; without W&B's, since a program may begin a W&B run for each trial."""
@@ -90,7 +94,7 @@ class ProgramLauncher:
 
         A program that waits, or whose workers compute without a word, does not hang.
         """
-        if self._hang_timeout is None or self._is_waiting():
+        if self._hang_timeout is None or self._watch.is_waiting():
             process.heard()
         try:
             trials = (exchange / layout.TRIALS).read_text()

@@ -31,26 +31,26 @@ Needs = Counter[Any]
 WAITING = ("PENDING", "RESCHEDULING")
 
 
-def instances() -> Counter[InstanceKind]:
+def instances(pid: int) -> Counter[InstanceKind]:
     """Return the number of instances of each kind on which the program has places or actors; none if Ray is away."""
     try:
-        return instances_of(nodes())
+        return instances_of(nodes(pid))
     except (RayError, RuntimeError, ValueError):
         return Counter()
 
 
-def nodes() -> set[str]:
+def nodes(pid: int) -> set[str]:
     """Return the IDs of the nodes on which the program has places or actors; none if Ray is away."""
     try:
-        return _nodes(_jobs())
+        return _nodes(_jobs(pid))
     except (RayError, RuntimeError, ValueError):
         return set()
 
 
-def missing() -> Needs:
+def missing(pid: int) -> Needs:
     """Return the resources that the program waits for while it does not have any; nothing if Ray does not answer."""
     try:
-        groups = placement_groups(_jobs()).values()
+        groups = placement_groups(_jobs(pid)).values()
     except (RayError, RuntimeError, ValueError):
         return Counter()
     if not groups or any(group["state"] not in WAITING for group in groups):
@@ -66,14 +66,15 @@ class ProgramWatch:
     """Looks at what a program waits for, and at its nodes; moves the workers to another zone if EC2 has none in theirs.
 
     Attributes:
+        pid: The process whose descendant the program is; 0 while it does not run.
         waits_since: When the present wait began (`time.monotonic`), or None.
     """
 
     def __init__(
         self,
         on_wait: Callable[[Needs], None],
-        missing: Callable[[], Needs] = missing,
-        nodes: Callable[[], Collection[str]] = nodes,
+        missing: Callable[[int], Needs] = missing,
+        nodes: Callable[[int], Collection[str]] = nodes,
         draining: Callable[[], Collection[str]] = draining_nodes,
     ) -> None:
         self._on_wait, self._missing = on_wait, missing
@@ -83,6 +84,7 @@ class ProgramWatch:
         self._last_needs: Needs = Counter()
         self._reported_needs: Needs = Counter()
         self._failover: ZoneFailover | None = None
+        self.pid = 0
         self.waits_since: float | None = None
 
     @contextmanager
@@ -111,13 +113,13 @@ class ProgramWatch:
         return is_recent
 
     def _look_at_nodes(self) -> None:
-        self._nodes = self._find_nodes() or self._nodes  # none while it starts workers, and when it has ended
+        self._nodes = self._find_nodes(self.pid) or self._nodes  # none while it starts workers, and when it has ended
         if not set(self._find_draining()).isdisjoint(self._nodes):
             self._reclaimed_at = time.monotonic()
 
     def _look(self) -> None:
         self._look_at_nodes()
-        needs = self._missing()
+        needs = self._missing(self.pid)
         if not needs:
             self.waits_since = self._failover = None
         elif self.waits_since is None:
@@ -128,10 +130,13 @@ class ProgramWatch:
             self._on_wait(needs)
         if needs and self._reported_needs:
             gpus = math.ceil(needs["GPU"])
-            self._failover = self._failover or failover_of(gpus or 1, gpus > 0, _others_wait)
+            self._failover = self._failover or failover_of(gpus or 1, gpus > 0, self._others_wait)
             if self._failover:
                 self._failover.look_if_due()
         self._last_needs = needs
+
+    def _others_wait(self) -> bool:
+        return other_jobs_wait({*_jobs(self.pid), ray.get_runtime_context().get_job_id()})
 
     def shortage(self, seconds: float) -> str | None:
         """Return the resources that the program has not got within `seconds`, or None if it need not wait longer."""
@@ -149,13 +154,12 @@ def describe(needs: Needs) -> str:
     return " and ".join(named)
 
 
-def _others_wait() -> bool:
-    return other_jobs_wait({*_jobs(), ray.get_runtime_context().get_job_id()})
-
-
-def _jobs() -> set[str]:
-    """Return the IDs of the jobs as which processes that this one has started have joined Ray."""
-    return jobs_of({process.pid for process in psutil.Process().children(recursive=True)})
+def _jobs(pid: int) -> set[str]:
+    """Return the IDs of the jobs as which descendants of a process have joined Ray."""
+    try:
+        return jobs_of({process.pid for process in psutil.Process(pid).children(recursive=True)}) if pid else set()
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _nodes(jobs: set[str]) -> set[str]:
