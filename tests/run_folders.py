@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import psutil
-from ray_on_ecs.run.files.rounds import SnapshotRounds
 
+from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.files import folder as module
+from ray_on_ecs.run.files import node_files
 from ray_on_ecs.run.files.folder import RunFolder
-from ray_on_ecs.run.group import FilesStatus
+from ray_on_ecs.run.files.moment import Moments
+from ray_on_ecs.run.files.node_files import NodeFiles
+from ray_on_ecs.run.group import Directive, FilesStatus, Peer
 from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
+
+# Until all have looked, the driver has heard of it, they have looked again, it has heard of that, and they of it.
+ROUNDS = 5
 
 
 class Clock:
@@ -104,12 +111,19 @@ class Nodes:
         self.restart()
 
     def restart(self) -> None:
-        """Reset all nodes, whose scripts have ended."""
+        """Reset all nodes, whose scripts have ended, and forget what the driver knew."""
         for node in self.nodes:
             node.reset()
         count = len(self.nodes)
-        self.rounds = [SnapshotRounds(self._storage, each, node, count) for node, each in enumerate(self.nodes)]
-        self.statuses: dict[int, FilesStatus] = {}
+        peers = [Peer("127.0.0.1", 1, node) for node in range(count)]
+        self.exchanges = [Exchange() for _ in self.nodes]
+        self.files = [
+            NodeFiles(self._storage, each, exchange, peers, node)
+            for node, (each, exchange) in enumerate(zip(self.nodes, self.exchanges, strict=True))
+        ]
+        self._moments = Moments()
+        self.directive = Directive()
+        self._polls = 0
 
     @property
     def folder(self) -> Path:
@@ -119,12 +133,31 @@ class Nodes:
         """Let time pass."""
         self._clock.now += seconds
 
+    def tell(self, node: int) -> FilesStatus:
+        """Poll a node as the driver does; return its status."""
+        self._polls += 1
+        status = self.exchanges[node].poll(self._polls, self.directive, -1, 0)[1].files
+        assert status
+        count = len(self.nodes)
+        if count > 1:
+            self._moments.hear(node, status, self._polls + 1)
+            common, scan = self._moments.common(count), self._moments.needs_look(count)
+            self.directive = replace(self.directive, commit=common, scan=scan)
+        return status
+
+    def look(self, node: int) -> None:
+        """Let a node look at its folder."""
+        with patch.object(node_files, "writers_of", lambda pids: list(self.writers)):
+            self.files[node]._look()
+
     def poll(self, seconds: float = 0.0) -> None:
-        """Let time pass, and poll each node; all receive the status of each node."""
+        """Let time pass, and then so little that nothing changes while driver and nodes find a common moment."""
         self.wait(seconds)
-        for node, each in enumerate(self.rounds):
-            each.poll(self.statuses, self.writers)
-            self.statuses[node] = each.status
+        for _ in range(ROUNDS if len(self.nodes) > 1 else 1):
+            for node in range(len(self.nodes)):
+                self.tell(node)
+            for node in range(len(self.nodes)):
+                self.look(node)
 
     def settle(self, polls: int = 6) -> None:
         """Poll until a change has been stored and committed."""
@@ -133,10 +166,17 @@ class Nodes:
 
     def end(self) -> None:
         """Store the last snapshot: all scripts have ended."""
-        for node, each in enumerate(self.rounds):
-            each.finish()
-            self.statuses[node] = each.status
-        assert self.rounds[0].commit_last(self.statuses)
+        count = len(self.nodes)
+        self.directive = replace(self.directive, ended=frozenset(range(count)))
+        for node, each in enumerate(self.files):
+            self.tell(node)
+            each.store_last()
+        last = replace(self.directive, commit={node: self.tell(node).part for node in range(count)})
+        self.exchanges[0].poll(self._polls, last, -1, 0)
+        self.files[0].commit_last()
+        for exchange in self.exchanges:
+            if reason := exchange.status.not_stored:
+                raise Fault(reason)
 
 
 class Fault(OSError):

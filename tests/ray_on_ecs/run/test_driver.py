@@ -1,46 +1,566 @@
-"""The first document and the last lines of a run."""
+"""The driver's story with simulated workers: directives, decisions and the end, for each event in each state."""
 
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run.metrics import MetricsLog
-from ray_on_ecs.storage import layout
+from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, TrainingError
+from ray_on_ecs.run import driver as module
+from ray_on_ecs.run.admission import Admission
+from ray_on_ecs.run.allocation import WorkerAllocation
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.document import RunDocument
+from ray_on_ecs.run.driver import RunDriver
+from ray_on_ecs.run.group import (
+    Directive,
+    FilesStatus,
+    GroupError,
+    NoPlacesError,
+    Peer,
+    Place,
+    WorkerRank,
+    WorkerStatus,
+    WorkerStatuses,
+)
+from ray_on_ecs.run.homes import Machine
+from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.storage.run_storage import RunStorage
-from ray_on_ecs.tracking.records import RecordFile
-from tests.lazy import Lazy
+from ray_on_ecs.tracking.run_record import RunRecord
+from tests.log_lines import collect_lines
+from tests.run_folders import Clock
 
-driver = Lazy("ray_on_ecs.run.driver")
+
+class Workers:
+    """A group of workers on a node each, which do what the driver directs.
+
+    Attributes:
+        statuses: Their statuses.
+        told: The directives so far.
+        events: What happens before a poll, by its number.
+        keeps_places: True if lost workers can be started again in their places.
+        fails: The error of the polls.
+    """
+
+    def __init__(self, count: int = 2) -> None:
+        self.ranks = [WorkerRank(rank, count, 0, 1, rank) for rank in range(count)]
+        self.places = [Place(node_id=f"node-{rank}") for rank in range(count)]
+        self.lost: dict[int, str] = {}
+        self.next_poll = 1
+        self.statuses = {rank: WorkerStatus() for rank in range(count)}
+        self.told: list[Directive] = []
+        self.events: dict[int, Callable[[], None]] = {}
+        self.keeps_places = True
+        self.has_room = False
+        self.fails: Exception | None = None
+        self.is_closed = False
+        self.is_at_work = True
+
+    def poll(self, directive: Directive) -> WorkerStatuses:
+        self.told.append(directive)
+        self.next_poll += 1
+        self.events.pop(len(self.told), lambda: None)()
+        if self.fails:
+            raise self.fails
+        for rank in self.statuses:
+            if self.is_at_work:
+                self._follow(rank, directive)
+        return {rank: worker for rank, worker in self.statuses.items() if rank not in self.lost}
+
+    def _follow(self, rank: int, directive: Directive) -> None:
+        """Begin, start or end the script as the driver directs."""
+        worker = self.statuses[rank]
+        if worker.error or worker.has_left:
+            return
+        if directive.action == "leave":
+            self.tell(rank, has_left=True)
+        elif directive.generation > worker.generation:
+            peer = Peer(f"host-{rank}", 1, rank)
+            self.statuses[rank] = WorkerStatus(peer=peer, generation=directive.generation)
+        elif directive.action == "run":
+            if directive.peers and worker.started_at is None:
+                self.tell(rank, started_at=1.0, pid=100 + rank)
+        elif not worker.is_stored:
+            status = -6 if directive.action == "abort" else -15
+            if worker.started_at and worker.status is None:
+                self.tell(rank, status=status, ended_at=200.0, stacks=f"of rank {rank}")
+            self.tell(rank, has_ended=True, is_stored=True)
+
+    def tell(self, rank: int, **changes: Any) -> None:
+        self.statuses[rank] = replace(self.statuses[rank], **changes)
+
+    def finish(self) -> None:
+        for rank in self.statuses:
+            self.tell(rank, status=0, ended_at=100.0, has_ended=True)
+
+    def fail(self, status: int = 1) -> None:
+        self.tell(1, status=status, ended_at=100.0, has_ended=True, words=LastWords("RuntimeError: x", "RuntimeError"))
+
+    def replace_lost(self) -> bool:
+        if self.keeps_places:
+            for rank in self.lost:
+                self.statuses[rank] = WorkerStatus()
+            self.lost = {}
+        return self.keeps_places
+
+    def can_grow(self) -> bool:
+        has_room, self.has_room = self.has_room, False
+        return has_room
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class SimulatedHome(Machine):
+    """Two nodes; see Home."""
+
+    is_one_node = False
+
+    def __init__(self) -> None:
+        self.allocation = WorkerAllocation(2, use_gpu=False, cpus_per_worker=1)
+        self.launcher: Any = None
+        self.draining_nodes: dict[str, float | None] = {}
+        self.lacks: ResourceError | None = None
+        self.nodes = True
+        self.groups: list[Workers] = []
+        self.makes: Iterator[Workers] = iter(Workers, None)
+
+    def new_group(self, settings: Any) -> Workers:
+        self.groups.append(next(self.makes))
+        return self.groups[-1]
+
+    def instances(self) -> Counter[Any]:
+        return Counter()
+
+    def draining(self) -> dict[str, float | None]:
+        return self.draining_nodes
+
+    def shortage(self) -> ResourceError | None:
+        return self.lacks
+
+    def has_nodes(self) -> bool:
+        return self.nodes
+
+
+class Run:
+    """A run whose driver a test steps through.
+
+    Attributes:
+        home: Its home.
+        workers: Its workers.
+        said: The lines of its log.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        config = RunConfig(command=("train.py",), storage_path=str(folder), run_name="mine", **settings)
+        self.storage = RunStorage.open(str(folder), "mine")
+        code = Code(name="code", archive="")
+        document = RunDocument(
+            id="first", config=config, code=code, storage=self.storage, uri=self.storage.uri, content={}
+        )
+        self.home = SimulatedHome()
+        self.record = RunRecord(self.storage, config)
+        self.driver = RunDriver(Admission(document, self.record), self.home, {})
+        self.workers = Workers()
+        self.said = collect_lines()
+
+    @property
+    def state(self) -> str:
+        return self.driver._state
+
+    @property
+    def told(self) -> Directive:
+        return self.driver._directive
+
+    def step(self, count: int = 1) -> Directive:
+        """Let the driver poll so often; return what it says now."""
+        for _ in range(count):
+            self.driver.step(self.workers)
+        return self.told
+
+    def until(self, state: str) -> Directive:
+        for _ in range(20):
+            if self.state == state:
+                return self.told
+            self.step()
+        raise AssertionError(f"the start is {self.state}, {self.told}, {self.workers.statuses}")
+
+    def decide(self) -> bool:
+        """Let the start end; return if these workers begin another one."""
+        self.until("ended")
+        return self.driver._decide(self.workers)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def begin(run: Run, state: str) -> None:
+    """Bring a start into this state: `ending` because rank 0's script has failed, and rank 1's takes its time."""
+    if state == "starting":
+        run.step()
+    else:
+        run.until("running")
+    if state == "ending":
+        run.workers.tell(0, status=1, ended_at=50.0, has_ended=True)
+        run.workers.is_at_work = False
+        run.step()
+    assert run.state == state
+
+
+def lose(run: Run, *ranks: int, with_places: bool = False) -> None:
+    run.workers.keeps_places = not with_places
+    run.workers.lost |= dict.fromkeys(ranks, "a process of the run ended")
+
+
+def end_with_error(run: Run) -> None:
+    run.workers.tell(1, error=ScriptError("no space left"), has_ended=True, is_stored=True, has_left=True)
+
+
+def give_notice(run: Run) -> None:
+    run.home.draining_nodes = {"node-1": run.driver._checked_nodes_at + 100, "node-of-another-run": 0.0}
+    run.driver._checked_nodes_at = 0.0
+
+
+def make_room(run: Run) -> None:
+    run.workers.has_room = True
+
+
+def hang(run: Run) -> None:
+    for rank in range(2):
+        run.workers.tell(rank, step=1, silent_seconds=1000.0)
+
+
+RESTARTS = "restarting from the beginning (failure 1 in a row, --max-restarts is 3)"
+EVENTS: dict[str, tuple[Callable[[Run], None], str, bool]] = {
+    "script fails": (
+        lambda run: run.workers.fail(),
+        f"training failed on rank 1: train.py ended with exit status 1: RuntimeError: x; {RESTARTS}",
+        True,
+    ),
+    "worker is lost": (
+        lambda run: lose(run, 1),
+        f"training failed on rank 1: a process of the run ended; {RESTARTS}",
+        True,
+    ),
+    "its place is lost": (
+        lambda run: lose(run, 1, with_places=True),
+        f"training failed on rank 1: a process of the run ended; {RESTARTS}",
+        False,
+    ),
+    "all are lost": (
+        lambda run: lose(run, 0, 1, with_places=True),
+        f"training failed on rank 0: a process of the run ended; {RESTARTS}",
+        False,
+    ),
+    "worker has an error": (end_with_error, f"training failed on rank 1: no space left; {RESTARTS}", False),
+    "notice": (give_notice, "nodes are being reclaimed; restarting from the beginning", False),
+    "hang": (hang, f"training failed: no progress for 600 s, stacks in STACKS; {RESTARTS}", True),
+    "room": (make_room, "there is room for more workers; restarting with them", False),
+}
+# Scripts that have not started don't hang, and a run does not grow before it runs.
+CASES = [
+    (state, event)
+    for state in ("starting", "running")
+    for event in EVENTS
+    if state == "running" or event not in ("hang", "room", "script fails")
+]
+
+
+@pytest.mark.parametrize(("state", "event"), CASES)
+def test_event_ends_the_start_with_one_decision(run: Run, state: str, event: str) -> None:
+    happens, said, stays = EVENTS[event]
+    begin(run, state)
+    happens(run)
+    told = run.step()
+    assert told.action == ("abort" if event == "hang" else "end")
+    assert run.decide() is stays
+    [line] = run.said
+    assert line == said.replace("STACKS", line.partition("stacks in ")[2].partition(";")[0])
+    assert run.told == Directive(1)
+    if stays:
+        run.until("running")
+        assert run.step(5).action == "run"
+        assert len(run.said) == 1
+    run.home.draining_nodes = {}
+    run.workers = run.workers if stays else Workers()
+    run.until("running")
+    run.workers.finish()
+    run.until("ended")
+    assert run.driver._ended_for == "finished"
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_event_while_a_start_ends_is_not_counted(run: Run, event: str) -> None:
+    begin(run, "ending")
+    EVENTS[event][0](run)
+    run.step()
+    run.workers.is_at_work = True
+    stays = run.decide()
+    assert stays is (event not in ("its place is lost", "all are lost", "worker has an error"))
+    assert len(run.said) == 1, run.said
+    assert RESTARTS in run.said[0]
+    run.home.draining_nodes, run.workers.has_room = {}, False
+    run.workers = run.workers if stays else Workers()
+    run.until("running")
+    assert len(run.said) == 1
+
+
+def test_run_is_finished_once_all_scripts_are(run: Run, clock: Clock) -> None:
+    run.until("running")
+    run.workers.tell(0, status=0, ended_at=1.0, has_ended=True, silent_seconds=float("inf"))
+    assert run.step(3).action == "run"
+    run.workers.finish()
+    assert run.step().action == "end"
+    run.until("ended")
+    assert run.driver._ended_for == "finished"
+    assert run.said == []
+
+
+def test_failed_script_has_time_to_end(run: Run, clock: Clock) -> None:
+    begin(run, "ending")
+    assert (run.told.action, run.told.generation, run.told.end_at) == ("end", 0, clock.now + 30)
+    assert run.step(5).generation == 0, "the other one still runs"
+    run.workers.is_at_work = True
+    assert run.decide()
+
+
+def test_scripts_have_until_the_deadline_of_a_notice(run: Run, clock: Clock) -> None:
+    run.until("running")
+    run.home.draining_nodes = {"node-1": clock.now + 100, "node-of-another-run": clock.now + 5}
+    assert run.step().action == "run", "Ray's head is asked once a second"
+    clock.now += 1
+    told = run.step()
+    assert (told.action, told.reclaimed) == ("end", (1,))
+    assert told.end_at == clock.now - 1 + 100 - module.MARGIN_SECONDS
+
+
+def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
+    run.until("running")
+    run.home.draining_nodes = {"node-1": None}
+    lose(run, 1, with_places=True)
+    assert not run.decide()
+    assert run.said == ["nodes are being reclaimed; restarting from the beginning"]
 
 
 @pytest.mark.parametrize(
-    ("statuses", "said"),
-    [
-        ((), ""),
-        (("TERMINATED",), ""),
-        (
-            ("ERROR", "TERMINATED", "ERROR"),
-            "2 of 3 trials failed: trials.json says which, and error.txt in a trial's folder why\n",
-        ),
-    ],
-    ids=["no sweep", "all well", "failed"],
+    ("settings", "steps", "ends"),
+    [({}, None, False), ({}, 5, True), ({"hang_timeout": 600.0}, None, True), ({"hang_timeout": 3000.0}, 5, False)],
 )
-def test_failed_trials_are_counted_in_the_last_line(
-    statuses: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_silence_after_reported_steps_is_a_hang(
+    tmp_path: Path, settings: dict[str, float], steps: int | None, ends: bool
 ) -> None:
-    storage = RunStorage.open(str(tmp_path), "sweep")
-    if statuses:
-        storage.write_json(layout.TRIALS, {str(number): {"status": each} for number, each in enumerate(statuses)})
-    driver._print_failed_trials(storage)
-    assert capsys.readouterr().out == said
+    run = Run(tmp_path, **settings)
+    run.until("running")
+    run.workers.tell(0, silent_seconds=1000.0, step=steps)
+    assert run.step().action == "run"
+    run.workers.tell(1, silent_seconds=1000.0)
+    assert (run.step().action == "abort") is ends
+    if ends:
+        assert run.decide()
+        [folder] = (tmp_path / "mine" / "stalls").iterdir()
+        assert [file.read_text() for file in sorted(folder.iterdir())] == ["of rank 0", "of rank 1"]
 
 
-def test_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    storage = RunStorage.open(str(tmp_path), "first")
-    log = MetricsLog({"loss": "loss: (.*)"})
-    log.read_line("loss: 0.5")
-    RecordFile(storage).write(log)
-    config = RunConfig(metric=("loss=loss: {number}", "accuracy=acc: {number}", "step=step {number}"))
-    driver._print_unmatched_metrics(config, storage)
-    assert capsys.readouterr().out == "--metric 'accuracy=acc: {number}': no line of the output matched\n"
+def test_silent_script_without_steps_continues(run: Run) -> None:
+    run.until("running")
+    for rank in range(2):
+        run.workers.tell(rank, silent_seconds=1000.0)
+    assert run.step().wants_stacks
+    for rank in range(2):
+        run.workers.tell(rank, stacks=f"of rank {rank}")
+    assert run.step(3).action == "run"
+    assert len(run.said) == 1
+    assert "has been silent for 1000 s" in run.said[0]
+
+
+def test_shortage_of_a_program_ends_the_run(run: Run) -> None:
+    run.until("running")
+    run.home.lacks = ResourceError("no GPU")
+    with pytest.raises(ResourceError, match="no GPU"):
+        run.driver._direct(run.workers)
+    assert run.workers.told[-1].action == "end"
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "ending"])
+@pytest.mark.parametrize("answers", [True, False], ids=["workers answer", "workers are out of reach"])
+def test_stop_ends_the_scripts_and_the_run(run: Run, state: str, answers: bool) -> None:
+    begin(run, state)
+    run.workers.is_at_work = True
+    run.workers.events[len(run.workers.told) + 1] = stop
+    if not answers:
+        run.workers.events[len(run.workers.told) + 2] = lambda: setattr(run.workers, "fails", GroupError("no head"))
+    run.home.makes = iter([run.workers])
+    with pytest.raises(KeyboardInterrupt):
+        run.driver._train_in_group()
+    assert isinstance(run.driver._error, Interrupted)
+    assert run.workers.is_closed
+    if answers:
+        assert [told.action for told in run.workers.told[-2:]] == ["end", "leave"]
+
+
+def test_stop_does_not_wait_for_workers_that_hang(run: Run, clock: Clock) -> None:
+    run.until("running")
+    run.workers.is_at_work = False
+    run.workers.events = {
+        len(run.workers.told) + number: lambda: setattr(clock, "now", clock.now + 1) for number in range(2, 200)
+    }
+    run.workers.events[len(run.workers.told) + 1] = stop
+    before = clock.now
+    with pytest.raises(KeyboardInterrupt):
+        run.driver._direct(run.workers)
+    assert module.STORE_SECONDS < clock.now - before <= 30 + module.STORE_SECONDS + 1
+
+
+def test_stop_before_workers_have_places_does_not_wait(run: Run, clock: Clock) -> None:
+    run.workers.ranks, run.workers.places, run.workers.statuses = [], [], {}
+    run.workers.events[2] = stop
+    with pytest.raises(KeyboardInterrupt):
+        run.driver._direct(run.workers)
+    assert len(run.workers.told) == 3
+
+
+@pytest.mark.parametrize("ended", ["finished", "failed"])
+def test_last_files_that_are_not_stored(run: Run, ended: str) -> None:
+    run.until("running")
+    run.workers.finish() if ended == "finished" else run.workers.fail()
+    run.step()
+    run.workers.tell(0, not_stored="503 SlowDown")
+    what = "the last files could not be stored (503 SlowDown)"
+    if ended == "finished":
+        with pytest.raises(StorageError) as error:
+            run.driver._direct(run.workers)
+        assert str(error.value) == f"{what}; continue with --run-name mine"
+    else:
+        run.until("ended")
+        assert run.said == [what]
+        assert run.decide()
+
+
+def test_last_snapshot_of_all_nodes_is_waited_for(run: Run) -> None:
+    run.until("running")
+    for rank in range(2):
+        run.workers.tell(rank, files=FilesStatus(part=f"{rank}-0-a"))
+    run.step()
+    run.workers.finish()
+    run.step()
+    for rank in range(2):
+        run.workers.tell(rank, is_stored=True, files=FilesStatus(part=f"{rank}-1-a", is_last=True))
+    parts = {0: "0-1-a", 1: "1-1-a"}
+    assert run.step(3).commit == parts
+    assert run.state == "ending"
+    run.workers.tell(0, files=FilesStatus(part="0-1-a", is_last=True, committed=parts))
+    run.until("ended")
+
+
+@pytest.mark.parametrize(("status", "killed"), [(0, False), (1, False), (-9, True), (137, True)])
+def test_nodes_of_killed_scripts_store_nothing(run: Run, status: int, killed: bool) -> None:
+    run.until("running")
+    assert run.step().pids == {0: (100,), 1: (101,)}
+    run.workers.tell(1, status=status, ended_at=1.0, has_ended=True)
+    told = run.step()
+    assert told.killed == (frozenset({1}) if killed else frozenset())
+    assert 1 in told.ended
+    assert told.pids.get(1, ()) == (() if status == 0 else (101,)), "the node knows it before the driver"
+
+
+def test_scripts_start_once_all_are_ready(run: Run) -> None:
+    run.workers.is_at_work = False
+    run.workers.statuses[0] = WorkerStatus(peer=Peer("host-0", 1, 0), generation=0, is_prepared=True)
+    assert run.step(2).peers == ()
+    assert not run.told.is_prepared
+    run.workers.statuses[1] = WorkerStatus(peer=Peer("host-1", 2, 1), generation=0, is_prepared=True)
+    assert run.step().peers == (Peer("host-0", 1, 0), Peer("host-1", 2, 1))
+    assert run.told.is_prepared
+
+
+def test_new_start_ignores_what_is_left_of_the_last(run: Run) -> None:
+    run.until("running")
+    run.workers.fail()
+    assert run.decide()
+    run.workers.is_at_work = False
+    assert run.step(5) == Directive(1), "the statuses are of the start before"
+    run.workers.is_at_work = True
+    run.until("running")
+    assert len(run.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("has_nodes", "error", "line"),
+    [
+        (True, None, "waiting: other jobs use the CPUs and GPUs of the cluster"),
+        (False, "workers that were requested did not join the cluster within 5 s", ""),
+    ],
+)
+def test_missing_places(tmp_path: Path, clock: Clock, has_nodes: bool, error: str | None, line: str) -> None:
+    run = Run(tmp_path, worker_timeout=5.0)
+    run.home.nodes = has_nodes
+    group = Workers()
+    group.fails, group.ranks = NoPlacesError("2 workers had no places within 5 s"), []
+    run.home.makes = iter([group, group, group])
+    run.record._state = "training"
+    run.driver._train_in_group()
+    clock.now += 10
+    run.driver._policy._requested_at -= 10  # its own clock
+    if error:
+        with pytest.raises(ResourceError, match=error):
+            run.driver._train_in_group()
+    else:
+        run.driver._train_in_group()
+    assert run.told == Directive(0)
+    assert run.said == [line] * bool(line)
+
+
+@pytest.mark.parametrize("is_reclaimed", [False, True])
+def test_unreachable_group_is_replaced(run: Run, is_reclaimed: bool) -> None:
+    group = Workers()
+    run.home.makes = iter([group, Workers()])
+    group.events[5] = lambda: give_notice(run) if is_reclaimed else None
+    group.events[6] = lambda: setattr(group, "fails", GroupError("the head is gone"))
+    run.driver._train_in_group()
+    assert group.is_closed
+    assert run.told == Directive(1)
+    kind = "nodes are being reclaimed" if is_reclaimed else "training failed: the head is gone"
+    assert run.said[0].startswith(f"{kind}; restarting")
+
+
+def test_run_ends_when_no_restart_is_left(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_restarts=0)
+    group = Workers()
+    run.home.makes = iter([group])
+    group.events[5] = group.fail
+    with pytest.raises(TrainingError, match=r"train\.py ended with exit status 1: RuntimeError: x; see .*error\.json"):
+        run.driver._train_in_group()
+    assert group.is_closed
+    assert [told.action for told in group.told[-2:]] == ["end", "leave"]
+    assert run.storage.read_json("error.json")["rank"] == 1
+
+
+def test_whole_run_counts_its_steps_over_restarts(run: Run) -> None:
+    group = Workers()
+    run.home.makes = iter([group])
+    group.events = {5: lambda: group.tell(0, step=3, metrics=(0, {"loss": 1})), 6: group.fail}
+    group.events |= {15: lambda: group.tell(0, step=2), 16: group.finish}
+    with run.record.closing(lambda: True):
+        run.driver.train()
+    assert (run.driver.monitor.steps_made, run.driver.monitor.history) == (5, [{"loss": 1}])
+    assert group.told[-1].action == "leave"
+    assert len(run.said) == 1

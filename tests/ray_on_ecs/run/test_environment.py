@@ -3,23 +3,22 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lazy import Lazy
+from ray_on_ecs.run.environment import wandb_id
+from ray_on_ecs.run.group import WorkerRank
+from tests.starts import start_of
 
-environment = Lazy("ray_on_ecs.run.environment")
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 # Internal variables of torchrun: files and errors of its agent.
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 
-def worker(**changed: Any) -> Any:
-    given: dict[str, Any] = {"rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "node_rank": 1}
-    given |= {"nodes": 2, "max_world_size": 6, "run_name": "mine", "attempt": 2, "max_restarts": 3, "threads": 5}
-    return environment.WorkerEnvironment(**given | changed)
+RANK_3 = WorkerRank(3, 4, 1, 2, 1)
 
 
 def test_variables_match_torchrun(tmp_path: Path) -> None:
@@ -29,8 +28,7 @@ def test_variables_match_torchrun(tmp_path: Path) -> None:
     said = subprocess.run(torchrun, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
     theirs = json.loads(said.stdout)
     names = {each for each in theirs if each.isupper() and each.split("_")[0] not in ("LC", "PATH", "KMP")} - NOT_OURS
-    alone = worker(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, attempt=0)
-    ours = alone.variables([("localhost", 1)])
+    ours = start_of(tmp_path).torchrun_variables()
     assert names - ours.keys() <= {"TORCHELASTIC_ENABLE_FILE_TIMER"}
     same = names & ours.keys() - {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_MAX_RESTARTS", "OMP_NUM_THREADS"}
     same -= {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"}
@@ -38,19 +36,48 @@ def test_variables_match_torchrun(tmp_path: Path) -> None:
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE"} <= same
 
 
-def test_ranks_sizes_and_addresses() -> None:
-    found = worker().variables([("a", 1), ("a", 2), ("b", 3), ("b", 4)])
+def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
+    found = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3, number=2).torchrun_variables()
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")
     assert found["MAX_WORLD_SIZE"] == "6"
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "1")
     assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "2")
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "5")
+    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_store_of_a_local_run_is_the_workers(tmp_path: Path) -> None:
+    found = start_of(tmp_path, nodes=(0, 0), store=7).torchrun_variables()
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "7")
+    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_tensorflow_has_all_workers_and_its_index(rank: int) -> None:
-    found = json.loads(worker(rank=rank).variables([("a", 1), ("a", 2), ("b", 3), ("b", 4)])["TF_CONFIG"])
-    assert found == {
+def test_tensorflow_has_all_workers_and_its_index(tmp_path: Path, rank: int) -> None:
+    begun = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=WorkerRank(rank, 4))
+    assert json.loads(begun.torchrun_variables()["TF_CONFIG"]) == {
         "cluster": {"worker": ["a:1", "a:2", "b:3", "b:4"]},
         "task": {"type": "worker", "index": rank},
     }
+
+
+@pytest.mark.parametrize(
+    ("rank", "mpi", "users", "expected"),
+    [
+        (0, False, {}, {"WANDB_RUN_ID": "mine-0123abcd", "WANDB_RESUME": "allow"}),
+        (1, False, {}, {}),
+        (0, True, {}, {}),
+        (0, False, {"WANDB_RUN_ID": "mine"}, {}),
+        (0, False, {"WANDB_RESUME": "never"}, {}),
+    ],
+    ids=["rank 0", "rank 1", "mpi", "the user's ID", "the user's mode"],
+)
+def test_only_rank_0_continues_a_wandb_run(
+    tmp_path: Path, rank: int, mpi: bool, users: dict[str, str], expected: dict[str, str]
+) -> None:
+    config: Any = type("Config", (), {"mpi": mpi, "variables": users})
+    assert replace(start_of(tmp_path).environment, config=config).wandb_variables(rank) == expected
+
+
+def test_wandb_id_has_at_most_64_characters() -> None:
+    assert wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"

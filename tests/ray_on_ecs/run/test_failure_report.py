@@ -1,27 +1,19 @@
 """Files of a failed run; tests/faults has whole runs."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
-from ray_on_ecs.run.failure_policy import Raise
+from ray_on_ecs.run import failure_report
+from ray_on_ecs.run.failure_policy import Failure, Raise
+from ray_on_ecs.run.group import WorkerStatus
+from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.storage.run_storage import RunStorage
-from tests.lazy import Lazy
 from tests.settings import parse
-
-failure_report = Lazy("ray_on_ecs.run.failure_report")
-
-
-def test_failure_outside_the_workers_has_no_rank() -> None:
-    cause = ValueError("no")
-    assert failure_report._first_cause(failure_report.WorkerGroupError("failed", {2: ValueError("b"), 1: cause})) == (
-        1,
-        cause,
-    )
-    assert failure_report._first_cause(failure_report.ControllerError(cause)) == (None, cause)
 
 
 @pytest.fixture
@@ -36,25 +28,15 @@ def test_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> No
     assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
 
 
-def test_dead_worker_is_named_with_its_last_log() -> None:
-    workers = [failure_report.WorkerDump(0), failure_report.WorkerDump(1, ["its last line"])]
-    failure = failure_report.describe_failure(
-        failure_report.WorkerGroupError("failed", {1: failure_report.RayActorError()}), workers
-    )
-    assert str(failure).startswith("training failed on rank 1: a process of the run ended")
-    assert failure.log == ("its last line",)
-
-
 def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStorage]) -> None:
     config, storage = run
-    failure = failure_report.describe_failure(failure_report.WorkerGroupError("failed", {0: ValueError("no")}), [])
+    failure = Failure("ValueError: no", rank=0, log=("its last line",))
     error = failure_report.write_error(failure, Raise(TrainingError, str(failure)), config, storage)
     assert str(error) == (
         f"training failed on rank 0: ValueError: no; see {storage.uri}/error.json; continue with --run-name failed"
     )
     document = storage.read_json("error.json")
-    assert (document["what"], document["rank"]) == ("ValueError: no", 0)
-    assert document["log"] == ["the worker's node is gone"]
+    assert (document["what"], document["rank"], document["log"]) == ("ValueError: no", 0, ["its last line"])
 
 
 def test_command_to_continue_has_only_changed_settings() -> None:
@@ -65,3 +47,76 @@ def test_command_to_continue_has_only_changed_settings() -> None:
     assert "--max-restarts" not in command
     assert command.endswith(" train.py --epochs 5")
     assert RunConfig(command=("train.py",)).command_line({}) == ["train.py"]
+
+
+def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
+    return WorkerStatus(status=status, ended_at=at, words=LastWords(text))
+
+
+@pytest.mark.parametrize(
+    ("members", "rank", "what"),
+    [
+        ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it printed nothing"),
+        ([ended(-9, 10.0, "DONE 3")], 0, "train.py was ended by signal 9: its last line was 'DONE 3'"),
+        (
+            [ended(-11, 10.0, "Fatal Python error: Segmentation fault in f")],
+            0,
+            "train.py was ended by signal 11: Fatal Python error: Segmentation fault in f",
+        ),
+        ([ended(1, 10.0, "a"), ended(1, 10.5, "b")], 0, "train.py ended with exit status 1: a"),
+        (
+            [ended(1, 13.0, "lost a peer"), ended(0, 10.0)],
+            0,
+            "train.py ended with exit status 1: lost a peer; rank 1 had ended with exit status 0, 3 s before",
+        ),
+        ([ended(1, 10.2, "a"), ended(0, 10.0)], 0, "train.py ended with exit status 1: a"),
+        ([ended(1, 10.0, "a"), ended(0, None), ended(None, None)], 0, "train.py ended with exit status 1: a"),
+    ],
+    ids=["killed", "killed after a line", "crashed", "first", "left early", "left at once", "of mpirun"],
+)
+def test_first_rank_to_leave_is_blamed(members: list[WorkerStatus], rank: int, what: str) -> None:
+    failure = failure_report.describe(dict(enumerate(members)), "train.py")
+    assert (failure.rank, failure.what) == (rank, what)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'", "data/"),
+        ("/bin/sh: cannot open /x/weights.pt: No such file", "weights.pt"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'my-weights.pt'", None),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'other'", None),
+        ("ValueError: data/train.bin is too short", None),
+    ],
+)
+def test_excluded_file_is_named(text: str, hint: str | None) -> None:
+    said = f"; {hint} was left out of the upload, and --include '{hint}' brings it" if hint else ""
+    assert failure_report.missing_file_hint(text, ["data/", "weights.pt"]) == said
+
+
+def test_few_excluded_files_are_named() -> None:
+    names = ["a.bin", "b.bin", "c.bin", "d.bin"]
+    assert failure_report.missing_file_hint("OSError: b.bin and a.bin: not found", names) == (
+        "; a.bin, b.bin were left out of the upload, and --include 'a.bin' --include 'b.bin' brings them"
+    )
+    assert "c.bin were left" in failure_report.missing_file_hint(f"{' '.join(names)}: No such file", names)
+
+
+@pytest.mark.parametrize(
+    ("text", "storage", "said"),
+    [
+        (
+            "OSError: AWS Error ACCESS_DENIED during PutObject",
+            "s3://mine/runs",
+            "; tasks may write below s3://mine/runs",
+        ),
+        ("ClientError: An error occurred (AccessDenied)", "s3://mine", "; tasks may write below s3://mine, and"),
+        ("OSError: AWS Error ACCESS_DENIED during PutObject", "results", ""),
+        ("ValueError: denied", "s3://mine/runs", ""),
+    ],
+)
+def test_access_denied_by_the_bucket_is_explained(text: str, storage: str, said: str) -> None:
+    config = RunConfig(command=("train.py",), storage_path=storage)
+    assert failure_report.access_denied_hint(text, config).startswith(said)
+    assert bool(failure_report.access_denied_hint(text, config)) == bool(said)
+    assert ("Ray's results" in failure_report.access_denied_hint(text, replace(config, driver=True))) == bool(said)

