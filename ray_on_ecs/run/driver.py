@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -165,8 +166,9 @@ class RunDriver:
         except KeyboardInterrupt as stop:
             self._error = admission.interrupted(self._config, stop)
             self._end("stopped", time.time() + GRACE_SECONDS)
-            while self._state != "ended" and time.time() < self._directive.end_at + STORE_SECONDS:
-                self.step(group)
+            with suppress(GroupError):
+                while self._state != "ended" and time.time() < self._directive.end_at + STORE_SECONDS:
+                    self.step(group)
             raise
         if self._error:
             raise self._error
@@ -178,13 +180,15 @@ class RunDriver:
         of_start = {rank: worker for rank, worker in statuses.items() if worker.generation == generation}
         self._take_reports(of_start)
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
-        if self._state in ("starting", "running"):
-            if group.lost or errors:
-                self._failure, self._has_errors = self._describe_lost(group.lost, errors), bool(errors)
-                self._end("lost", time.time() + GRACE_SECONDS)
-            else:
-                self._prepare(group, statuses, of_start)
-                self._watch(group, of_start)
+        is_under_way = self._state in ("starting", "running")
+        if (group.lost or errors) and (
+            is_under_way or self._ended_for == "finished"
+        ):  # the last files may be lost, too
+            self._failure, self._has_errors = self._describe_lost(group.lost, errors), bool(errors)
+            self._end("lost", time.time() + GRACE_SECONDS)
+        elif is_under_way:
+            self._prepare(group, statuses, of_start)
+            self._watch(group, of_start)
         changes = self._of_nodes(group, of_start)
         self._direct_to(**changes)
         if self._state == "ending":
@@ -433,6 +437,7 @@ class RunDriver:
 
     def _end(self, reason: Reason, end_at: float, reclaimed: tuple[int, ...] = ()) -> None:
         """End the scripts of this start until a time (Unix time)."""
+        logger.debug(f"start {self._directive.generation} of the scripts ends: {reason}")
         self._ended_for = reason
         self._state = "ending"
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
@@ -450,10 +455,7 @@ class RunDriver:
                 return
 
     def _direct_to(self, **changes: Any) -> None:
-        directive = replace(self._directive, **changes)
-        if directive != self._directive:
-            logger.debug(f"start {directive.generation} of the scripts: {changes}")
-        self._directive = directive
+        self._directive = replace(self._directive, **changes)
 
     def _store_stacks(self, workers: WorkerStatuses) -> str:
         return failure_report.store_stacks(

@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_on_ecs import logs
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.allocation import WorkerAllocation
+from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.group import Directive, GroupError, NoPlacesError, Place, WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.ray_cluster import forwarded
 from ray_on_ecs.run.worker import ScriptWorker, Settings
@@ -102,7 +103,7 @@ class Member:
         self.status = WorkerStatus()
         self.told: Directive | None = None
         self.polls = 0  # that are under way
-        self.heard_at = time.monotonic()
+        self.silence = Silence()
 
 
 class RayGroup:
@@ -156,10 +157,9 @@ class RayGroup:
         self._take_begun()
         self._send(directive)
         self._take_answers()
-        now = time.monotonic()
         for rank, member in self._members.items():
             limit = BEGIN_SECONDS if member.beginning is not None else PATIENCE_SECONDS
-            if rank not in self.lost and now - member.heard_at > limit:
+            if rank not in self.lost and member.silence.seconds > limit:
                 self._lose(rank, f"its process has not answered for {limit:.0f} s")
         return {rank: member.status for rank, member in self._members.items() if rank not in self.lost}
 
@@ -243,7 +243,8 @@ class RayGroup:
             except RayError as error:
                 self._lose(rank, _reason(error))
             else:
-                member.beginning, member.heard_at = None, time.monotonic()
+                member.beginning = None
+                member.silence.end()
 
     def _send(self, directive: Directive) -> None:
         """Poll each worker that is not being polled, or does not know the directive yet."""
@@ -276,7 +277,7 @@ class RayGroup:
             except RayError as cause:
                 self._lose(rank, _reason(cause))
             else:
-                member.heard_at = time.monotonic()
+                member.silence.end()
                 if version >= member.version:  # of two answers the older one may arrive last
                     member.version, member.status = version, status
 
