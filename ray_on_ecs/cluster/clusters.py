@@ -59,7 +59,6 @@ class Cluster(ABC):
         is_here: True if its jobs can read the files of this machine.
         ends_with_command: True if Ctrl-C ends the run that is followed; else it continues on the cluster.
         default_workers: The number of workers of a run that does not say it; None if its driver decides.
-        token_hint: The way out of a wrong token.
     """
 
     name: str
@@ -71,7 +70,6 @@ class Cluster(ABC):
     is_here: bool = False
     ends_with_command: bool = False
     default_workers: int | None = None
-    token_hint: str = "set RAY_AUTH_TOKEN to the cluster's"
 
     def command(self, words: str) -> str:
         """Return a command on the same cluster, for hints.
@@ -158,6 +156,11 @@ class Cluster(ABC):
         """
         yield
 
+    @property
+    def token_hint(self) -> str:
+        """The way out of a wrong token."""
+        return "set RAY_AUTH_TOKEN to the cluster's"
+
     def explain(self, cause: AnswerError) -> ResourceError:
         """Return the most precise error for a head that doesn't answer."""
         return cause
@@ -206,7 +209,12 @@ class StackCluster(Cluster):
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
         self.default_workers = stack.default_gpus or None  # a worker for each GPU; the run waits for them
-        self.token_hint = (
+
+    @property
+    def token_hint(self) -> str:
+        """See Cluster."""
+        stack = self._stack
+        return (
             f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
             f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
         )
@@ -368,13 +376,15 @@ class ComposeCluster(Cluster):
 
     name = "compose"
     storage_path = COMPOSE_STORAGE
-    token_hint = (
-        f"set RAY_AUTH_TOKEN to the one in {COMPOSE_VARIABLES}, or run the command in the folder of the project"
-    )
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
         yield Head(DASHBOARD_URL, os.environ.get("RAY_AUTH_TOKEN") or self._token())
+
+    @property
+    def token_hint(self) -> str:
+        """See Cluster."""
+        return f"set RAY_AUTH_TOKEN to the one in {COMPOSE_VARIABLES}, or run the command in the folder of the project"
 
     def _token(self) -> str:
         """Return the token that compose reads; empty if the command runs in another folder."""

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,7 @@ class LocalJobs:
         command = [sys.executable, *shlex.split(entrypoint)[1:]]
         parent = [sys.executable, "-I", "-S", driver_parent.__file__, str(int(bool(ray)))]
         try:
-            folder = tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-", time.gmtime()), dir=self._folder)
+            folder = tempfile.mkdtemp(prefix=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-", dir=self._folder)
             record = {"id": job_id, "metadata": metadata, "start": time.time(), "ray": ray.get("RAY_ADDRESS")}
             write(f"{folder}/{JOB}", record)
             with Path(folder, LOG).open("ab") as log:
