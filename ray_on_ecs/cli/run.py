@@ -197,10 +197,10 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
         from ray_on_ecs.cli.logs import Elsewhere, jobs_of
         from ray_on_ecs.cli.stop import stop_run
 
-        note(f"stopping run {name}; Ctrl-C kills it")
         was_under_way = False
         with contextlib.suppress(Elsewhere), cluster.connect() as jobs:
             try:
+                note(f"stopping run {name}; Ctrl-C kills it")
                 was_under_way = stop_run(cluster, jobs, name)
             except KeyboardInterrupt as again:
                 for job_id in jobs_of(cluster, jobs, name, "stop"):
