@@ -181,21 +181,18 @@ class RunDriver:
         self._take_reports(of_start)
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         is_under_way = self._state in ("starting", "running")
-        if (group.lost or errors) and (
-            is_under_way or self._ended_for == "finished"
-        ):  # the last files may be lost, too
+        has_lost = bool(group.lost or errors)
+        if has_lost and (is_under_way or self._ended_for == "finished"):  # the last files may be lost, too
             self._failure, self._has_errors = self._describe_lost(group.lost, errors), bool(errors)
             self._end("lost", time.time() + GRACE_SECONDS)
         elif is_under_way:
             self._prepare(group, statuses, of_start)
             self._watch(group, of_start)
-        changes = self._of_nodes(group, of_start)
-        self._direct_to(**changes)
+        self._direct_to(**self._of_nodes(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
-            if all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living) and self._has_committed(
-                group, of_start
-            ):
+            are_done = all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living)
+            if are_done and self._has_committed(group, of_start):
                 self._check_stored(of_start)
                 self._last = of_start
                 self._state = "ended"
