@@ -126,7 +126,10 @@ class RayGroup:
         self._seconds = seconds
         # Those above the fewest stay requested: so the stack starts nodes for them, and the run knows of room.
         self._gang = self._request(allocation.fewest)
-        self._others = [self._request(1) for _ in range(allocation.most - allocation.fewest)]
+        # By references that Ray fills: a call of `wait` takes whole seconds, and leaves something on the head.
+        self._gang_ready = self._gang.ready()
+        others = [self._request(1) for _ in range(allocation.most - allocation.fewest)]
+        self._others = {group.ready(): group for group in others}
         self._bundles: list[tuple[PlacementGroup, int]] = []  # by rank, once located
         self._locating: dict[Any, tuple[Any, tuple[PlacementGroup, int]]] = {}
         self._gpus: list[list[str]] = []
@@ -169,15 +172,14 @@ class RayGroup:
         Raises:
             NoPlacesError: The time is over.
         """
-        if not self._gang.wait(POLL_SECONDS):
+        has_places, _ = ray.wait([self._gang_ready], timeout=POLL_SECONDS)
+        if not has_places:
             if time.monotonic() > self._deadline:
                 count = self._allocation.fewest
                 raise NoPlacesError(f"{count} workers had no places within {self._seconds:g} s")
             return
-        until = time.monotonic() + OTHERS_SECONDS
-        ready = [group for group in self._others if group.wait(max(until - time.monotonic(), 0.0))]
-        bundles = [(self._gang, index) for index in range(self._allocation.fewest)] + [(group, 0) for group in ready]
-        self._others = [group for group in self._others if group not in ready]
+        bundles = [(self._gang, index) for index in range(self._allocation.fewest)]
+        bundles += [(self._others.pop(reference), 0) for reference in self._others_ready(OTHERS_SECONDS)]
         self._deadline = time.monotonic() + BEGIN_SECONDS
         for bundle in bundles:
             actor = self._actor(bundle)
@@ -311,7 +313,12 @@ class RayGroup:
         if not self._others or time.monotonic() < self._grow_at:
             return False
         self._grow_at = time.monotonic() + GROW_SECONDS
-        return any(group.wait(0) for group in self._others)
+        return bool(self._others_ready(0.0))
+
+    def _others_ready(self, seconds: float) -> list[Any]:
+        if not self._others:
+            return []
+        return ray.wait(list(self._others), num_returns=len(self._others), timeout=seconds)[0]
 
     def close(self) -> None:
         """See Group: the last lines of workers that have left are on their way."""
@@ -322,7 +329,7 @@ class RayGroup:
         for member in self._members.values():
             with suppress(RayError):
                 ray.kill(member.actor)
-        for group in (self._gang, *self._others, *(group for group, _ in self._bundles)):
+        for group in (self._gang, *self._others.values(), *(group for group, _ in self._bundles)):
             with suppress(RayError, ValueError):
                 remove_placement_group(group)
 
