@@ -38,8 +38,9 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     if cluster.ends_with_command:
         from ray_on_ecs.cluster import local_head
 
-        with local_head.lock():
-            local_head.end_unused()  # if the parent of its last driver was killed
+        if local_head.find():  # the parent of its last driver was killed, or another program uses it
+            with local_head.lock():
+                local_head.end_unused()
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
