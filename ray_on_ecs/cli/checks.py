@@ -14,7 +14,7 @@ from typing import Any
 
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
-from ray_on_ecs.cluster.clusters import Cluster, StackCluster, choose
+from ray_on_ecs.cluster.clusters import Cluster, LocalCluster, StackCluster, choose
 from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.ray_status import HEAD
@@ -181,7 +181,11 @@ def ray(findings: Findings) -> str:
     """Connect to the head."""
     if findings.flags["local"] or findings.flags["compose"]:
         findings.cluster = choose(**findings.flags)
-    head = findings.head = findings.connections.enter_context(findings.cluster.connect())
+    if isinstance(findings.cluster, LocalCluster):
+        with findings.cluster.connect() as jobs:
+            jobs.list_jobs()
+        return f"scripts need none on this machine; a Ray program starts Ray {importlib.metadata.version('ray')}"
+    head = findings.head = findings.connections.enter_context(findings.cluster.connect_to_ray())
     return f"answers at {head.url}" + (", and accepts the token" if head.token else "")
 
 

@@ -20,7 +20,7 @@ LOOK_SECONDS = 5.0
 @on_cluster
 def command(cluster: Cluster, no_browser: bool) -> int:
     """Forward Ray's dashboard to this machine until Ctrl-C, and open it in the browser."""
-    with cluster.connect() as head:
+    with cluster.connect_to_ray() as head:
         out.print(f"dashboard  {head.url}")
         if head.token:  # Ray's page asks for it, and can't have it in its address
             out.print(f"token      {head.token}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -50,7 +51,8 @@ class Result:
 RAY = (Check("version", checks.version, ("Ray",)), Check("nodes", checks.nodes, ("Ray",)))
 CODE = Check("code", checks.code, ("Ray",))
 STORAGE = Check("storage", checks.storage, ("Ray",))
-ON_THIS_MACHINE = (Check("Ray", checks.ray), *RAY, STORAGE)
+ON_THIS_MACHINE = (Check("Ray", checks.ray), STORAGE)
+AT_ADDRESS = (Check("Ray", checks.ray), *RAY, STORAGE)
 ON_COMPOSE = (Check("Ray", checks.ray), *RAY, CODE, STORAGE)
 ON_AWS = (
     Check("AWS CLI", partial(checks.program, name="aws", instructions=session.AWS_CLI)),
@@ -102,7 +104,9 @@ def _shorten_timeouts() -> None:
 def _run_checks(findings: Findings) -> Iterator[Result]:
     """Yield the result of each check as it ends."""
     flags = findings.flags
-    checks = ON_COMPOSE if flags["compose"] else ON_THIS_MACHINE if flags["local"] else ON_AWS
+    checks = ON_COMPOSE if flags["compose"] else ON_AWS
+    if flags["local"]:
+        checks = AT_ADDRESS if os.environ.get("RAY_API_SERVER_ADDRESS") else ON_THIS_MACHINE
     started_at = time.monotonic()
     states: dict[str, str] = {}
     for check in checks:

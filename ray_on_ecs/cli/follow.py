@@ -11,9 +11,10 @@ from typing import Any
 from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
+from ray_on_ecs.cli.stop import delete_secrets
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resubmitted, say, under_way
+from ray_on_ecs.cluster.local_jobs import Jobs
 from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED
@@ -72,14 +73,18 @@ class Follower:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
             raise UsageError(f"{cause}; {self._goes_on}") from cause
-        return driver_exit_status(self._job, job, f"the same command with --run-name {self._name}")
+        status = job.get("driver_exit_code")
+        if self._cluster.ends_with_command and (status is None or status < 0):  # it could not delete them itself
+            delete_secrets(self._cluster, [job])
+        storage = self._cluster.storage(self._name)
+        return driver_exit_status(self._job, job, storage, lambda: way_on(self._cluster, self._name))
 
     @property
     def _goes_on(self) -> str:
         shows = self._cluster.command(f"logs --follow {self._name}")
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
-    def _follow_at(self, head: Head) -> Job:
+    def _follow_at(self, head: Jobs) -> Job:
         """Show the log as long as this head answers; return what Ray reports of the last job.
 
         Raises:
@@ -150,6 +155,25 @@ class _ProgressLine:
                 status = self._cluster.storage(self._name).read_json(layout.STATUS)
                 if status and status["job"] == self._job():  # else it is an earlier command's
                     self._status.update(Text(f"{self._name}: {progress_words(status)}"))
+
+
+def way_on(cluster: Cluster, name: str) -> str:
+    """Return what is kept of a run that was stopped or killed, and how it continues."""
+    from ray_on_ecs.config import RunConfig
+    from ray_on_ecs.run import document
+    from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
+
+    again = f"the same command with --run-name {name}"
+    with suppress(OSError, UsageError, ValueError):
+        storage = cluster.storage(name)
+        settings = document.read_earlier(cluster.document_storage(storage)).get("settings", {})
+        config = RunConfig(driver=settings.get("driver") is True)
+        if newest := newest_stored(config, storage):
+            file, stored_at = newest
+            return f"{again} resumes it from {file} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
+        if not has_stored(config, storage):
+            return nothing_stored_line(name)
+    return f"{again} resumes it"
 
 
 def progress_words(status: dict[str, Any]) -> str:

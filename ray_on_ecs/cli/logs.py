@@ -8,9 +8,9 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, show
-from ray_on_ecs.cluster.clusters import Cluster, LocalCluster
-from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError
+from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
+from ray_on_ecs.cluster.local_jobs import Jobs
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.tracking.shown_log import Filter
@@ -48,9 +48,7 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
         return _exit_status(cluster, run, {}) if follow else 0
     except ResourceError as cause:
         stored = _stored(cluster, run)
-        # Ray on this machine ends with its last run, so its absence needs no remedy.
-        is_local = cluster.ends_with_run and isinstance(cause, HeadGone)
-        note(f"the stored log of {run}:" if is_local else f"{cause}; this is the log that the run stored last:")
+        note(f"{cause}; this is the log that the run stored last:")
         _print(stored, tail)
         return _exit_status(cluster, run, {}) if follow else 0
     from ray_on_ecs.cli.follow import Follower
@@ -63,14 +61,14 @@ class Elsewhere(UsageError):
     """The runs of a name are below other storage paths."""
 
 
-def jobs_of(cluster: Cluster, head: Head, run: str, subcommand: str) -> dict[str, Job]:
+def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str, Job]:
     """Return the jobs of a run or notebook, by ID, in the order of their start.
 
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
 
     Args:
         cluster: The cluster.
-        head: Its head.
+        head: What has its jobs.
         run: The name.
         subcommand: The one that needs the jobs, `logs` or `stop`, for a hint.
 
@@ -91,7 +89,7 @@ def jobs_of(cluster: Cluster, head: Head, run: str, subcommand: str) -> dict[str
     others = sorted(set(paths.values()))
     if own or len(others) < (1 if cluster.is_here else 2):
         return own or jobs
-    if isinstance(cluster, LocalCluster):  # also in the head's container
+    if isinstance(cluster, HeadCluster):  # this machine, or the head's container
         cluster.typed_path = others[0]
         raise Elsewhere(f"run {run} is below {' and '.join(others)}: {cluster.command(f'{subcommand} {run}')}")
     raise Elsewhere(
@@ -107,12 +105,13 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
         TrainingError: The last job has none.
         ResourceError: The folder doesn't say that the run has ended.
     """
+    from ray_on_ecs.cli.follow import way_on
     from ray_on_ecs.cluster.jobs import driver_exit_status
     from ray_on_ecs.storage import layout
 
     if jobs:
         job_id, job = list(jobs.items())[-1]
-        return driver_exit_status(job_id, job, f"the same command with --run-name {run}")
+        return driver_exit_status(job_id, job, cluster.storage(run), lambda: way_on(cluster, run))
     state = (cluster.storage(run).read_json(layout.STATUS) or {}).get("state")
     if not isinstance(state, str) or state not in STATUSES:
         raise ResourceError(

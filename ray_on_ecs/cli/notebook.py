@@ -52,7 +52,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
     environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
     if install:
         environment["pip"] = {"packages": [PACKAGE], "pip_check": False}
-    with cluster.connect() as head:
+    with cluster.connect_to_ray() as head:
         try:
             head.submit(
                 job_id,
@@ -100,7 +100,7 @@ def _stop(cluster: Cluster, head: Head, job_id: str) -> None:
         head.stop_job(job_id)
         return
     try:
-        with cluster.connect() as new:
+        with cluster.connect_to_ray() as new:
             new.stop_job(job_id)
     except (OSError, TrainingError):
         stop = cluster.command(f"stop {job_id}")

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +107,11 @@ def _run(
     storage = cluster.storage(name)
     of_document = cluster.document_storage(storage)
     earlier = _earlier_command(storage, of_document, config)
-    metadata = {MAX_RESUBMISSIONS: str(max_resubmissions), OWNER: user_name(), SUBMITTED: f"{time.time():.3f}"}
+    resubmissions = 0 if cluster.ends_with_command else max_resubmissions  # only a head does that
+    metadata = {MAX_RESUBMISSIONS: str(resubmissions), OWNER: user_name(), SUBMITTED: f"{time.time():.3f}"}
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
-    with _ray(cluster, config, list(values), stays=detach) as is_local:
+    with _interruptible(cluster, name):
         work = Submission(run_of(name, cluster.storage_path), of_document.uri)
 
         def upload() -> Callable[[], dict[str, str]]:
@@ -125,7 +126,7 @@ def _run(
 
             return write
 
-        with cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
+        with cluster.ready_for(config, note), cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
             if as_json:
                 opened.enter_context(contextlib.redirect_stdout(sys.stderr))
             job_id = find_or_submit(head, work, upload, follows=not detach)
@@ -134,7 +135,7 @@ def _run(
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
-    note(f"{shows} shows its log, {stops} stops it{' and Ray' if is_local else ''}")
+    note(f"{shows} shows its log, {stops} stops it")
     return 0
 
 
@@ -150,7 +151,7 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
     if not config.driver and not any(getattr(config, name) for name in WORKERS):
         changed["num_workers"] = cluster.default_workers
-    if cluster.ends_with_run and config.inputs:
+    if cluster.is_here and config.inputs:
         from ray_on_ecs.run import inputs
 
         for name, source in config.inputs.items():
@@ -185,62 +186,30 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
 
 
 @contextlib.contextmanager
-def _ray(cluster: Cluster, config: RunConfig, secret_names: Sequence[str], *, stays: bool) -> Generator[bool]:
-    """Start Ray if it only serves runs; end it with the block. An interrupt of the block ends the run.
-
-    Args:
-        cluster: The cluster.
-        config: The run's settings.
-        secret_names: Its secrets that this command stores.
-        stays: True if Ray runs on after the block.
-
-    Yields:
-        True if Ray only serves runs.
-    """
-    name, unlisted = str(config.run_name), ""
-    is_local = cluster.up(config.workers[0] if config.workers else 0, note)
-    ends = is_local
+def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
+    """With --local, an interrupt of the block stops the run, and another one kills it."""
     try:
-        yield is_local
-        ends = is_local and not stays
+        yield
     except (KeyboardInterrupt, Interrupted, SystemExit) as end:  # the latter by a signal
-        if not is_local:
+        if not cluster.ends_with_command:
             raise
-        try:
-            was_under_way = _stop(cluster, name)
-        except KeyboardInterrupt as again:
-            if not cluster.down(name):
-                ends = False
-                stop = cluster.command(f"stop {name}")
-                raise Interrupted(
-                    f"Ray keeps running for other runs; if run {name} continues, {stop} stops it"
-                ) from again
-            cluster.secrets_of(cluster.storage(name).uri).delete(secret_names)
-            raise Interrupted(f"run {name} was killed; {_again(cluster, config)}") from again
-        if not was_under_way:
-            unlisted = name  # the interrupt may have lost the answer to its submission
+        from ray_on_ecs.cli.follow import way_on
+        from ray_on_ecs.cli.logs import Elsewhere, jobs_of
+        from ray_on_ecs.cli.stop import stop_run
+
+        was_under_way = False
+        with contextlib.suppress(Elsewhere), cluster.connect() as jobs:
+            try:
+                note(f"stopping run {name}; Ctrl-C kills it")
+                was_under_way = stop_run(cluster, jobs, name)
+            except KeyboardInterrupt as again:
+                for job_id in jobs_of(cluster, jobs, name, "stop"):
+                    jobs.kill_job(job_id)
+                stop_run(cluster, jobs, name)  # waits for its end, and deletes its secrets
+                raise Interrupted(f"run {name} was killed; {way_on(cluster, name)}") from again
         if not was_under_way or (isinstance(end, SystemExit) and end.code == HANGUP):
             raise
-        raise Interrupted(f"run {name} is stopped; {_again(cluster, config)}") from end
-    finally:  # a run that could not be followed may be healthy, and is not killed
-        if ends and not cluster.down(unlisted):
-            note(f"Ray keeps running; {cluster.command('runs')} lists the runs")
-
-
-def _again(cluster: Cluster, config: RunConfig) -> str:
-    """Return what the same command does with a run that has been stopped."""
-    from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
-
-    name = str(config.run_name)
-    again = f"the same command with --run-name {name}"
-    with contextlib.suppress(OSError, UsageError, ValueError):
-        storage = cluster.storage(name)
-        if newest := newest_stored(config, storage):
-            file, stored_at = newest
-            return f"{again} resumes it from {file} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
-        if not has_stored(config, storage):
-            return nothing_stored_line(name)
-    return f"{again} resumes it"
+        raise Interrupted(f"run {name} is stopped; {way_on(cluster, name)}") from end
 
 
 def _follow(cluster: Cluster, run: dict[str, str], job_id: str, fetch: str | None) -> int:
@@ -262,17 +231,6 @@ def _follow(cluster: Cluster, run: dict[str, str], job_id: str, fetch: str | Non
         copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
         note(f"{cluster.command(f'open {name}')} shows its report{copies}")
     return status
-
-
-def _stop(cluster: Cluster, name: str) -> bool:
-    """Stop the run, and return whether it was under way."""
-    from ray_on_ecs.cli.logs import Elsewhere
-    from ray_on_ecs.cli.stop import stop_run
-
-    note(f"stopping run {name}; Ctrl-C kills it")
-    with cluster.connect() as head, contextlib.suppress(Elsewhere):
-        return stop_run(cluster, head, name)
-    return False
 
 
 _own = [

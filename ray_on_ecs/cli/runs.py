@@ -12,7 +12,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
-from ray_on_ecs.errors import HeadGone, TrainingError
+from ray_on_ecs.errors import TrainingError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,8 +125,7 @@ def ask_head(cluster: Cluster) -> list[Job] | None:
         with cluster.connect() as head:
             return ray_jobs(head)
     except TrainingError as cause:
-        if not (cluster.ends_with_run and isinstance(cause, HeadGone)):  # without runs under way, Ray is not up either
-            note(f"head unreachable: run states may be stale, and queued runs are not shown ({cause})")
+        note(f"head unreachable: run states may be stale, and queued runs are not shown ({cause})")
         return None
 
 

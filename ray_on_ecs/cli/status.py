@@ -55,7 +55,10 @@ def _ray_lines(ray: RayStatus) -> Iterator[tuple[str, str]]:
             groups.setdefault((node.kind, _place(node)), []).append(node)
     for (kind, place), nodes in sorted(groups.items(), reverse=True):
         yield kind, f"{len(nodes)} x {place}: {_usage(nodes)}"
-    yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray.gpus)
+    if ray.ray_version is None:
+        yield "Ray", "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
+    else:
+        yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray.gpus)
     # The drivers of queued runs are running jobs.
     waiting = len(ray.queue)
     yield "jobs", f"{ray.jobs['running'] - waiting} running, {ray.jobs['queued'] + waiting} queued"

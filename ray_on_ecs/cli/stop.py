@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import click
 
@@ -10,14 +11,12 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.errors import HeadGone, ResourceError, UsageError, counted
+from ray_on_ecs.cluster.local_jobs import Jobs
+from ray_on_ecs.errors import ResourceError, UsageError, counted
 from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED, stored_secrets
 
-# A driver that is asked to stop writes a last checkpoint.
-STOP_SECONDS = 180.0
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.2
 
 
 @click.command("stop")
@@ -25,45 +24,39 @@ POLL_SECONDS = 1.0
 @click.option("--all", "stops_all", is_flag=True, help="Stop every run, notebook and other job that is under way.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
-    """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it.
-
-    With --local Ray ends, too, if it was started for a run and no other one is under way.
-    """
+    """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it."""
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
-    try:
-        with cluster.connect() as head:
-            if run:
-                was_under_way = stop_run(cluster, head, run)
-            else:
-                jobs = _under_way(head.submitted_jobs())
-                for job_id in jobs:
-                    note(f"stopping job {job_id}")
-                was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
-    except HeadGone:
-        if run or not cluster.ends_with_run:
-            raise
-        note("nothing to stop: Ray is not running on this machine")
-        return 0
-    has_ended = cluster.down()
+    with cluster.connect() as head:
+        if run:
+            was_under_way = stop_run(cluster, head, run)
+        else:
+            jobs = _under_way(head.submitted_jobs())
+            for job_id in jobs:
+                note(f"stopping job {job_id}")
+            was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
+    if cluster.ends_with_command:
+        from ray_on_ecs.cluster import local_head
+
+        if local_head.find():  # the parent of its last driver was killed, or another program uses it
+            with local_head.lock():
+                local_head.end_unused()
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
         line = f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} resumes from its last checkpoint"
         note(f"{line}, if any")
-    elif has_ended:
-        note(f"run {run} was not under way; Ray on this machine has ended")
     else:
         raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists the runs")
     return 0
 
 
-def stop_run(cluster: Cluster, head: Head, run: str) -> bool:
+def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
     """Stop the jobs of a run, and return whether one was under way; raise as `_stop` and `jobs_of` do."""
     return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
-def _stop(cluster: Cluster, head: Head, jobs: dict[str, Job], what: str) -> bool:
+def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
     """Stop those jobs that are under way, and wait for their end; then delete the secrets of all, if they are left.
 
     Returns:
@@ -76,19 +69,24 @@ def _stop(cluster: Cluster, head: Head, jobs: dict[str, Job], what: str) -> bool
     try:
         for job_id in running:
             head.stop_job(job_id)
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + head.stop_seconds
         with out.status(f"stopping {what}"):
             for job_id in running:
                 while head.job(job_id)["status"] not in ENDED:
-                    if time.monotonic() > deadline:
-                        line = f"job {job_id} has not ended in {STOP_SECONDS:.0f} s; its log shows what it does"
+                    if time.monotonic() > deadline and not head.kill_job(job_id):
+                        line = f"job {job_id} has not ended in {head.stop_seconds:.0f} s; its log shows what it does"
                         raise ResourceError(line)
                     time.sleep(POLL_SECONDS)
     except AnswerError as cause:
         raise ResourceError(f"{what} could not be stopped: {cause}") from cause
-    for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
-        cluster.secrets_of(uri).delete(names)
+    delete_secrets(cluster, jobs.values())
     return bool(running)
+
+
+def delete_secrets(cluster: Cluster, jobs: Iterable[Job]) -> None:
+    """Delete the stored secrets of jobs that have ended."""
+    for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs} - {()}:
+        cluster.secrets_of(uri).delete(names)
 
 
 def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:

@@ -1,4 +1,4 @@
-"""Clusters that a command can use: a stack's, through Session Manager; this machine's; or docker compose's."""
+"""Clusters that a command can use: a stack's, through Session Manager; this machine; or docker compose's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.aws import client
-from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.local_head import LocalHead
+from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
 from ray_on_ecs.node import api, ports
-from ray_on_ecs.node.api import AnswerError, TokenError
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.node.api import AnswerError
 
 if TYPE_CHECKING:
+    from ray_on_ecs.cluster.local_head import LocalHead
     from ray_on_ecs.cluster.stack import Stack
+    from ray_on_ecs.config import RunConfig
     from ray_on_ecs.storage.run_storage import RunStorage
 
 # Set in the image, where commands are for the container's own cluster.
@@ -55,6 +55,10 @@ class Cluster(ABC):
         typed: The cluster flag that the user typed, with a space before it; empty without one.
         typed_path: The storage path that the user typed, which hints repeat as an environment variable.
         start_seconds: Time to wait for its head.
+        stack: The stack, or None for a cluster of this machine.
+        is_here: True if its jobs can read the files of this machine.
+        ends_with_command: True if Ctrl-C ends the run that is followed; else it continues on the cluster.
+        default_workers: The number of workers of a run that does not say it; None if its driver decides.
     """
 
     name: str
@@ -62,6 +66,10 @@ class Cluster(ABC):
     typed: str = ""
     typed_path: str = ""
     start_seconds: float = HEAD_SECONDS
+    stack: Stack | None = None
+    is_here: bool = False
+    ends_with_command: bool = False
+    default_workers: int | None = None
 
     def command(self, words: str) -> str:
         """Return a command on the same cluster, for hints.
@@ -72,11 +80,6 @@ class Cluster(ABC):
         subcommand, space, arguments = words.partition(" ")
         path = f"{STORAGE_PATH}={shlex.quote(self.typed_path)} " if self.typed_path else ""
         return f"{path}ray-on-ecs {subcommand}{self.typed}{space}{arguments}"
-
-    @property
-    def is_here(self) -> bool:
-        """True if its jobs can read the files of this machine."""
-        return False
 
     def absolute(self, storage_path: str) -> str:
         """Return a storage path as its jobs need it."""
@@ -94,19 +97,20 @@ class Cluster(ABC):
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
 
-    @property
-    def stack(self) -> Stack | None:
-        """The stack, or None for a cluster of this machine."""
-        return None
-
     @contextmanager
-    def connect(self) -> Generator[Head]:
-        """Connect to the head until the block ends.
+    def connect(self) -> Generator[Jobs]:
+        """Connect to what has the jobs, until the block ends.
 
         Raises:
             UsageError: The head refuses the token, or a program for the connection is not installed.
             ResourceError: The head can't be reached.
         """
+        with self.connect_to_ray() as head:
+            yield head
+
+    @contextmanager
+    def connect_to_ray(self) -> Generator[Head]:
+        """Connect to the Ray head until the block ends; raise as `connect` does."""
         with self._reach() as head:
             try:
                 head.get("/api/version", "ray_version")
@@ -117,7 +121,7 @@ class Cluster(ABC):
             yield head
 
     @contextmanager
-    def connect_when_up(self, say: Callable[[str], None]) -> Generator[Head]:
+    def connect_when_up(self, say: Callable[[str], None]) -> Generator[Jobs]:
         """Connect like `connect`, and wait for a head that is starting.
 
         Args:
@@ -139,30 +143,18 @@ class Cluster(ABC):
                     time.sleep(RETRY_SECONDS)
             yield head
 
-    @property
-    def ends_with_run(self) -> bool:
-        """True if a run starts the head, and the last run ends it."""
-        return False
-
-    def up(self, workers: int, say: Callable[[str], None]) -> bool:
-        """Start a head that ends with its runs, unless it is up; return True if it is up now.
+    @contextmanager
+    def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
+        """Have what a run needs beside its driver, until the block has submitted it.
 
         Args:
-            workers: The number of workers of the run; 0 if the cluster decides.
-            say: Prints a line about the start.
+            config: The run's settings.
+            say: Prints a line about it.
 
         Raises:
-            ResourceError: The head does not start.
+            ResourceError: It does not start.
         """
-        return False
-
-    def down(self, run_name: str = "") -> bool:
-        """End a head that ends with its runs, unless it has others than this one; return True if it has ended.
-
-        Args:
-            run_name: A run below the storage path, which is killed if it is under way; empty for none.
-        """
-        return False
+        yield
 
     @property
     def token_hint(self) -> str:
@@ -195,11 +187,6 @@ class Cluster(ABC):
 
         return aws.limits()
 
-    @property
-    def default_workers(self) -> int | None:
-        """The number of workers of a run that does not say it; None if its driver decides."""
-        return None
-
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
         """Forward a port of a node, by its name in the cluster; yields the local port."""
@@ -218,21 +205,26 @@ class StackCluster(Cluster):
     """Cluster of a stack."""
 
     def __init__(self, stack: Stack) -> None:
-        self._stack = stack
+        self.stack = self._stack = stack
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
+        self.default_workers = stack.default_gpus or None  # a worker for each GPU; the run waits for them
 
     @property
-    def stack(self) -> Stack:
+    def token_hint(self) -> str:
         """See Cluster."""
-        return self._stack
+        stack = self._stack
+        return (
+            f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
+            f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
+        )
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
         from ray_on_ecs.cluster import aws
 
-        token = aws.token(self.stack)
-        with self.forward(self.stack.head_host, ports.DASHBOARD) as port:
+        token = aws.token(self._stack)
+        with self.forward(self._stack.head_host, ports.DASHBOARD) as port:
             yield Head(f"http://127.0.0.1:{port}", token)
 
     @contextmanager
@@ -241,9 +233,9 @@ class StackCluster(Cluster):
         from ray_on_ecs.cluster import aws
         from ray_on_ecs.cluster.session import forwarded_port
 
-        instance_id = aws.head_instance(self.stack)
-        document = self.stack.forward_document
-        with forwarded_port(self.stack.region, instance_id, document, host, port, aws.variables()) as local:
+        instance_id = aws.head_instance(self._stack)
+        document = self._stack.forward_document
+        with forwarded_port(self._stack.region, instance_id, document, host, port, aws.variables()) as local:
             yield local
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
@@ -257,62 +249,48 @@ class StackCluster(Cluster):
         """See Cluster."""
         return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
 
-    @property
-    def default_workers(self) -> int | None:
-        """See Cluster: a worker for each GPU of the stack; the run waits for them."""
-        return self.stack.default_gpus or None
-
-    @property
-    def token_hint(self) -> str:
-        """See Cluster."""
-        stack = self.stack
-        return (
-            f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
-            f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
-        )
-
     def explain(self, cause: AnswerError) -> ResourceError:
         """See Cluster."""
         from ray_on_ecs.cluster.aws_status import explain_head
 
-        return explain_head(self.stack) or cause
+        return explain_head(self._stack) or cause
 
     def s3_options(self) -> dict[str, Any]:
         """See Cluster."""
         from ray_on_ecs.cluster import aws
 
-        return {**aws.limits(), "region_name": self.stack.region}
+        return {**aws.limits(), "region_name": self._stack.region}
 
     def secrets_of(self, uri: str) -> secrets.Store:
         """See Cluster."""
         from ray_on_ecs.cluster import aws
 
-        return secrets.parameters(secrets_prefix(self.stack.cluster_name), uri, partial(aws.call, "ssm", self.stack))
+        return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
 
     def shell(self) -> list[str]:
         """See Cluster."""
         from ray_on_ecs.cluster import aws
 
-        return aws.shell_command(self.stack)
+        return aws.shell_command(self._stack)
 
 
-class LocalCluster(Cluster):
-    """Ray cluster on this machine: at `RAY_API_SERVER_ADDRESS`, or of the head that `run --local` starts."""
+class HeadCluster(Cluster):
+    """Cluster of a Ray head at an address: in the head's container, or at `RAY_API_SERVER_ADDRESS`.
 
-    name = "this machine"
+    Args:
+        is_here: The head's jobs can read the files of this machine; else the workers are in other containers.
+    """
+
     start_seconds = DASHBOARD_SECONDS
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_here: bool = False) -> None:
+        self.is_here = is_here
+        self.name = "this machine" if is_here else "this cluster"
         given = os.environ.get(STORAGE_PATH) or "results"
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
-        self._address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/")
-        self._reservation: int | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """See Cluster."""
-        return True
+        address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/") or DASHBOARD_URL
+        self._url = address if "://" in address else f"http://{address}"
 
     def absolute(self, storage_path: str) -> str:
         """See Cluster: a job starts in another folder."""
@@ -320,86 +298,15 @@ class LocalCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        if self._address:
-            yield _head_at(self._address)
-            return
-        started = local_head.find()
-        if started is None:
-            raise HeadGone(
-                "the Ray head is not running on this machine; ray-on-ecs run --local starts it, or set "
-                "RAY_API_SERVER_ADDRESS to the dashboard of another"
-            )
-        yield Head(started.url, started.token)
-
-    def up(self, workers: int, say: Callable[[str], None]) -> bool:
-        """See Cluster."""
-        if not self.ends_with_run:
-            return False
-        with local_head.lock():
-            cpus = os.cpu_count() or 1
-            needed = workers or DEFAULT_WORKERS
-            started = local_head.find()
-            if started and 0 < started.cpus < workers:
-                if self._is_used(started):
-                    raise UsageError(
-                        f"--num-workers: Ray on this machine is in use, and was started for "
-                        f"{counted(started.cpus, 'worker')}, not for {workers}; give --num-workers {started.cpus}, or "
-                        f"end its runs first: {self.command('stop --all')}"
-                    )
-                local_head.stop(started)
-                started = None
-            if not started:
-                shared = f"; {needed} workers share {counted(cpus, 'CPU')}" if needed > cpus else ""
-                say(f"starting Ray on this machine{shared}")
-                local_head.start(max(cpus, needed))
-            # Between this and the submission, Ray has no job of this command, and another one's end would stop it.
-            self._reservation = local_head.reserve()
-        return True
-
-    @property
-    def ends_with_run(self) -> bool:
-        """See Cluster: not a head at RAY_API_SERVER_ADDRESS, which is the user's."""
-        return not self._address
-
-    def down(self, run_name: str = "") -> bool:
-        """See Cluster."""
-        if not self.ends_with_run:
-            return False
-        with local_head.lock():
-            if self._reservation is not None:
-                os.close(self._reservation)
-                self._reservation = None
-            started = local_head.find()
-            if started is not None:
-                if self._is_used(started, run_name):
-                    return False
-                local_head.stop(started)
-        return True
-
-    def _is_used(self, head: LocalHead, run_name: str = "") -> bool:
-        """Return whether a head has other runs than this one, or another command is about to submit one."""
-        try:
-            jobs = Head(head.url, head.token).list_jobs()
-        except (AnswerError, TokenError):  # a busy head may be silent for a while
-            return True
-        for job in jobs:
-            metadata = job.get("metadata") or {}
-            path = str(metadata.get("storage_path") or "").rstrip("/")
-            is_own = (metadata.get("run_name"), path) == (run_name, self.storage_path.rstrip("/"))
-            if job["status"] not in ENDED and not is_own:
-                return True
-        return local_head.is_reserved()
+        yield Head(self._url, api.own_token())
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        """See Cluster."""
-        if self._address:
-            return ResourceError(
-                f"no Ray head answers at {_head_at(self._address).url}; correct RAY_API_SERVER_ADDRESS, or unset it: "
-                "ray-on-ecs run --local then starts one"
-            )
-        started = local_head.find()
-        pid = started.pid if started else 0
-        return HeadUnavailable(f"the Ray head of this machine doesn't answer ({cause.reason}); kill -9 -{pid} ends it")
+        """See Cluster: in the container it is unavailable for a moment, as the head restarts its dashboard."""
+        if not self.is_here:
+            return HeadUnavailable(f"its dashboard doesn't answer at {self._url} ({cause.reason})")
+        return ResourceError(
+            f"no Ray head answers at {self._url}; correct RAY_API_SERVER_ADDRESS, or unset it: --local needs no head"
+        )
 
     def shell(self) -> list[str]:
         """See Cluster."""
@@ -413,27 +320,55 @@ class LocalCluster(Cluster):
         return [os.environ.get("SHELL", "sh")]
 
 
-class HeadCluster(LocalCluster):
-    """Cluster of the container that this runs in, whose environment has the storage path."""
+class LocalCluster(HeadCluster):
+    """This machine without a cluster: drivers are processes here, and only Ray programs have a Ray head."""
 
-    name = "this cluster"
+    ends_with_command = True
 
     def __init__(self) -> None:
-        super().__init__()
-        self._address = self._address or DASHBOARD_URL
+        super().__init__(is_here=True)
+        self._ray: LocalHead | None = None
 
-    @property
-    def is_here(self) -> bool:
-        """See Cluster: the workers are in other containers."""
-        return False
+    @contextmanager
+    def connect(self) -> Generator[LocalJobs]:
+        """See Cluster."""
+        yield LocalJobs(self._ray)
+
+    @contextmanager
+    def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
+        """See Cluster: a Ray program needs Ray, which ends with its driver."""
+        cpus = os.cpu_count() or 1
+        workers = config.workers[0] if config.workers else DEFAULT_WORKERS
+        if not config.driver:
+            if workers > cpus:
+                say(f"{workers} workers share {counted(cpus, 'CPU')}")
+            yield
+            return
+        from ray_on_ecs.cluster import local_head
+
+        with local_head.lock():
+            self._ray = local_head.find()
+            if self._ray is None:
+                say("starting Ray on this machine")
+                self._ray = local_head.start(max(cpus, workers))
+            try:
+                yield
+            finally:
+                local_head.end_unused()  # if nothing was submitted
+
+    @contextmanager
+    def _reach(self) -> Generator[Head]:
+        from ray_on_ecs.cluster import local_head
+
+        started = local_head.find()
+        if started is None:
+            raise HeadGone("Ray is not running on this machine; a Ray program starts it")
+        yield Head(started.url, started.token)
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        """See Cluster: unavailable for a moment, as the head restarts its dashboard."""
-        return HeadUnavailable(f"its dashboard doesn't answer at {self._address} ({cause.reason})")
-
-
-def _head_at(address: str) -> Head:
-    return Head(address if "://" in address else f"http://{address}", api.own_token())
+        """See Cluster."""
+        stop = self.command("stop --all")
+        return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stop} ends it with its runs")
 
 
 class ComposeCluster(Cluster):
@@ -494,7 +429,7 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     if sum(map(bool, (local, compose, stack, outputs))) > 1:
         raise UsageError("--stack, --outputs, --local and --compose: give one of them")
     if local:
-        return LocalCluster()
+        return HeadCluster(is_here=True) if os.environ.get("RAY_API_SERVER_ADDRESS") else LocalCluster()
     if compose:
         return ComposeCluster()
     if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:

@@ -19,6 +19,8 @@ LOG_SECONDS = 900.0
 # Without a new line of a log, after which the head has to answer a request: a connection may lead nowhere.
 SILENT_SECONDS = 30.0
 ALIVE = "ALIVE"
+# For a stopped job, whose driver writes a last checkpoint.
+STOP_SECONDS = 180.0
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Head:
 
     url: str
     token: str = ""
+
+    stop_seconds = STOP_SECONDS
 
     def get(self, path: str, *keys: str) -> Any:
         """Return the JSON document at a path of the dashboard, or what it has below these keys."""
@@ -62,6 +66,11 @@ class Head:
         """Return Ray's details of a job."""
         return api.items_in(self.url, [self.get(f"/api/jobs/{quote(job_id)}")], api.JOB)[0]
 
+    @contextmanager
+    def submitting(self) -> Generator[None]:
+        """Do nothing: Ray refuses an ID that another command has submitted meanwhile."""
+        yield
+
     def submit(self, job_id: str, entrypoint: str, metadata: dict[str, str], **options: Any) -> None:
         """Submit a job; the options are those of Ray's Jobs API."""
         job = {"submission_id": job_id, "entrypoint": entrypoint, "metadata": metadata, **options}
@@ -72,6 +81,10 @@ class Head:
         """Ask a job to stop."""
         answer = api.post(f"{self.url}/api/jobs/{quote(job_id)}/stop", None, JOB_SECONDS, self.token)
         api.below(self.url, answer, "stopped")
+
+    def kill_job(self, job_id: str) -> bool:
+        """Return False: Ray itself kills a job that does not stop."""
+        return False
 
     def log(self, job_id: str) -> str:
         """Return the log of a job so far."""

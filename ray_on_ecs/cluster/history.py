@@ -20,7 +20,7 @@ from ray_on_ecs.tracking.cost import total_usd
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.clusters import Cluster
-    from ray_on_ecs.cluster.head import Head
+    from ray_on_ecs.cluster.local_jobs import Jobs
     from ray_on_ecs.storage.disk import Listing, StoredFile
     from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -73,8 +73,8 @@ class RunInfo:
     url: str | None = None
 
 
-def ray_jobs(head: Head) -> list[Job]:
-    """Return the submitted jobs from Ray's REST API, without the slow import of Ray.
+def ray_jobs(head: Jobs) -> list[Job]:
+    """Return the submitted jobs, by Ray's REST API or of this machine, without the slow import of Ray.
 
     Raises:
         TrainingError: The head doesn't answer.

@@ -1,7 +1,7 @@
-"""Ray jobs of runs: submission, lookup and log streaming.
+"""Jobs of runs, of a Ray head or of this machine: submission, lookup and end.
 
 A job's metadata has the name of its run: the same command finds an active job again instead of submitting another one.
-It also has the number of times that the head may resubmit the run after losing the job's driver.
+It also has the number of times that a head may resubmit the run after losing the job's driver.
 """
 
 import shlex
@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, one_line
+from ray_on_ecs.cluster.local_jobs import Jobs
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED, MAX_RESUBMISSIONS, next_id
+from ray_on_ecs.node.jobs import ENDED, KILLED, MAX_RESUBMISSIONS, next_id
+from ray_on_ecs.signals import SIGNALLED
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.shown_log import printable
 
 # Resubmissions of a run in a row.
@@ -54,14 +57,14 @@ def run_of(name: str, storage_path: str) -> dict[str, str]:
     return {"run_name": name, "storage_path": storage_path}
 
 
-def find_or_submit(head: Head, work: Submission, upload: Callable[[], WriteDocument], *, follows: bool = True) -> str:
+def find_or_submit(head: Jobs, work: Submission, upload: Callable[[], WriteDocument], *, follows: bool = True) -> str:
     """Return the ID of the run's active job, or else of a new one, and print it.
 
     The document is written directly before the submission, so that it stays that of a run under way. If two commands
     are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
 
     Args:
-        head: The head.
+        head: What has the jobs.
         work: The run.
         upload: Stores the code, unless the run is under way. It returns a function that writes the run's document, and
             returns the metadata of the job.
@@ -77,17 +80,18 @@ def find_or_submit(head: Head, work: Submission, upload: Callable[[], WriteDocum
     deadline = time.monotonic() + AGENT_SECONDS
     while True:
         try:
-            jobs = head.submitted_jobs()
-            if active := under_way(jobs, work.run):
-                log = "its log from the start" if follows else "nothing is submitted"
-                say(f"run {name} is already active as job {active}, with the flags of its first command: {log}")
-                return active
-            # Ray keeps ended jobs, and their IDs are unique.
-            job_id = next_id(name, jobs) if name in jobs else name
-            if write is not None:
-                head.submit(job_id, work.entrypoint, {**work.run, **write()})
-                say(f"run {name} is submitted as job {job_id}")
-                return job_id
+            with head.submitting():
+                jobs = head.submitted_jobs()
+                if active := under_way(jobs, work.run):
+                    log = "its log from the start" if follows else "nothing is submitted"
+                    say(f"run {name} is already active as job {active}, with the flags of its first command: {log}")
+                    return active
+                # Ended jobs are kept, and their IDs are unique.
+                job_id = next_id(name, jobs) if name in jobs else name
+                if write is not None:
+                    head.submit(job_id, work.entrypoint, {**work.run, **write()})
+                    say(f"run {name} is submitted as job {job_id}")
+                    return job_id
         except AnswerError as cause:
             if "already exists" in cause.reason and attempts > 1:  # by another command, perhaps of this run
                 attempts -= 1
@@ -140,7 +144,7 @@ class UnreadLog:
         return separator + new
 
 
-def resubmitted(head: Head, run: Mapping[str, str], lost: Job) -> str | None:
+def resubmitted(head: Jobs, run: Mapping[str, str], lost: Job) -> str | None:
     """Wait for the head to resubmit the run if this job lost its driver or its head; return the new ID, or None."""
     status = lost.get("driver_exit_code")
     has_lost_driver = lost["status"] == "FAILED" and (status is None or not 0 <= status <= Interrupted.exit_status)
@@ -155,24 +159,49 @@ def resubmitted(head: Head, run: Mapping[str, str], lost: Job) -> str | None:
     return None
 
 
-def driver_exit_status(job_id: str, job: Job, again: str) -> int:
-    """Return the driver's exit status; print a line if a signal ended it, as the log doesn't show that.
+def driver_exit_status(job_id: str, job: Job, storage: RunStorage, way_on: Callable[[], str]) -> int:
+    """Return the exit status of a job that has ended; print a line if it was killed, as the log doesn't show that.
+
+    Args:
+        job_id: Its ID.
+        job: The job.
+        storage: The folder of its run, whose results count more than the end of its processes.
+        way_on: Returns what is kept of the run, and the command that continues it.
 
     Raises:
         Interrupted: The job was stopped.
         TrainingError: The driver's exit status is not known.
     """
     status = job.get("driver_exit_code")
+    if status is not None and status >= 0:
+        if status not in KILLED:
+            return status
+        status = SIGNALLED - status  # a head starts its drivers by a shell
+    state = _last_state(storage, job_id)
+    cause = one_line(job.get("message") or job.get("error_type"))
+    how = f"failed ({cause})" if status is None else f"was ended by signal {-status}"
+    if state == "finished":
+        say(f"run {storage.run_name} is finished, although job {job_id} {how}; results in {storage.uri}")
+        return 0
     if status is None and job["status"] == "STOPPED":
-        raise Interrupted(f"job {job_id} was stopped; {again} resumes the run")
+        raise Interrupted(f"job {job_id} was stopped; {way_on()}")
+    if status is None and state in ("failed", "interrupted"):  # the log says why
+        return TrainingError.exit_status if state == "failed" else Interrupted.exit_status
     if status is None:
-        cause = one_line(job.get("message") or job.get("error_type"))
-        raise TrainingError(f"job {job_id} failed ({cause}); {again} resumes the run")
-    if status < 0:
-        line = f"ray-on-ecs: job {job_id} was ended by signal {-status}; {again} resumes the run"
-        print(printable(line), file=sys.stderr)
-        return 128 - status  # as a shell reports a signal
-    return status
+        raise TrainingError(f"job {job_id} {how}; {way_on()}")
+    print(printable(f"ray-on-ecs: job {job_id} {how}; {way_on()}"), file=sys.stderr)
+    return SIGNALLED - status
+
+
+def _last_state(storage: RunStorage, job_id: str) -> str:
+    """Return the state of a run after this job; empty if its folder does not say it."""
+    try:
+        if layout.RESULT in storage.listing().files:
+            return "finished"
+        status = storage.read_json(layout.STATUS) or {}
+    except (OSError, UsageError, ValueError):
+        return ""
+    return str(status.get("state")) if status.get("job") == job_id else ""
 
 
 def say(line: str) -> None:

@@ -1,6 +1,6 @@
-"""Local Ray head, which `ray-on-ecs run --local` starts on this machine and the last run ends.
+"""Local Ray head, which `ray-on-ecs run --local` starts for Ray programs, and which ends with the last one.
 
-Each Python environment has a separate head, because jobs run in the head's environment. A file in `~/.ray-on-ecs`
+Each Python environment has a separate head, because tasks run in the head's environment. A file in `~/.ray-on-ecs`
 stores its address and token.
 """
 
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
+from ray_on_ecs.cluster.driver_parent import identity
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.config import LOCAL_VARIABLE
+from ray_on_ecs.cluster.local_jobs import LocalJobs, environment
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
-from ray_on_ecs.node.jobs import JOB_LIMIT, JOB_LIMIT_SECONDS
+from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.private_folder import at_home, new_short
 
 HOST = "127.0.0.1"
@@ -39,15 +39,10 @@ PORTS = ("--port", "--dashboard-port", "--ray-client-server-port", "--dashboard-
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats")
 VARIABLES = {
     **ports.METRICS,
-    JOB_LIMIT: JOB_LIMIT_SECONDS,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a laptop does not get interruption notices
-    "PYTHONUNBUFFERED": "1",
-    LOCAL_VARIABLE: "1",
     # Otherwise Ray on Linux takes the address of the network in place of 127.0.0.1, for all its servers.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-# Variables for another cluster.
-OTHERS = ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH")
 
 
 @dataclass(frozen=True)
@@ -56,27 +51,33 @@ class LocalHead:
 
     Attributes:
         url: The URL of its dashboard.
+        address: The `HOST:PORT` at which drivers join it.
         token: Ray's token.
         pid: The process ID of `ray start`.
-        created: The start time of that process, as its ID may be reused.
+        started: The identity of that process, as its ID may be reused.
         folder: The folder of its log, with Ray's temporary folder in it; only this user can open it.
-        cpus: The number of CPUs, which the workers of its runs share; 0 if an earlier version has started it.
     """
 
     url: str
+    address: str
     token: str
     pid: int
-    created: float
+    started: str
     folder: str
-    cpus: int = 0
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of its processes, and of a driver that joins it."""
+        # Without the address, parts of Ray look for any Ray on the machine, which may be another one.
+        return {**VARIABLES, "RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
     @property
     def processes(self) -> list[psutil.Process]:
         """`ray start` and its descendants; empty if it has ended."""
+        if not self.started or identity(self.pid) != self.started:
+            return []
         try:
             first = psutil.Process(self.pid)
-            if first.create_time() != self.created or first.status() == psutil.STATUS_ZOMBIE:
-                return []
             return [first, *first.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
@@ -117,10 +118,15 @@ def start(cpus: int) -> LocalHead:
     )
 
 
-def stop(head: LocalHead) -> None:
-    """End a head and everything that runs on it."""
-    _end(head, head.folder)
-    forget()
+def end_unused() -> None:
+    """End the head and everything that runs on it, unless a Ray program is under way; call it with the lock held."""
+    head = find()
+    if head is None:
+        return
+    drivers = [job for job in LocalJobs().list_jobs() if job["ray"] == head.address]
+    if all(job["status"] in ENDED for job in drivers):
+        _end(head, head.folder)
+        forget()
 
 
 def forget() -> None:
@@ -132,33 +138,11 @@ def forget() -> None:
 
 @contextmanager
 def lock() -> Generator[None]:
-    """Lock for commands that find, start or stop the head."""
+    """Hold the lock for finding, starting and ending the head until the block ends."""
     from filelock import FileLock
 
     with FileLock(_file().with_suffix(".lock")):
         yield
-
-
-def reserve() -> int:
-    """Keep the head up until this file descriptor is closed or the command ends, for a run yet to be submitted."""
-    return _hold(exclusively=False)
-
-
-def is_reserved() -> bool:
-    """Return whether another command keeps the head up."""
-    try:
-        os.close(_hold(exclusively=True))
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _hold(*, exclusively: bool) -> int:
-    import fcntl  # not on Windows, where clients may run
-
-    from ray_on_ecs.run.process import hold
-
-    return hold(_file().with_suffix(".commands"), fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
 
 
 def _file() -> Path:
@@ -167,7 +151,6 @@ def _file() -> Path:
 
 
 def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
-    token = secrets.token_hex(32)
     command = [
         *RAY,
         f"--node-ip-address={HOST}",
@@ -177,28 +160,20 @@ def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
         *("--min-worker-port=0", "--max-worker-port=0"),
         *ports.flags(numbers),
     ]
+    url, address = f"http://{HOST}:{numbers['--dashboard-port']}", f"{HOST}:{numbers['--port']}"
+    head = LocalHead(url, address, secrets.token_hex(32), 0, "", folder)
     with Path(folder, "ray.log").open("wb") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,  # modules of the user's folder must not hide Ray's
-            env=_environment(os.environ, f"{HOST}:{numbers['--port']}", token),
+            env=environment(head.variables),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C goes to the command only, which stops the run before its head
         )
     process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command, or psutil waits for it
-    created = psutil.Process(process.pid).create_time()
-    return LocalHead(f"http://{HOST}:{numbers['--dashboard-port']}", token, process.pid, created, folder, cpus)
-
-
-def _environment(own: Mapping[str, str], address: str, token: str) -> dict[str, str]:
-    """Return the variables of a head, which its jobs inherit; `python` and `ray` are this environment's."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
-    inherited = {name: value for name, value in own.items() if name not in OTHERS}
-    # Without the address, parts of Ray look for any Ray on the machine, which may be another one.
-    ray = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-    return {**VARIABLES, **inherited, **ray, "PATH": path}
+    return replace(head, pid=process.pid, started=identity(process.pid))
 
 
 def _wait(head: LocalHead, numbers: list[int]) -> str:
@@ -269,3 +244,8 @@ def _end(head: LocalHead | None, folder: str) -> None:
 def _rays(folder: str) -> str:
     """Return the folder that Ray uses. It makes it, and what is in it, writable for all; the one above stays closed."""
     return f"{folder}/r"
+
+
+if __name__ == "__main__":  # at the end of a Ray program's driver
+    with lock():
+        end_unused()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.history import Job, under_way
+from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node.api import AnswerError
@@ -48,29 +49,33 @@ class QueuedRun:
 
 @dataclass(frozen=True)
 class RayStatus:
-    """State of a cluster whose head answers.
+    """State of a cluster whose head answers, or of this machine, which needs none.
 
     Attributes:
-        ray_version: The version of Ray.
+        ray_version: The version of Ray; None on this machine.
         nodes: The nodes that are alive.
         gpus: The numbers of GPUs: used, total, and requested, which includes the used ones.
-        jobs: The numbers of Ray's jobs: running and queued.
+        jobs: The numbers of jobs: running and queued.
         queue: The queued runs.
     """
 
-    ray_version: str
+    ray_version: str | None
     nodes: list[Node]
     gpus: dict[str, float]
     jobs: dict[str, int]
     queue: list[QueuedRun]
 
 
-def read_ray(cluster: Cluster, head: Head) -> RayStatus:
+def read_ray(cluster: Cluster, head: Jobs) -> RayStatus:
     """Return the state of a cluster.
 
     Raises:
         TrainingError: The head doesn't answer, or its answers have another form.
     """
+    if isinstance(head, LocalJobs):
+        gpus = {"used": 0.0, "total": 0.0, "requested": 0.0}
+        jobs = head.list_jobs()
+        return RayStatus(None, [], gpus, _counts(jobs), _queue(cluster, jobs))
     try:
         return _read_ray(cluster, head)
     except (AttributeError, LookupError, TypeError, ValueError) as cause:
@@ -84,14 +89,18 @@ def _read_ray(cluster: Cluster, head: Head) -> RayStatus:
     now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
     alive = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
     used = sum(node.gpus_used for node in alive)
-    states = Counter(job["status"] for job in jobs)
     return RayStatus(
         ray_version=head.get("/api/version", "ray_version"),
         nodes=alive,
         gpus={"used": used, "total": sum(node.gpus for node in alive), "requested": used + _pending_gpus(load)},
-        jobs={"running": states["RUNNING"], "queued": states["PENDING"]},
+        jobs=_counts(jobs),
         queue=_queue(cluster, jobs),
     )
+
+
+def _counts(jobs: Sequence[Job]) -> dict[str, int]:
+    states = Counter(job["status"] for job in jobs)
+    return {"running": states["RUNNING"], "queued": states["PENDING"]}
 
 
 def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Node:

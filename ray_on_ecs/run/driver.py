@@ -182,20 +182,19 @@ class RunDriver:
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         self._has_errors = bool(errors)
-        if self._state in ("starting", "running"):
-            if group.lost or errors:
-                self._failure = self._describe_lost(group.lost, errors)
-                self._end("lost", time.time() + GRACE_SECONDS)
-            else:
-                self._prepare(group, statuses, of_start)
-                self._watch(group, of_start)
-        changes = self._of_nodes(group, of_start)
-        self._direct_to(**changes)
+        is_under_way = self._state in ("starting", "running")
+        has_lost = bool(group.lost or errors)
+        if has_lost and (is_under_way or self._ended_for == "finished"):  # the last files may be lost, too
+            self._failure = self._describe_lost(group.lost, errors)
+            self._end("lost", time.time() + GRACE_SECONDS)
+        elif is_under_way:
+            self._prepare(group, statuses, of_start)
+            self._watch(group, of_start)
+        self._direct_to(**self._of_nodes(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
-            if all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living) and self._has_committed(
-                group, of_start
-            ):
+            are_done = all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living)
+            if are_done and self._has_committed(group, of_start):
                 self._check_stored(of_start)
                 self._state = "ended"
 
@@ -436,6 +435,7 @@ class RunDriver:
 
     def _end(self, reason: Reason, end_at: float, reclaimed: tuple[int, ...] = ()) -> None:
         """End the scripts of this start until a time (Unix time)."""
+        logger.debug(f"start {self._directive.generation} of the scripts ends: {reason}")
         self._ended_for = reason
         self._state = "ending"
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
@@ -454,10 +454,7 @@ class RunDriver:
                     return
 
     def _direct_to(self, **changes: Any) -> None:
-        directive = replace(self._directive, **changes)
-        if directive != self._directive:
-            logger.debug(f"start {directive.generation} of the scripts: {changes}")
-        self._directive = directive
+        self._directive = replace(self._directive, **changes)
 
     def _store_stacks(self, workers: WorkerStatuses) -> str:
         return failure_report.store_stacks(

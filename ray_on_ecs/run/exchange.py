@@ -11,8 +11,33 @@ from ray_on_ecs.run.group import Directive, WorkerStatus
 
 # The driver counts as lost when it has not polled for so long.
 LOST_SECONDS = 60.0
+# Who waits looks more often than this, unless its process is stopped.
+PAUSE_SECONDS = 10.0
 # Changes of these wait for the next poll; any other change answers the driver at once.
 UNHURRIED = ("silent_seconds", "step", "metrics", "guess")
+
+
+class Silence:
+    """The time since the last sign of life of another process.
+
+    This process may have been stopped itself, and has not read meanwhile what the other one has sent.
+    """
+
+    def __init__(self) -> None:
+        self._since = self._looked_at = time.monotonic()
+
+    def end(self) -> None:
+        """Take note of a sign of life."""
+        self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The time so far."""
+        now = time.monotonic()
+        if now - self._looked_at > PAUSE_SECONDS:
+            self._since = now
+        self._looked_at = now
+        return now - self._since
 
 
 class Exchange:
@@ -30,7 +55,7 @@ class Exchange:
         self._news = threading.Condition()
         self._version = 0
         self._polls = 0
-        self._heard_at = time.monotonic()
+        self._silence = Silence()
         self.status = WorkerStatus()
         self.directive = Directive(generation=-1)
         self.poll_number = 0
@@ -47,7 +72,7 @@ class Exchange:
         with self._news:
             self._polls += 1
             own = self._polls
-            self._heard_at = time.monotonic()
+            self._silence.end()
             if number > self.poll_number:  # of two polls the older one may arrive last
                 self.poll_number, self.directive = number, directive
             self._news.notify_all()
@@ -88,4 +113,4 @@ class Exchange:
     @property
     def has_lost_driver(self) -> bool:
         """True once the driver has not polled for long."""
-        return time.monotonic() - self._heard_at > LOST_SECONDS
+        return self._silence.seconds > LOST_SECONDS

@@ -6,13 +6,11 @@ The driver (run/driver.py) tells the same story in each. Only a run on one machi
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Protocol
 
-from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here
 from ray_on_ecs.run.code.archive import Code
@@ -33,8 +31,8 @@ MIN_START_SECONDS = 60.0  # processes need some time to start, whatever --worker
 MIN_WAIT_SECONDS = 30.0
 
 
-class Home(Protocol):
-    """Where the workers of a run are.
+class Home:
+    """Home of a run's workers; this one is the machine of the driver, without Ray.
 
     Attributes:
         allocation: The workers; None if a Ray program starts them.
@@ -44,73 +42,44 @@ class Home(Protocol):
     """
 
     allocation: WorkerAllocation | None
-    is_one_node: bool
-    cluster: str
     launcher: Launcher
-
-    def new_group(self, settings: Settings) -> Group:
-        """Return a group of workers, whose places are requested."""
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Look at what the workers wait for, until the block ends."""
-
-    def instances(self) -> Counter[InstanceKind]:
-        """Return the instances that the run uses now, counted by kind."""
-
-    def draining(self) -> Mapping[str, float | None]:
-        """Return the nodes that are being reclaimed, with the time of that (Unix time) if it is known."""
-
-    def has_nodes(self) -> bool:
-        """Return whether there are nodes for the workers, in use or not."""
-
-    def shortage(self) -> ResourceError | None:
-        """Return the error of a Ray program that has waited too long for its workers, or None."""
-
-    def was_reclaimed(self) -> bool:
-        """Return whether nodes of a Ray program are being reclaimed, or were a short while ago."""
-
-
-class Machine:
-    """This machine without Ray; see Home."""
-
     is_one_node = True
     cluster = ""
 
     def __init__(self, config: RunConfig) -> None:
-        self.allocation: WorkerAllocation | None = allocate_here(config)
+        self.allocation = allocate_here(config)
         self.launcher = _launcher(config)
 
     def new_group(self, settings: Settings) -> Group:
-        """See Home."""
-        assert self.allocation
-        return ThreadGroup(settings, self.allocation.num_workers)
+        """Return a group of workers, whose places are requested."""
+        return ThreadGroup(settings, self.allocation.num_workers if self.allocation else 1)
 
     def watching(self) -> AbstractContextManager[None]:
-        """See Home."""
+        """Look at what the workers wait for, until the block ends."""
         return nullcontext()
 
     def instances(self) -> Counter[InstanceKind]:
-        """See Home: a laptop costs nothing."""
+        """Return the instances that the run uses now, counted by kind; a laptop costs nothing."""
         return Counter()
 
     def draining(self) -> Mapping[str, float | None]:
-        """See Home."""
+        """Return the nodes that are being reclaimed, with the time of that (Unix time) if it is known."""
         return {}
 
     def has_nodes(self) -> bool:
-        """See Home."""
+        """Return whether there are nodes for the workers, in use or not."""
         return True
 
     def shortage(self) -> ResourceError | None:
-        """See Home."""
+        """Return the error of a Ray program that has waited too long for its workers, or None."""
         return None
 
     def was_reclaimed(self) -> bool:
-        """See Home."""
+        """Return whether nodes of a Ray program are being reclaimed, or were a short while ago."""
         return False
 
 
-class RayCluster(Machine):
+class RayCluster(Home):
     """The nodes of a Ray cluster; see Home."""
 
     def __init__(self, config: RunConfig, record: RunRecord) -> None:
@@ -150,7 +119,7 @@ class RayCluster(Machine):
         return self.allocation is not None and self._of_ray.has_nodes(self.allocation)
 
 
-class RayProgram(Machine):
+class RayProgram(Home):
     """A Ray program on the head: one worker, whose script starts the others; see Home."""
 
     def __init__(
@@ -173,10 +142,6 @@ class RayProgram(Machine):
         self._seconds = max(config.worker_timeout, MIN_WAIT_SECONDS)
         self._watch = resources.ProgramWatch(note_waiting)
         self.launcher = ProgramLauncher(storage, worker.needs_of(config, code, sources), self._watch)
-
-    def new_group(self, settings: Settings) -> Group:
-        """See Home."""
-        return ThreadGroup(settings, 1)
 
     def watching(self) -> AbstractContextManager[None]:
         """See Home."""
@@ -206,8 +171,8 @@ def home_of(
         ResourceError: The cluster can't be reached, or lacks room.
         UsageError: The cluster wants another token.
     """
-    if is_without_ray():
-        yield Machine(config)
+    if is_without_ray() and not config.driver:
+        yield Home(config)
         return
     from ray_on_ecs.run import ray_cluster
 
@@ -218,14 +183,12 @@ def home_of(
 def wait_for_workers(config: RunConfig, record: RunRecord) -> WorkerAllocation:
     """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
 
-    Not on the Ray that `run --local` started, which no other node can join.
-
     Raises:
         ResourceError: The cluster still lacks room after `--worker-timeout`.
     """
     from ray_on_ecs.run import ray_cluster
 
-    seconds = 0.0 if LOCAL_VARIABLE in os.environ else config.worker_timeout
+    seconds = config.worker_timeout
     with suppress(ResourceError):
         return ray_cluster.wait_for_workers(config, 0)
     with record.waiting() if seconds else nullcontext():

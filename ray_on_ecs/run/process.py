@@ -100,9 +100,7 @@ class ScriptProcess:
         self._status_poll.register(self._status_reader, select.POLLIN)
         self._told = b""
         self._has_ended = False
-        while b"\n" not in self._told and not self._has_ended:
-            self._listen(None)
-        self._pid = int(self._told.partition(b"\n")[0] or 0)
+        self._pid = self._read_pid()
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
@@ -142,6 +140,11 @@ class ScriptProcess:
             self.ended_at = float(ended_at or time.time())
             self._status = int(status or -signal.SIGKILL)
         return self._status
+
+    def _read_pid(self) -> int:
+        while b"\n" not in self._told and not self._has_ended:
+            self._listen(None)
+        return int(self._told.partition(b"\n")[0] or 0)
 
     def _listen(self, seconds: float | None) -> bool:
         """Wait for what the supervisor tells; return whether it has told something, or has ended."""

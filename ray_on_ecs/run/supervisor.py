@@ -1,7 +1,7 @@
 """Runs a command that ends with its starter, with all processes it has started; standard library only.
 
-usage: python -I -S supervisor.py FD MARK COMMAND…, with a pipe as standard input; another one as FD, for a line with its
-process ID, then the exit status and the time of the end; and a text that no other command has as MARK
+usage: python -I -S supervisor.py FD MARK COMMAND…, with a pipe as standard input; another one as FD, for a line with
+its process ID, then the exit status and the time of the end; and a text that no other command has as MARK
 
 When the first pipe closes, because the process at its other end has died however it may, the command gets SIGTERM, and
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it

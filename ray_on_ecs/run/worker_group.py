@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_on_ecs import logs
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.allocation import WorkerAllocation
+from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.group import Directive, GroupError, NoPlacesError, Place, WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.ray_cluster import forwarded
 from ray_on_ecs.run.worker import ScriptWorker, Settings
@@ -32,6 +33,8 @@ from ray_on_ecs.run.worker import ScriptWorker, Settings
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
+# Between two questions to the head if the workers have places: a part of each start.
+PLACES_SECONDS = 0.1
 # How long a worker may keep an answer that has nothing new.
 ANSWER_SECONDS = 0.5
 # An actor whose node is out of reach for a while answers again; one that does not for so long is lost.
@@ -102,7 +105,7 @@ class Member:
         self.status = WorkerStatus()
         self.told: Directive | None = None
         self.polls = 0  # that are under way
-        self.heard_at = time.monotonic()
+        self.silence = Silence()
 
 
 class RayGroup:
@@ -156,10 +159,9 @@ class RayGroup:
         self._take_begun()
         self._send(directive)
         self._take_answers()
-        now = time.monotonic()
         for rank, member in self._members.items():
             limit = BEGIN_SECONDS if member.beginning is not None else PATIENCE_SECONDS
-            if rank not in self.lost and now - member.heard_at > limit:
+            if rank not in self.lost and member.silence.seconds > limit:
                 self._lose(rank, f"its process has not answered for {limit:.0f} s")
         return {rank: member.status for rank, member in self._members.items() if rank not in self.lost}
 
@@ -169,13 +171,15 @@ class RayGroup:
         Raises:
             NoPlacesError: The time is over.
         """
-        if not self._gang.wait(POLL_SECONDS):
+        if not _has_places(self._gang):
+            time.sleep(PLACES_SECONDS)
             if time.monotonic() > self._deadline:
                 count = self._allocation.fewest
                 raise NoPlacesError(f"{count} workers had no places within {self._seconds:g} s")
             return
-        until = time.monotonic() + OTHERS_SECONDS
-        ready = [group for group in self._others if group.wait(max(until - time.monotonic(), 0.0))]
+        if self._others:
+            time.sleep(OTHERS_SECONDS)
+        ready = [group for group in self._others if _has_places(group)]
         bundles = [(self._gang, index) for index in range(self._allocation.fewest)] + [(group, 0) for group in ready]
         self._others = [group for group in self._others if group not in ready]
         self._deadline = time.monotonic() + BEGIN_SECONDS
@@ -243,7 +247,8 @@ class RayGroup:
             except RayError as error:
                 self._lose(rank, _reason(error))
             else:
-                member.beginning, member.heard_at = None, time.monotonic()
+                member.beginning = None
+                member.silence.end()
 
     def _send(self, directive: Directive) -> None:
         """Poll each worker that is not being polled, or does not know the directive yet."""
@@ -276,7 +281,7 @@ class RayGroup:
             except RayError as cause:
                 self._lose(rank, _reason(cause))
             else:
-                member.heard_at = time.monotonic()
+                member.silence.end()
                 if version >= member.version:  # of two answers the older one may arrive last
                     member.version, member.status = version, status
 
@@ -310,7 +315,7 @@ class RayGroup:
         if not self._others or time.monotonic() < self._grow_at:
             return False
         self._grow_at = time.monotonic() + GROW_SECONDS
-        return any(group.wait(0) for group in self._others)
+        return any(map(_has_places, self._others))
 
     def close(self) -> None:
         """See Group: the last lines of workers that have left are on their way."""
@@ -324,6 +329,15 @@ class RayGroup:
         for group in (self._gang, *self._others, *(group for group, _ in self._bundles)):
             with suppress(RayError, ValueError):
                 remove_placement_group(group)
+
+
+def _has_places(group: PlacementGroup) -> bool:
+    """Return whether a placement group has its places.
+
+    `PlacementGroup.wait` takes whole seconds and leaves something on the head each time; `ready` starts a process.
+    """
+    table: dict[str, Any] = placement_group_table(group)
+    return table["state"] == "CREATED"
 
 
 def _natural(gpus: Sequence[str]) -> list[tuple[int, str]]:

@@ -19,9 +19,8 @@ import pytest
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import head as cluster_head
 from ray_on_ecs.cluster import history, jobs, ray_status
-from ray_on_ecs.cluster.clusters import LocalCluster
+from ray_on_ecs.cluster.clusters import HeadCluster
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.node import api, dashboard, health, ports, protection, worker
 from ray_on_ecs.node import jobs as node_jobs
@@ -168,12 +167,8 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def connected(url: str) -> None:
-    with LocalCluster().connect():
+    with HeadCluster(is_here=True).connect():
         pytest.fail("this is not Ray")
-
-
-def in_use(url: str) -> None:
-    assert LocalCluster()._is_used(LocalHead(url, "", 1, 1.0, "/tmp/ray", 1)), "its runs are not known"
 
 
 def supervised(url: str) -> None:
@@ -191,9 +186,8 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
     "nodes": (lambda url: Head(url).nodes(), (TrainingError,)),
     "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
-    "a head in use": (in_use, ()),
     "jobs of runs": (lambda url: history.ray_jobs(Head(url)), (TrainingError,)),
-    "a status": (lambda url: ray_status.read_ray(LocalCluster(), Head(url)), (TrainingError,)),
+    "a status": (lambda url: ray_status.read_ray(HeadCluster(is_here=True), Head(url)), (TrainingError,)),
     "a connection": (connected, (TrainingError,)),
     "submitted jobs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
     "a job": (lambda url: Head(url).job("mine"), (TrainingError,)),

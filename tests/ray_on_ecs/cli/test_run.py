@@ -11,7 +11,7 @@ from ray_on_ecs.cluster.clusters import HeadCluster
 from ray_on_ecs.cluster.head import Head
 
 Run = Callable[..., int]
-AGAIN = "the same command with --run-name gone resumes the run\n"
+AGAIN = "nothing is stored yet, so the same command with --run-name gone starts from the beginning\n"
 
 
 @pytest.fixture

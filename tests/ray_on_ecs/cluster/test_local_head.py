@@ -1,4 +1,4 @@
-"""The head that `run --local` starts: its environment, its file, and a start that fails."""
+"""The head that `run --local` starts for a Ray program: its file, its end, and a start that fails."""
 
 import json
 import os
@@ -8,10 +8,10 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, TCPServer
 from typing import Any
 
-import psutil
 import pytest
 
 from ray_on_ecs.cluster import local_head
+from ray_on_ecs.cluster.driver_parent import identity
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError
@@ -71,16 +71,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def running(folder: Path) -> LocalHead:
     """A head with this process in the place of Ray's."""
     folder.mkdir()
-    return LocalHead("http://127.0.0.1:1", "secret", os.getpid(), psutil.Process().create_time(), str(folder), 1)
-
-
-def test_jobs_run_in_this_environment_with_this_ray() -> None:
-    given = {"PATH": "/bin", "RAY_ADDRESS": "other:1", "RAY_API_SERVER_ADDRESS": "http://other:2", "HF_HOME": "/models"}
-    variables = local_head._environment(given, "127.0.0.1:5", "secret")
-    assert variables["PATH"] == f"{Path(sys.executable).parent}:/bin"
-    assert (variables["RAY_ADDRESS"], variables["RAY_AUTH_TOKEN"]) == ("127.0.0.1:5", "secret")
-    assert variables["HF_HOME"] == "/models"
-    assert "RAY_API_SERVER_ADDRESS" not in variables
+    return LocalHead("http://127.0.0.1:1", "127.0.0.1:2", "secret", os.getpid(), identity(os.getpid()), str(folder))
 
 
 def test_running_head_is_found_by_its_owner(tmp_path: Path) -> None:
@@ -90,7 +81,7 @@ def test_running_head_is_found_by_its_owner(tmp_path: Path) -> None:
     assert local_head.find() == head
     [file] = (tmp_path / ".ray-on-ecs").glob("*.json")
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text(json.dumps(asdict(replace(head, created=head.created - 60))))
+    file.write_text(json.dumps(asdict(replace(head, started="before"))))
     assert local_head.find() is None
     file.write_text("{}")
     assert local_head.find() is None
@@ -99,7 +90,7 @@ def test_running_head_is_found_by_its_owner(tmp_path: Path) -> None:
 def test_the_folder_of_a_killed_head_is_removed(tmp_path: Path) -> None:
     head = running(tmp_path / "ray")
     with local_head.lock():
-        local_head._remember(replace(head, created=1.0))
+        local_head._remember(replace(head, started="before"))
         local_head.forget()
     assert not Path(head.folder).exists()
     assert not list((tmp_path / ".ray-on-ecs").glob("*.json"))
@@ -142,7 +133,7 @@ def test_start_whose_client_server_gives_up_is_repeated(monkeypatch: pytest.Monk
         head = local_head.start(2)
     assert next(attempts, None) is None
     assert len(head.processes) == 2
-    local_head.stop(head)
+    local_head.end_unused()
 
 
 class Foreign(StreamRequestHandler):
@@ -177,7 +168,7 @@ def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(head.processes) == 2
     assert Head(head.url, head.token).nodes(), "Ray gives up if its node does not join"
     assert Path(head.folder).stat().st_mode & 0o777 == 0o700
-    local_head.stop(head)
+    local_head.end_unused()
     assert not head.processes
 
 

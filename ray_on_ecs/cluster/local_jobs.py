@@ -1,0 +1,264 @@
+"""Local jobs: the drivers of `--local` as processes of this machine, with the methods that a Ray head has for its jobs.
+
+A driver is in a session of its own, and outlives the command that started it. Each job has a folder below the user's
+`~/.ray-on-ecs`:
+
+    job.json         its ID, metadata and start
+    processes.json   its driver and the driver's parent, as soon as they run
+    log              the driver's output
+    end.json         the driver's exit status, which its parent writes
+
+A driver that was killed is not started again: the same command resumes its run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_on_ecs.cluster import driver_parent
+from ray_on_ecs.cluster.driver_parent import END, PROCESSES, identity, write
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.private_folder import at_home
+
+if TYPE_CHECKING:
+    from ray_on_ecs.cluster.local_head import LocalHead
+    from ray_on_ecs.node.api import Job
+
+JOB, LOG = "job.json", "log"
+# Jobs that have ended, of which the records and logs are kept.
+KEPT_JOBS = 100
+# After which a job whose driver has not started never will.
+START_SECONDS = 60.0
+POLL_SECONDS = 0.1
+CHUNK_BYTES = 2**20
+VARIABLES = {"PYTHONUNBUFFERED": "1", LOCAL_VARIABLE: "1"}
+# Variables that lead to another cluster.
+OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+class LocalJobs:
+    """Jobs of this user on this machine.
+
+    Args:
+        ray: The Ray head for the jobs that are submitted; None for scripts, which need none.
+
+    Raises:
+        UsageError: The folder of the jobs can't be made.
+    """
+
+    # Until `kill_job`: a driver that is asked to end gives its scripts 30 s, and its workers as long to store files.
+    stop_seconds = 70.0
+
+    def __init__(self, ray: LocalHead | None = None) -> None:
+        self._ray = ray
+        try:
+            # A home directory may be shared by machines.
+            self._folder = at_home() / "jobs" / socket.gethostname()
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (OSError, RuntimeError) as cause:
+            line = f"HOME: ~/.ray-on-ecs, with the jobs of this machine, can't be used ({one_line(cause)})"
+            raise UsageError(f"{line}; set HOME to a folder of yours") from cause
+
+    @contextmanager
+    def submitting(self) -> Generator[None]:
+        """Keep other commands from submitting a job until the block ends."""
+        from filelock import FileLock
+
+        with FileLock(self._folder / "lock"):
+            yield
+
+    def list_jobs(self) -> list[Job]:
+        """Return the jobs, in the form of Ray's REST API."""
+        jobs = map(_read, _folders(self._folder))
+        return [job for job in jobs if job is not None]
+
+    def submitted_jobs(self) -> dict[str, Job]:
+        """Return the jobs by ID, in the order of their start."""
+        return {job["submission_id"]: job for job in sorted(self.list_jobs(), key=lambda job: job["start_time"])}
+
+    def job(self, job_id: str) -> Job:
+        """Return a job."""
+        return self._find(job_id)[1]
+
+    def submit(self, job_id: str, entrypoint: str, metadata: Mapping[str, str]) -> None:
+        """Start the driver of a job; call it within `submitting`, with an ID that is not taken.
+
+        Raises:
+            ResourceError: The job's folder can't be written.
+        """
+        metadata = {**metadata, "job_submission_id": job_id}
+        ray = self._ray.variables if self._ray else {}
+        command = [sys.executable, *shlex.split(entrypoint)[1:]]
+        parent = [sys.executable, "-I", "-S", driver_parent.__file__, str(int(bool(ray)))]
+        try:
+            folder = tempfile.mkdtemp(prefix=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-", dir=self._folder)
+            record = {"id": job_id, "metadata": metadata, "start": time.time(), "ray": ray.get("RAY_ADDRESS")}
+            write(f"{folder}/{JOB}", record)
+            with Path(folder, LOG).open("ab") as log:
+                process = subprocess.Popen(
+                    [*parent, *command],
+                    cwd=folder,
+                    env=environment({**ray, JOB_VARIABLE: json.dumps({"metadata": metadata})}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C and the end of the terminal reach only the command
+                )
+        except OSError as cause:
+            line = f"the job's folder in {self._folder} can't be written ({one_line(cause)})"
+            raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause
+        process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
+        self._delete_old()
+
+    def stop_job(self, job_id: str) -> None:
+        """Ask the driver of a job to end."""
+        pid = self._driver(job_id)
+        with suppress(ProcessLookupError):
+            if pid:
+                os.kill(pid, signal.SIGTERM)
+
+    def kill_job(self, job_id: str) -> bool:
+        """Kill the driver of a job and all that it has started; return True."""
+        import psutil
+
+        pid = self._driver(job_id)
+        with suppress(psutil.NoSuchProcess):
+            processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)] if pid else []
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        return True
+
+    def log(self, job_id: str) -> str:
+        """Return the log of a job so far; empty if it was deleted."""
+        with suppress(FileNotFoundError):
+            return (self._find(job_id)[0] / LOG).read_text(errors="replace")
+        return ""
+
+    def tail(self, job_id: str, show: Callable[[str], None]) -> None:
+        """Show a job's log, from its start, as it is written, until the job has ended."""
+        folder, _ = self._find(job_id)
+        file = folder / LOG
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # the last character may be half written
+        with (file if file.exists() else Path(os.devnull)).open("rb") as log:
+            while True:
+                job = _read(folder)
+                has_ended = job is None or job["status"] in ENDED  # before the rest is read, which is then all
+                if os.fstat(log.fileno()).st_size < log.tell():  # another program has emptied it
+                    log.seek(0)
+                while chunk := log.read(CHUNK_BYTES):
+                    show(decoder.decode(chunk))
+                if has_ended:
+                    show(decoder.decode(b"", final=True))
+                    return
+                time.sleep(POLL_SECONDS)
+
+    def _find(self, job_id: str) -> tuple[Path, Job]:
+        for folder in _folders(self._folder):
+            job = _read(folder)
+            if job is not None and job["submission_id"] == job_id:
+                return folder, job
+        raise ResourceError(f"this machine no longer lists job {job_id}; ray-on-ecs runs --local shows its run")
+
+    def _driver(self, job_id: str) -> int | None:
+        """Return the process ID of a job's driver once it has started; None if it has ended."""
+        folder, job = self._find(job_id)
+        while job["status"] == "PENDING":
+            time.sleep(POLL_SECONDS)
+            folder, job = self._find(job_id)
+        pid, known = (_document(folder / PROCESSES) or {}).get("driver", (0, ""))
+        return pid if known and identity(pid) == known else None
+
+    def _delete_old(self) -> None:
+        """Delete the oldest jobs that have ended, with their logs."""
+        jobs = {folder: _read(folder) for folder in _folders(self._folder)}
+        ended = [folder for folder, job in jobs.items() if job is None or job["status"] in ENDED]
+        for folder in ended[:-KEPT_JOBS]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# What has the jobs of a cluster.
+Jobs = Head | LocalJobs
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process that is started for jobs: this command's, without another cluster's.
+
+    Args:
+        own: The variables that are the process's own.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
+    # `python` and `ray` are this environment's.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+    return {**VARIABLES, **inherited, **own, "PATH": path}
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders of jobs, the oldest first; one that another user has put there could name any process."""
+    own = []
+    for entry in sorted(folder.iterdir()):
+        with suppress(FileNotFoundError):  # another command deletes old ones
+            if entry.is_dir() and entry.lstat().st_uid == os.getuid():
+                own.append(entry)
+    return own
+
+
+def _read(folder: Path) -> Job | None:
+    """Return a job in the form of Ray's REST API; None if its record is broken."""
+    record = _document(folder / JOB)
+    try:
+        status, end = _state(folder, record["start"])
+        lost = None if end or status not in ENDED else "it was killed with its parent, or the machine went down"
+        return {
+            "submission_id": str(record["id"]),
+            "metadata": dict(record["metadata"]),
+            "ray": record["ray"],
+            "status": status,
+            "start_time": int(1000 * record["start"]),
+            "end_time": int(1000 * end["time"]) if end else None,
+            "driver_exit_code": int(end["status"]) if end else None,
+            "message": lost,
+        }
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def _state(folder: Path, started: float) -> tuple[str, dict[str, Any]]:
+    """Return the status of a job, and the record of its end; empty while it is under way, or if there is none."""
+    end = _document(folder / END)
+    if not end:
+        processes = _document(folder / PROCESSES)
+        if not processes and 0 <= time.time() - started < START_SECONDS:
+            return "PENDING", {}
+        for pid, known in processes.values():  # a driver's parent records its end, perhaps just now
+            if known and identity(pid) == known:
+                return "RUNNING", {}
+        end = _document(folder / END)
+    return ("SUCCEEDED" if end.get("status") == 0 else "FAILED"), end
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return a document; empty if it is missing or broken."""
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,353 @@
+"""Local jobs: real drivers, whose ends are known however they and the commands around them end."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs
+from ray_on_ecs.cluster.local_head import LocalHead
+from ray_on_ecs.cluster.local_jobs import LocalJobs
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
+from ray_on_ecs.node.api import Job
+from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.storage.run_storage import RunStorage
+from tests.local_cluster import have_ended
+from tests.waiting import until
+
+# A driver in the place of ours.
+WAITS = "import time; print('begins', flush=True); time.sleep(600)"
+Submit = Callable[..., LocalJobs]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".ray-on-ecs" / "jobs"
+
+
+@pytest.fixture
+def submit(home: Path) -> Iterator[Submit]:
+    """Submit a job `mine` whose driver runs this code; it ends with the test."""
+
+    def submit(code: str, job_id: str = "mine", ray: LocalHead | None = None, **metadata: str) -> LocalJobs:
+        local = LocalJobs(ray)
+        with local.submitting():
+            local.submit(job_id, shlex.join(["python", "-c", code]), {"run_name": job_id, **metadata})
+        return local
+
+    yield submit
+    local = LocalJobs()
+    for job_id, job in local.submitted_jobs().items():
+        if job["status"] not in ENDED:
+            local.kill_job(job_id)
+
+
+def ended(local: LocalJobs, job_id: str = "mine") -> Job:
+    until(lambda: local.job(job_id)["status"] in ENDED, between=0.01)
+    return local.job(job_id)
+
+
+def processes(home: Path) -> dict[str, psutil.Process]:
+    """The driver and its parent, once they run."""
+    [folder] = until(lambda: list(home.glob("*/*/processes.json")), between=0.01)
+    return {name: psutil.Process(pid) for name, (pid, _) in json.loads(folder.read_text()).items()}
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 130])
+def test_exit_status_of_a_driver_is_kept(submit: Submit, status: int) -> None:
+    job = ended(submit(f"import sys; sys.exit({status})"))
+    assert (job["status"], job["driver_exit_code"]) == ("FAILED" if status else "SUCCEEDED", status)
+    assert job["end_time"] >= job["start_time"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_signal_that_ends_a_driver_is_kept(submit: Submit, home: Path, number: int) -> None:
+    local = submit(WAITS)
+    processes(home)["driver"].send_signal(number)
+    job = ended(local)
+    assert (job["status"], job["driver_exit_code"]) == ("FAILED", -number)
+
+
+def test_stop_asks_a_driver_that_has_just_been_submitted(submit: Submit) -> None:
+    saves = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); time.sleep(600)"
+    local = submit(saves)
+    local.stop_job("mine")
+    assert ended(local)["driver_exit_code"] in (130, -signal.SIGTERM)
+    local.stop_job("mine")
+
+
+def test_driver_that_does_not_stop_is_killed(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalJobs, "stop_seconds", 0.0)
+    local = submit(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}")
+    until(lambda: local.log("mine"), between=0.01)
+    assert main(["stop", "--local", "mine"]) == 0
+    assert ended(local)["driver_exit_code"] == -signal.SIGKILL
+    assert capsys.readouterr().err.startswith("run mine is stopped; ")
+
+
+def test_kill_ends_a_driver_with_all_that_it_has_started(submit: Submit, home: Path) -> None:
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAITS!r}], start_new_session=True)"
+    local = submit(child)
+    family = until(lambda: processes(home)["driver"].children(recursive=True), between=0.01)
+    assert local.kill_job("mine")
+    assert ended(local)["driver_exit_code"] == -signal.SIGKILL
+    until(lambda: have_ended(family))
+
+
+def test_driver_goes_on_after_its_command_and_its_parent(submit: Submit, home: Path) -> None:
+    code = (
+        "from ray_on_ecs.cluster.local_jobs import LocalJobs\n"
+        f"LocalJobs().submit('mine', {shlex.join(['python', '-c', WAITS])!r}, {{'run_name': 'mine'}})\n"
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    both, local = processes(home), LocalJobs()
+    assert os.getsid(both["driver"].pid) == both["parent"].pid, "a session of its own"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as at the end of a login session
+        both["parent"].send_signal(number)
+    assert local.job("mine")["status"] == "RUNNING"
+    both["parent"].kill()
+    until(lambda: have_ended([both["parent"]]))
+    assert local.job("mine")["status"] == "RUNNING"
+    both["driver"].kill()
+    job = ended(local)
+    assert job["driver_exit_code"] is None
+    assert job["message"] == "it was killed with its parent, or the machine went down"
+
+
+def rewrite(home: Path, name: str, **changed: Any) -> None:
+    [file] = home.glob(f"*/*/{name}.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+
+@pytest.mark.parametrize("known", ["another boot 5", ""])
+def test_process_with_a_reused_id_is_not_the_driver(submit: Submit, home: Path, known: str) -> None:
+    local = submit("pass")
+    ended(local)
+    for file in home.glob("*/*/end.json"):
+        file.unlink()  # as if both were killed, or the machine was rebooted
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        rewrite(home, "processes", driver=[bystander.pid, known], parent=[bystander.pid, known])
+        assert local.job("mine")["status"] == "FAILED"
+        local.stop_job("mine")
+        local.kill_job("mine")
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_ended_process_has_no_identity() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert driver_parent.identity(process.pid) == driver_parent.identity(process.pid) != ""
+    process.kill()
+    until(lambda: not driver_parent.identity(process.pid), between=0.01)  # a zombie
+    process.communicate()
+    assert driver_parent.identity(process.pid) == ""
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"id": "mine"}', '{"status": "x", "start": "y"}'])
+@pytest.mark.parametrize("name", ["job", "processes", "end"])
+def test_broken_record_is_not_the_other_jobs_fault(submit: Submit, home: Path, name: str, content: str) -> None:
+    local = submit("pass")
+    ended(local)
+    [file] = home.glob(f"*/*/{name}.json")
+    file.write_text(content)
+    submit("pass", "other")
+    assert ended(local, "other")["status"] == "SUCCEEDED"
+    assert local.submitted_jobs().get("mine", {"status": "FAILED"})["status"] in ENDED
+    assert submit("pass", "third").submitted_jobs().keys() >= {"other", "third"}
+
+
+def test_driver_that_never_starts_has_ended(submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = submit("pass")
+    ended(local)
+    for name in ("processes", "end"):
+        next(home.glob(f"*/*/{name}.json")).unlink()
+    assert local.job("mine")["status"] == "PENDING"
+    monkeypatch.setattr(local_jobs, "START_SECONDS", 0.0)
+    assert local.job("mine")["status"] == "FAILED"
+
+
+def test_driver_knows_its_job_and_no_other_cluster(submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in local_jobs.OTHERS:
+        monkeypatch.setenv(name, "of another cluster")
+    monkeypatch.setenv("PATH", "/bin")
+    shows = "import json, os, sys; print(json.dumps([dict(os.environ), sys.executable, os.getcwd()]))"
+    local = submit(shows, owner="me")
+    ended(local)
+    variables, executable, folder = json.loads(local.log("mine"))
+    metadata = {"run_name": "mine", "owner": "me", "job_submission_id": "mine"}
+    assert json.loads(variables["RAY_JOB_CONFIG_JSON_ENV_VAR"]) == {"metadata": metadata}
+    assert variables["RAY_ON_ECS_LOCAL"] == "1"
+    assert not set(local_jobs.OTHERS) & variables.keys()
+    assert (executable, variables["PATH"]) == (sys.executable, f"{Path(sys.executable).parent}:/bin")
+    assert Path(folder).parent.parent == home
+    assert not list(home.glob("*/*/*.new"))
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+
+
+def follow(local: LocalJobs) -> str:
+    parts: list[str] = []
+    local.tail("mine", parts.append)
+    return "".join(parts)
+
+
+def test_log_is_followed_to_the_end_of_the_driver(submit: Submit) -> None:
+    code = "import time\nfor n in range(5): print('epoch', n, flush=True); time.sleep(0.1)"
+    local = submit(f"{code}\nprint('last', end='')")
+    assert follow(local) == local.log("mine") == "".join(f"epoch {n}\n" for n in range(5)) + "last"
+    assert ended(local)["end_time"] / 1000 > time.time() - 1, "its end is seen within a second"
+
+
+def test_character_that_is_half_written_is_whole_later(submit: Submit) -> None:
+    code = (
+        "import os, time\nfor part in (b'\\xe2', b'\\x82', b'\\xac', b'\\xe2\\x82'): os.write(1, part); time.sleep(0.3)"
+    )
+    assert follow(submit(code)) == "\N{EURO SIGN}\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("kind", ["renamed", "emptied"])
+def test_rotated_log_is_followed(submit: Submit, home: Path, kind: str) -> None:
+    go = home.parent.parent / "go"
+    code = (
+        "import pathlib, time\nprint('first' * 100, flush=True)\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nprint('second')"
+    )
+    local, parts = submit(code), []
+    thread = threading.Thread(target=local.tail, args=("mine", parts.append))
+    thread.start()
+    until(lambda: "first" in "".join(parts), between=0.01)
+    [log] = home.glob("*/*/log")
+    log.rename(log.with_name("log.1")) if kind == "renamed" else os.truncate(log, 0)
+    go.touch()
+    thread.join(60)
+    assert "".join(parts).endswith("second\n")
+
+
+def test_deleted_log_is_empty(submit: Submit, home: Path) -> None:
+    local = submit(WAITS)
+    processes(home)
+    next(home.glob("*/*/log")).unlink()
+    assert local.log("mine") == ""
+    local.kill_job("mine")
+    assert follow(local) == ""
+
+
+def test_second_command_follows_the_job_of_the_first(submit: Submit, home: Path) -> None:
+    """Both have found that the run is not under way, and store its code."""
+    both, found, written = threading.Barrier(2), [], []
+
+    class Work(jobs.Submission):
+        entrypoint = shlex.join(["python", "-c", WAITS])
+
+    def upload() -> Callable[[], dict[str, str]]:
+        both.wait(60)
+        return lambda: written.append("document") or {}
+
+    work = Work(jobs.run_of("mine", "/runs"), "/runs/mine")
+    threads = [
+        threading.Thread(target=lambda: found.append(jobs.find_or_submit(LocalJobs(), work, upload))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (found, written) == (["mine", "mine"], ["document"])
+    assert len(LocalJobs().list_jobs()) == 1
+
+
+def test_old_jobs_are_deleted_with_their_logs(submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_jobs, "KEPT_JOBS", 2)
+    local = submit(WAITS, "long")
+    for n in range(4):
+        ended(submit("pass", f"short-{n}"), f"short-{n}")
+    submit("pass", "last")
+    assert list(local.submitted_jobs()) == ["long", "short-2", "short-3", "last"]
+    assert len(list(home.glob("*/*/log"))) == 4
+    with pytest.raises(ResourceError, match="no longer lists job short-0"):
+        local.job("short-0")
+
+
+def test_folder_of_another_user_is_not_read(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = submit("pass")
+    ended(local)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert not local.list_jobs()
+
+
+def test_home_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"^HOME: ~/.ray-on-ecs, .*; set HOME to a folder of yours$"):
+        LocalJobs()
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "wanted"),
+    [
+        (-9, {"state": "finished"}, 0),
+        (137, {"state": "finished"}, 0),
+        (-9, {"state": "training", "job": "mine"}, 137),
+        (137, {"state": "training", "job": "mine"}, 137),
+        (None, {"state": "finished"}, 0),
+        (None, {"state": "failed", "job": "mine"}, 1),
+        (None, {"state": "interrupted", "job": "mine"}, 130),
+        (None, {"state": "failed", "job": "another"}, "job mine failed (killed); and on"),
+        (None, {"state": "training", "job": "mine"}, "job mine failed (killed); and on"),
+        (None, None, "job mine failed (killed); and on"),
+        (1, {"state": "finished"}, 1),
+    ],
+)
+def test_folder_of_the_run_says_how_a_killed_job_ended(
+    tmp_path: Path, code: int | None, state: dict[str, str] | None, wanted: int | str
+) -> None:
+    storage = RunStorage.open(str(tmp_path), "mine")
+    if state and state["state"] == "finished":
+        storage.write_json("result.json", {})
+    elif state:
+        storage.write_json("status.json", state)
+    job = {"status": "FAILED", "driver_exit_code": code, "message": "killed"}
+    try:
+        found: int | str = jobs.driver_exit_status("mine", job, storage, lambda: "and on")
+    except TrainingError as error:
+        found = str(error)
+    assert found == wanted
+
+
+def test_ray_ends_with_the_last_ray_program(submit: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The parent of a driver ends Ray, also if the command is gone."""
+    (tmp_path / "ray").mkdir()
+    ray = subprocess.Popen(["sleep", "600"])
+    started = driver_parent.identity(ray.pid)
+    head = LocalHead("http://127.0.0.1:1", "127.0.0.1:6379", "secret", ray.pid, started, str(tmp_path / "ray"))
+    with local_head.lock():
+        local_head._remember(head)
+    stop = tmp_path / "stop"
+    waits = f"import os, pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
+    shows = "import os; print(*(os.environ[f'RAY_{name}'] for name in ('ADDRESS', 'AUTH_MODE', 'AUTH_TOKEN')))"
+    submit(waits, "first", head)
+    local = submit(shows, "second", head)
+    ended(local, "second")
+    assert local.log("second") == "127.0.0.1:6379 token secret\n"
+    with local_head.lock():
+        local_head.end_unused()
+    assert local_head.find() == head
+    stop.touch()
+    assert ray.wait(60) == -signal.SIGKILL
+    until(lambda: not (tmp_path / "ray").exists())
