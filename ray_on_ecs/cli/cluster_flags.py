@@ -45,8 +45,7 @@ CLUSTER_FLAGS = (
     click.option(
         "--local",
         is_flag=True,
-        help="Cluster on this machine: Ray starts for a run and ends with the last one, unless RAY_API_SERVER_ADDRESS "
-        "names a Ray head that is up.",
+        help="This machine, or the Ray head on it that RAY_API_SERVER_ADDRESS names.",
     ),
     click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
 )

@@ -19,7 +19,7 @@ ABOUT = """\
 Train on your own cluster from your laptop.
 
 By default, commands use the cluster of the Pulumi stack that is selected in this folder, and reach it through AWS
-Session Manager. With --local they use a Ray cluster on this machine, and with --compose that of docker/compose.yaml.
+Session Manager. With --local they use this machine, and with --compose the cluster of docker/compose.yaml.
 
 \b
   ray-on-ecs run --num-workers 2 train.py --lr 1  train with your script

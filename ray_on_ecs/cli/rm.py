@@ -65,7 +65,8 @@ def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
             raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
         if name in busy:
             unknown = " as far as is known" if jobs is None else ""
-            killed = f"; if it was killed, try again in {LOST_SECONDS:.0f} s" if unknown and cluster.is_here else ""
+            may_be_dead = cluster.is_here and name not in listed.jobs_under_way(jobs)
+            killed = f"; if it was killed, try again in {LOST_SECONDS:.0f} s" if may_be_dead else ""
             raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it{killed}")
     for name, storage in folders.items():
         _delete(cluster, storage)

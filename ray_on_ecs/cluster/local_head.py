@@ -67,9 +67,9 @@ class LocalHead:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables with which a driver joins it."""
+        """The variables of its processes, and of a driver that joins it."""
         # Without the address, parts of Ray look for any Ray on the machine, which may be another one.
-        return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        return {**VARIABLES, "RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -166,7 +166,7 @@ def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
         process = subprocess.Popen(
             command,
             cwd=folder,  # modules of the user's folder must not hide Ray's
-            env={**VARIABLES, **environment(head.variables)},
+            env=environment(head.variables),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -166,7 +166,7 @@ class RunDriver:
         except KeyboardInterrupt as stop:
             self._error = admission.interrupted(self._config, stop)
             self._end("stopped", time.time() + GRACE_SECONDS)
-            with suppress(GroupError):
+            with suppress(GroupError):  # they end without the driver
                 while self._state != "ended" and time.time() < self._directive.end_at + STORE_SECONDS:
                     self.step(group)
             raise
@@ -179,25 +179,23 @@ class RunDriver:
         generation = self._directive.generation
         of_start = {rank: worker for rank, worker in statuses.items() if worker.generation == generation}
         self._take_reports(of_start)
+        self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
+        self._has_errors = bool(errors)
         is_under_way = self._state in ("starting", "running")
-        if (group.lost or errors) and (
-            is_under_way or self._ended_for == "finished"
-        ):  # the last files may be lost, too
-            self._failure, self._has_errors = self._describe_lost(group.lost, errors), bool(errors)
+        has_lost = bool(group.lost or errors)
+        if has_lost and (is_under_way or self._ended_for == "finished"):  # the last files may be lost, too
+            self._failure = self._describe_lost(group.lost, errors)
             self._end("lost", time.time() + GRACE_SECONDS)
         elif is_under_way:
             self._prepare(group, statuses, of_start)
             self._watch(group, of_start)
-        changes = self._of_nodes(group, of_start)
-        self._direct_to(**changes)
+        self._direct_to(**self._of_nodes(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
-            if all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living) and self._has_committed(
-                group, of_start
-            ):
+            are_done = all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living)
+            if are_done and self._has_committed(group, of_start):
                 self._check_stored(of_start)
-                self._last = of_start
                 self._state = "ended"
 
     @staticmethod
@@ -307,7 +305,7 @@ class RunDriver:
                 self._moments.hear(rank.node_rank, worker.files, group.next_poll)
         pids: dict[int, tuple[int, ...]] = {}
         for rank, worker in workers.items():
-            if worker.pid:
+            if worker.pid and worker.status != 0:
                 node = group.ranks[rank].node_rank
                 pids[node] = (*pids.get(node, ()), worker.pid)
         changes: dict[str, Any] = {"pids": pids, "ended": frozenset(ended), "killed": frozenset(killed)}
@@ -447,12 +445,13 @@ class RunDriver:
         """Let the workers clean up and leave."""
         if not group.ranks:
             return
-        self._directive = replace(self._directive, action="leave")
+        leave = replace(self._directive, action="leave")  # the next group begins with the driver's own
         until = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < until:
-            statuses = group.poll(self._directive)
-            if all(worker.has_left for worker in statuses.values()):
-                return
+        with suppress(GroupError):  # they are out of reach
+            while time.monotonic() < until:
+                statuses = group.poll(leave)
+                if all(worker.has_left for worker in statuses.values()):
+                    return
 
     def _direct_to(self, **changes: Any) -> None:
         self._directive = replace(self._directive, **changes)

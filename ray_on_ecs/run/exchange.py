@@ -72,9 +72,9 @@ class Exchange:
         with self._news:
             self._polls += 1
             own = self._polls
-            self.poll_number = number
-            self._silence.end()
-            self.directive = directive
+self._silence.end()
+            if number > self.poll_number:  # of two polls the older one may arrive last
+                self.poll_number, self.directive = number, directive
             self._news.notify_all()
             self._news.wait_for(lambda: self._version != known or self._polls != own, seconds)
             return self._version, self.status

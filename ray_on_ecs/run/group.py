@@ -163,7 +163,7 @@ class Directive:
         wants_stacks: True to read the scripts' stacks while they run on.
         is_prepared: True once this is so for all workers.
         peers: The workers by rank, once all are ready to start their scripts.
-        pids: The processes whose descendants are the scripts, by node.
+        pids: The processes whose descendants are the scripts that have not ended well, by node.
         ended: The nodes on which all scripts have ended.
         killed: The nodes on which a script was killed, perhaps in the middle of a write.
         scan: True if the driver waits for the nodes' next look at their folders.

@@ -1,4 +1,4 @@
-"""The end of a run by each cause, on one head: effect on its script, exit status, and final state."""
+"""The end of a run by each cause, on a head and on one machine: effect on its script, exit status, and final state."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, scripts, started
@@ -103,8 +104,29 @@ def _worker(script: int) -> psutil.Process:
     return next(each for each in actors if pipe in map(os.readlink, Path(f"/proc/{each.pid}/fd").iterdir()))
 
 
+@dataclass(frozen=True)
+class Machine:
+    """This machine without Ray, as with `--local`."""
+
+    storage: Path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {LOCAL_VARIABLE: "1", "RAY_ON_ECS_STORAGE_PATH": str(self.storage)}
+
+
+@pytest.fixture(params=["head", pytest.param("machine", marks=pytest.mark.smoke)])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Head | Machine:
+    if request.param == "head":
+        return request.getfixturevalue("head")
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+HEAD = pytest.mark.parametrize("home", ["head"], indirect=True)
+
+
 @pytest.fixture
-def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+def start(environment: dict[str, str], home: Head | Machine, tmp_path: Path) -> Iterator[Start]:
     """Start the script without a job, or by another module and its arguments."""
     code, marks = tmp_path / "code", tmp_path / "marks"
     code.mkdir()
@@ -118,11 +140,13 @@ def start(environment: dict[str, str], head: Head, tmp_path: Path, request: pyte
         num_workers: int = 2,
         module: str = DIRECT,
         begins: bool = True,
-        on: Head | None = None,
+        on: Head | Machine | None = None,
         in_terminal: bool = False,
     ) -> Run:
-        of_run = on or head
-        variables = {**environment, **of_run.variables, "RAY_API_SERVER_ADDRESS": of_run.dashboard, **ON_HEAD}
+        of_run = on or home
+        variables = {**environment, **of_run.variables}
+        if isinstance(of_run, Head):
+            variables |= {"RAY_API_SERVER_ADDRESS": of_run.dashboard, **ON_HEAD}
         words = ["run"] if module == "ray_on_ecs" else []
         own = ("--run-name", name, "--env", f"MARKS={marks}", *flags)
         arguments = (*words, "--num-workers", str(num_workers), *own, "ends.py", cause)
@@ -170,6 +194,7 @@ def test_closed_terminal_ends_the_driver(start: Start) -> None:
     assert not scripts("ends.py", run.folder)
 
 
+@HEAD
 def test_script_of_a_killed_worker_has_grace_period(start: Start) -> None:
     run = start("waits")
     _worker(run.pid(1)).kill()
@@ -181,6 +206,7 @@ def test_script_of_a_killed_worker_has_grace_period(start: Start) -> None:
     assert run.state == "finished"
 
 
+@HEAD
 @pytest.mark.fault
 def test_scripts_of_a_killed_head_have_grace_period(
     environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, start: Start
@@ -206,6 +232,7 @@ def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
     assert run.state == "training"
 
 
+@HEAD
 def test_stopped_job_gives_scripts_their_grace_period(start: Start, head: Head) -> None:
     run = start("waits", num_workers=1, module="ray_on_ecs")
     from ray.job_submission import JobSubmissionClient  # takes a second
@@ -251,21 +278,22 @@ print("handlers", len(logging.getLogger("ray_on_ecs").handlers), flush=True)
 """
 
 
-def test_debug_lines_stand_once_among_the_output(start: Start, tmp_path: Path) -> None:
+def test_debug_lines_stand_once_among_the_output(start: Start, home: Head | Machine, tmp_path: Path) -> None:
     (tmp_path / "code" / "ends.py").write_text(LOGS)
     status, said = start("", "--env", "RAY_ON_ECS_LOG=debug", num_workers=1, begins=False).end()
     assert status == 0, said
     lines = said.splitlines()
 
-    def place(text: str) -> int:
-        """The only line that has a text."""
-        [number] = [number for number, line in enumerate(lines) if text in line]
+    def place(text: str, module: str = "") -> int:
+        """The only line that has a text, and that begins as this module's do."""
+        [number] = [number for number, line in enumerate(lines) if text in line and module in line]
         return number
 
-    begun = place("Z DEBUG ray_on_ecs.run.worker rank 0: the script has been started in ")
-    ended = place("Z DEBUG ray_on_ecs.run.worker rank 0: the script has ended with 0")
+    begun = place("rank 0: the script has been started in ", "Z DEBUG ray_on_ecs.run.worker ")
+    ended = place("rank 0: the script has ended with 0", "Z DEBUG ray_on_ecs.run.worker ")
     assert begun < place("handlers 0") < ended
     assert begun < place("mine ray_on_ecs.run of the script") < ended
-    place("Z DEBUG ray_on_ecs.run.ray_cluster ray-on-ecs: joined the Ray cluster at ")
+    if isinstance(home, Head):
+        place("Z DEBUG ray_on_ecs.run.ray_cluster ray-on-ecs: joined the Ray cluster at ")
     place("Z DEBUG ray_on_ecs.run.driver ray-on-ecs: all scripts have been started")
     assert any(line.startswith("finished in ") for line in lines)

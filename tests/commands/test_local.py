@@ -1,4 +1,4 @@
-"""`ray-on-ecs run --local` without a running Ray: it starts Ray, which ends with the last run."""
+"""`ray-on-ecs run --local`: scripts without Ray, and Ray programs with a Ray that ends with the last one."""
 
 import json
 import signal
@@ -30,6 +30,16 @@ print("step 100 | loss 2.31" if os.environ["RANK"] == "0" else "step 900 | loss 
 while sys.argv[1:]:
     time.sleep(0.1)
 """
+# A Ray program that waits for a file, and then asks the cluster.
+PROGRAM = """
+import os, sys, time
+import ray
+ray.init()
+print("joined", os.environ["RAY_ADDRESS"], flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+print("a task has answered", ray.get(ray.remote(lambda: 42).remote()))
+"""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -45,6 +55,7 @@ def laptop(environment: dict[str, str], home: Path, tmp_path: Path) -> Iterator[
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
+    (code / "program.py").write_text(PROGRAM)
     with commands("ray_on_ecs", {**environment, "HOME": str(home)}, code) as start:
         yield start
     for each in ray_of(home):
@@ -60,17 +71,16 @@ def ray_of(home: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.smoke
-def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_script_needs_no_ray(laptop: Start, home: Path, tmp_path: Path) -> None:
     (tmp_path / "code" / "images").mkdir()
     (tmp_path / "code" / "images" / "0.png").touch()
     with (tmp_path / "code" / "large.tar").open("wb") as file:
         file.truncate(2**31)
     process = laptop("run", "--local", "--input", "images=images", "--run-name", "first", "train.py")
-    read_until(process, "submitted")
-    ray = ray_of(home)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, out + err
-    assert err.splitlines()[0].partition(";")[0] == "starting Ray on this machine"
+    assert "Ray" not in err
+    assert not ray_of(home)
     for rank in (0, 1):
         assert f"rank {rank} of 2 by {sys.executable}" in out
     assert f"images in {tmp_path}/code/images and large.tar is a link: True" in out
@@ -79,13 +89,39 @@ def test_ray_ends_with_its_run(laptop: Start, home: Path, tmp_path: Path) -> Non
     status = json.loads((tmp_path / "code" / "results" / "first" / "status.json").read_text())
     assert (status["step"], status["loss"]) == (100, 2.31)
     assert result["metrics"] is None
+
+
+@pytest.mark.ray
+def test_ray_ends_with_the_last_ray_program(laptop: Start, home: Path, tmp_path: Path) -> None:
+    def run(name: str, waits_for: Path) -> subprocess.Popen[str]:
+        return laptop("run", "--local", "--driver", "--run-name", name, "program.py", str(waits_for))
+
+    go = tmp_path / "go"
+    first = run("first", go)
+    read_until(first, "joined 127.0.0.1:")
+    ray = ray_of(home)
     assert ray
-    assert have_ended(ray)
-    assert not list((home / ".ray-on-ecs").glob("*.json"))
+    second = run("second", tmp_path)
+    out, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 0, out + err
+    assert "a task has answered 42" in out
+    assert "starting Ray" not in err
+    shown = laptop("dashboard", "--local", "--no-browser")
+    read_until(shown, "dashboard  http://127.0.0.1:")
+    shown.send_signal(signal.SIGINT)
+    assert shown.wait(SECONDS) == 0
+    assert not have_ended(ray[:1])
+    go.touch()
+    out, err = first.communicate(timeout=SECONDS)
+    assert first.returncode == 0, out + err
+    assert "a task has answered 42" in out
+    assert "starting Ray on this machine" in err.splitlines()
+    until(lambda: have_ended(ray))
+    until(lambda: not list((home / ".ray-on-ecs").glob("*.json")))
 
 
 @pytest.mark.fault
-def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, tmp_path: Path) -> None:
     def state() -> str:
         file = tmp_path / "code" / "results" / "cut" / "status.json"
         return json.loads(file.read_text())["state"] if file.exists() else ""
@@ -93,7 +129,7 @@ def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path, tmp_path:
     process = laptop("run", "--local", "--num-workers", "1", "--run-name", "cut", "train.py", "stubborn")
     read_until(process, "rank 0 of 1")
     until(lambda: state() == "training")
-    ray, script = ray_of(home), scripts("train.py", tmp_path)
+    script = scripts("train.py", tmp_path)
     process.send_signal(signal.SIGINT)
     assert process.stderr
     while "stopping run cut; Ctrl-C kills it" not in (line := process.stderr.readline()):
@@ -102,16 +138,13 @@ def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, home: Path, tmp_path:
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, out + err
     assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was killed; ")
-    assert ray
     assert script
-    assert have_ended([*ray, *script])
+    until(lambda: have_ended(script))
     assert state() == "training", "after its grace period it would be interrupted"
 
 
 @pytest.mark.fault
-def test_closed_terminal_stops_the_run_and_ray(
-    environment: dict[str, str], laptop: Start, home: Path, tmp_path: Path
-) -> None:
+def test_closed_terminal_stops_the_run(environment: dict[str, str], laptop: Start, home: Path, tmp_path: Path) -> None:
     code, variables = tmp_path / "code", {**environment, "HOME": str(home)}
     typed = ("run", "--local", "--num-workers", "1", "--run-name", "closed", "train.py", "on")
     status = code / "results" / "closed" / "status.json"
@@ -119,11 +152,10 @@ def test_closed_terminal_stops_the_run_and_ray(
     try:
         until(lambda: status.exists() and json.loads(status.read_text())["state"] == "training")
         until(lambda: scripts("train.py", code))
-        ray = ray_of(home)
     finally:
         terminal.close()
     assert terminal.command.wait(SECONDS) == 129
-    assert have_ended(ray)
+    assert not scripts("train.py", code)
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
@@ -163,7 +195,7 @@ def test_runs_wait_for_earlier_runs(laptop: Start, tmp_path: Path) -> None:
     assert status("second")[0] == "finished"
 
 
-def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, tmp_path: Path) -> None:
+def test_detached_run_goes_on_until_it_is_stopped(laptop: Start, tmp_path: Path) -> None:
     def typed(*words: str) -> tuple[int, str, str]:
         process = laptop(*words)
         out, err = process.communicate(timeout=SECONDS)
@@ -173,8 +205,7 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     status, _, err = typed("run", *flags, "--detach", "--run-name", "left", "train.py", "on")
     assert status == 0, err
     shows = "ray-on-ecs logs --local --follow left shows its log"
-    assert err.splitlines()[-1] == f"{shows}, ray-on-ecs stop --local left stops it and Ray"
-    ray = ray_of(home)
+    assert err.splitlines()[-1] == f"{shows}, ray-on-ecs stop --local left stops it"
     until(lambda: "rank 0 of 1" in typed("logs", "--local", "left")[1])
     [listed] = json.loads(typed("runs", "--local", "--json")[1])
     assert (listed["name"], listed["state"]) == ("left", "training")
@@ -186,19 +217,10 @@ def test_detached_run_keeps_ray_until_it_is_stopped(laptop: Start, home: Path, t
     until(lambda: typed("fetch", "--local", "left")[0] == 0 and events.exists())
     assert events.read_bytes() == b"a step"
 
-    second = laptop("run", *flags, "--run-name", "second", "train.py")
-    read_until(second, "job second")  # it waits for the CPUs of the first
-    second.send_signal(signal.SIGINT)
-    _, err = second.communicate(timeout=SECONDS)
-    assert second.returncode == 130
-    assert "starting Ray" not in err
-    assert "Ray keeps running" in err
-    assert not have_ended(ray[:1])
-
     status, _, err = typed("stop", "--local", "left")
     assert status == 0, err
     assert "run left is stopped" in err
-    assert have_ended(ray)
-    assert typed("stop", "--local", "left")[0] == 3
+    assert not scripts("train.py", tmp_path)
+    assert typed("stop", "--local", "left")[0] == 2
     status, _, err = typed("stop", "--local", "--all")
-    assert (status, err) == (0, "nothing to stop: Ray is not running on this machine\n")
+    assert (status, err) == (0, "no submitted job is under way\n")

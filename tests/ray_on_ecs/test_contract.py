@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_on_ecs.run.script_group import STORE_SECONDS
 
 from infra.definitions import containers
 from ray_on_ecs.node import head, jobs, ports
+from ray_on_ecs.run.driver import STORE_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from tests.test_contract import HEAD, WORKER
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -74,8 +74,10 @@ class NodeFiles:
             OSError: The storage can't be read or written; the next call tries again.
         """
         poll = self._exchange.poll_number  # that had arrived before the look
-        pids = self._exchange.directive.pids.get(self._node, ())
-        if self._folder.poll(_descendants(pids), at_once=self._exchange.directive.scan):
+        writers = writers_of(self._exchange.directive.pids.get(self._node, ()))
+        if writers is None:  # a script has ended, and the driver will say if that was in the middle of a write
+            return
+        if self._folder.poll(writers, at_once=self._exchange.directive.scan):
             status = self._store_part()
             if self._folder.is_current:
                 status = replace(status, part_state=self._folder.state, checked=poll)
@@ -83,8 +85,11 @@ class NodeFiles:
         self.commit()
 
     def store_last(self) -> None:
-        """Store the last part of the node, unless a script was killed: all scripts of the node have ended."""
-        if self._was_killed:
+        """Store the last part of the node once the driver has said that all its scripts have ended, and none was killed.
+
+        A worker that has lost the driver does not know this of the others.
+        """
+        if self._was_killed or self._node not in self._exchange.directive.ended:
             return
         try:
             self._folder.finish()
@@ -196,8 +201,15 @@ def merge_parts(parts: Sequence[Mapping[str, KeptFile]]) -> dict[str, KeptFile]:
     return files
 
 
-def _descendants(pids: Iterable[int]) -> Iterator[psutil.Process]:
-    """Yield the processes that these have started, directly or not."""
+def writers_of(pids: Iterable[int]) -> list[psutil.Process] | None:
+    """Return the processes of the scripts whose supervisors these are; None if a script has ended."""
+    writers: list[psutil.Process] = []
     for pid in pids:
-        with suppress(psutil.Error):
-            yield from psutil.Process(pid).children(recursive=True)
+        try:
+            of_script = psutil.Process(pid).children(recursive=True)
+        except psutil.Error:
+            return None
+        if not of_script:
+            return None
+        writers += of_script
+    return writers

@@ -66,7 +66,13 @@ Run = Callable[..., tuple[int, str, str]]
 def variables(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
     own = {"HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
-    return {**kept, **own, "DRIVER": str(tmp_path / "driver.py"), "MODULES": str(tmp_path / "modules")}
+    return {
+        **kept,
+        **own,
+        "TOKEN": "hf_12345",
+        "DRIVER": str(tmp_path / "driver.py"),
+        "MODULES": str(tmp_path / "modules"),
+    }
 
 
 @pytest.fixture
@@ -133,6 +139,22 @@ def test_last_line_says_how_a_killed_driver_goes_on(run: Run, do: str, status: i
     found, out, err = run("logs", "--follow", "mine")
     assert found == status, err
     assert out.startswith("begins\n")
+
+
+def test_secret_of_a_killed_driver_is_deleted(start: Start, run: Run, tmp_path: Path) -> None:
+    def secrets() -> list[Path]:
+        return [
+            each for each in (tmp_path / ".ray-on-ecs").rglob("*") if each.is_file() and b"hf_123" in each.read_bytes()
+        ]
+
+    process = start("run", "--secret", "TOKEN", *MINE, "wait")
+    read_until(process, "begins")
+    assert secrets()
+    [driver] = drivers(tmp_path)
+    assert "hf_123" not in str(driver.environ())
+    driver.kill()
+    assert process.wait(SECONDS) == 137
+    assert not secrets()
 
 
 def test_ctrl_c_stops_the_run(start: Start, tmp_path: Path) -> None:

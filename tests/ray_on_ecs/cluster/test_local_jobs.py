@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.cluster.local_jobs import LocalJobs
@@ -85,6 +86,17 @@ def test_stop_asks_a_driver_that_has_just_been_submitted(submit: Submit) -> None
     local.stop_job("mine")
     assert ended(local)["driver_exit_code"] in (130, -signal.SIGTERM)
     local.stop_job("mine")
+
+
+def test_driver_that_does_not_stop_is_killed(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalJobs, "stop_seconds", 0.0)
+    local = submit(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}")
+    until(lambda: local.log("mine"), between=0.01)
+    assert main(["stop", "--local", "mine"]) == 0
+    assert ended(local)["driver_exit_code"] == -signal.SIGKILL
+    assert capsys.readouterr().err.startswith("run mine is stopped; ")
 
 
 def test_kill_ends_a_driver_with_all_that_it_has_started(submit: Submit, home: Path) -> None:

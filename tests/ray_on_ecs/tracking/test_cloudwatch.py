@@ -4,11 +4,10 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import boto3
 import pytest
-from ray_on_ecs.tracking.run_actor import RunClient
 
 from ray_on_ecs import aws
 from ray_on_ecs.tracking import cloudwatch
@@ -28,7 +27,7 @@ def monitor(monkeypatch: pytest.MonkeyPatch, aws_variables: dict[str, str]) -> R
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
-    return RunMonitor(cast("RunClient", None))
+    return RunMonitor()
 
 
 @pytest.fixture

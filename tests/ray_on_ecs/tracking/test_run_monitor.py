@@ -1,74 +1,39 @@
-"""The driver's view of a run, from what the actor says; tests/faults has an actor that is killed."""
-
-import pickle
-from typing import Any, cast
+"""The driver's view of a run, from what rank 0 reports."""
 
 import pytest
-from ray_on_ecs.tracking.run_actor import Progress, RunActor, RunClient, RunState
 
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 
 @pytest.fixture
 def monitor() -> RunMonitor:
-    return RunMonitor(cast("RunClient", None))
-
-
-def state(steps: int, *finished: int, workers: str = "a", actor: str = "first") -> RunState:
-    metrics: dict[int, Any] = {each: {"epoch": each} for each in finished}
-    return RunState(actor, Progress(workers, steps), metrics)
+    return RunMonitor()
 
 
 def test_steps_are_those_of_this_command(monitor: RunMonitor) -> None:
-    monitor.update(state(4))
-    monitor.update(state(4))
-    monitor.update(state(9))
-    assert monitor.steps_made == 9
+    for step in (None, 4, 4, 9):
+        monitor.update(0, step)
+    assert (monitor.step, monitor.steps_made) == (9, 9)
 
 
 def test_repeated_steps_count_twice(monitor: RunMonitor) -> None:
-    for steps, workers in ((8, "a"), (3, "b"), (4, "b")):
-        monitor.update(state(steps, workers=workers))
-    assert monitor.steps_made == 8 + 4
+    for start, step in ((0, 8), (1, None), (1, 3), (1, 4)):
+        monitor.update(start, step)
+    assert (monitor.step, monitor.steps_made) == (4, 8 + 4)
 
 
-def test_an_actor_that_was_restarted_costs_a_line(monitor: RunMonitor, capsys: pytest.CaptureFixture[str]) -> None:
-    monitor.update(state(5, 0))
-    monitor.update(RunState("second", None, {}))
-    monitor.update(state(12, 1, actor="second"))
-    assert capsys.readouterr().out.count("the actor of the run was lost and restarted; training continues") == 1
-    assert [each["epoch"] for each in monitor.history] == [0, 1]
-    assert monitor.steps_made == 12
-
-
-class LocalClient(RunClient):
-    """Calls the actor's methods in this process, and counts the bytes that Ray would send."""
-
-    def __init__(self) -> None:
-        self.actor = RunActor()
-        self.sent: list[int] = []
-
-    def read(self, after: int) -> RunState:
-        state = self.actor.read(after)
-        self.sent.append(len(pickle.dumps(state)))
-        return state
-
-
-def test_metrics_that_a_step_adds_later_are_kept() -> None:
-    client = LocalClient()
-    monitor = RunMonitor(client)
+def test_metrics_that_a_step_adds_later_are_kept(monitor: RunMonitor) -> None:
     for number, metrics in ((0, {"loss": 2}), (0, {"loss": 2, "val": 3}), (0, {"loss": 2, "val": 3}), (1, {"loss": 1})):
-        client.actor.report_metrics(number, metrics)
-        monitor.poll()
+        monitor.update(0, None, (number, metrics))
     assert monitor.history == [{"loss": 2, "val": 3}, {"loss": 1}]
     assert monitor.metrics == {"loss": 1, "val": 3}
 
 
-def test_poll_sends_only_new_metrics() -> None:
-    client = LocalClient()
-    monitor = RunMonitor(client)
-    for epoch in range(5000):
-        client.actor.report_metrics(epoch, {"epoch": epoch, "train_loss": epoch / 7, "test_loss": epoch / 11})
-        monitor.poll()
-    assert [each["epoch"] for each in monitor.history] == list(range(5000))
-    assert max(client.sent) < 2 * client.sent[0]
+def test_report_without_news_keeps_the_last(monitor: RunMonitor) -> None:
+    monitor.update(0, 1, (0, {"loss": 2}), "https://tracker", {"step": 1, "loss": 2.0})
+    monitor.update(0, 2)
+    assert (monitor.url, monitor.guess, monitor.history) == (
+        "https://tracker",
+        {"step": 1, "loss": 2.0},
+        [{"loss": 2}],
+    )

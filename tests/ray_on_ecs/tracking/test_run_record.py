@@ -3,10 +3,9 @@
 import json
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from ray_on_ecs.tracking.run_actor import Progress, RunClient, RunState
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
@@ -44,10 +43,12 @@ def record(storage: RunStorage, config: RunConfig) -> RunRecord:
     return RunRecord(storage, config)
 
 
-def monitor(*metrics: Any, progress: Progress | None = None) -> RunMonitor:
+def monitor(*metrics: Any, step: int | None = None) -> RunMonitor:
     """A monitor that has seen this."""
-    seen = RunMonitor(cast("RunClient", None))
-    seen.update(RunState("first", progress, dict(enumerate(metrics))))
+    seen = RunMonitor()
+    seen.update(0, step)
+    for record in enumerate(metrics):
+        seen.update(0, step, record)
     return seen
 
 
@@ -68,7 +69,7 @@ def test_it_says_how_far_the_run_is(storage: RunStorage, record: RunRecord, monk
     monkeypatch.setattr(run_record, "cost_of", lambda hours: cost if hours else None)
     job = {"metadata": {"job_submission_id": "test.2"}, "runtime_env": {}}
     monkeypatch.setenv(run_record.JOB_VARIABLE, json.dumps(job))
-    seen = monitor({"step": 11, "train_loss": 0.7, "test_loss": 0.9}, progress=Progress("a", 13))
+    seen = monitor({"step": 11, "train_loss": 0.7, "test_loss": 0.9}, step=13)
     with record.training(seen, {InstanceKind(): 2.0}, 2):
         found = until(lambda: status(storage))
     known = {
@@ -113,20 +114,20 @@ def test_step_of_metrics_without_reported_steps(
 ) -> None:
     config = RunConfig(command=("train.py",), run_name="test")
     record = RunRecord(storage, config)
-    with record.training(monitor(metrics, progress=Progress("a", 0)), {}, 2):
+    with record.training(monitor(metrics), {}, 2):
         found = until(lambda: status(storage))
     assert (found["step"], found["loss"]) == (7, loss)
 
 
 @pytest.mark.parametrize(
     ("metrics", "step", "shown"),
-    [((), 0, (100, 2.3)), ((), 4, (4, None)), (({"step": 7, "accuracy": 0.9},), 0, (7, None))],
+    [((), None, (100, 2.3)), ((), 4, (4, None)), (({"step": 7, "accuracy": 0.9},), None, (7, None))],
     ids=["no reports", "steps", "metrics"],
 )
 def test_a_guess_is_shown_unless_the_script_reports(
-    storage: RunStorage, record: RunRecord, metrics: tuple[Any], step: int, shown: tuple[int, float | None]
+    storage: RunStorage, record: RunRecord, metrics: tuple[Any], step: int | None, shown: tuple[int, float | None]
 ) -> None:
-    seen = monitor(*metrics, progress=Progress("a", step))
+    seen = monitor(*metrics, step=step)
     seen.guess = {"step": 100, "loss": 2.3}
     with record.training(seen, {}, 2):
         found = until(lambda: status(storage))
