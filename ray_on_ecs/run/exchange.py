@@ -72,7 +72,7 @@ class Exchange:
         with self._news:
             self._polls += 1
             own = self._polls
-self._silence.end()
+            self._silence.end()
             if number > self.poll_number:  # of two polls the older one may arrive last
                 self.poll_number, self.directive = number, directive
             self._news.notify_all()

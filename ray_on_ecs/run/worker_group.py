@@ -33,6 +33,8 @@ from ray_on_ecs.run.worker import ScriptWorker, Settings
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
+# Between two questions to the head if the workers have places: a part of each start.
+PLACES_SECONDS = 0.1
 # How long a worker may keep an answer that has nothing new.
 ANSWER_SECONDS = 0.5
 # An actor whose node is out of reach for a while answers again; one that does not for so long is lost.
@@ -126,10 +128,7 @@ class RayGroup:
         self._seconds = seconds
         # Those above the fewest stay requested: so the stack starts nodes for them, and the run knows of room.
         self._gang = self._request(allocation.fewest)
-        # By references that Ray fills: a call of `wait` takes whole seconds, and leaves something on the head.
-        self._gang_ready = self._gang.ready()
-        others = [self._request(1) for _ in range(allocation.most - allocation.fewest)]
-        self._others = {group.ready(): group for group in others}
+        self._others = [self._request(1) for _ in range(allocation.most - allocation.fewest)]
         self._bundles: list[tuple[PlacementGroup, int]] = []  # by rank, once located
         self._locating: dict[Any, tuple[Any, tuple[PlacementGroup, int]]] = {}
         self._gpus: list[list[str]] = []
@@ -172,14 +171,17 @@ class RayGroup:
         Raises:
             NoPlacesError: The time is over.
         """
-        has_places, _ = ray.wait([self._gang_ready], timeout=POLL_SECONDS)
-        if not has_places:
+        if not _has_places(self._gang):
+            time.sleep(PLACES_SECONDS)
             if time.monotonic() > self._deadline:
                 count = self._allocation.fewest
                 raise NoPlacesError(f"{count} workers had no places within {self._seconds:g} s")
             return
-        bundles = [(self._gang, index) for index in range(self._allocation.fewest)]
-        bundles += [(self._others.pop(reference), 0) for reference in self._others_ready(OTHERS_SECONDS)]
+        if self._others:
+            time.sleep(OTHERS_SECONDS)
+        ready = [group for group in self._others if _has_places(group)]
+        bundles = [(self._gang, index) for index in range(self._allocation.fewest)] + [(group, 0) for group in ready]
+        self._others = [group for group in self._others if group not in ready]
         self._deadline = time.monotonic() + BEGIN_SECONDS
         for bundle in bundles:
             actor = self._actor(bundle)
@@ -313,12 +315,7 @@ class RayGroup:
         if not self._others or time.monotonic() < self._grow_at:
             return False
         self._grow_at = time.monotonic() + GROW_SECONDS
-        return bool(self._others_ready(0.0))
-
-    def _others_ready(self, seconds: float) -> list[Any]:
-        if not self._others:
-            return []
-        return ray.wait(list(self._others), num_returns=len(self._others), timeout=seconds)[0]
+        return any(map(_has_places, self._others))
 
     def close(self) -> None:
         """See Group: the last lines of workers that have left are on their way."""
@@ -329,9 +326,18 @@ class RayGroup:
         for member in self._members.values():
             with suppress(RayError):
                 ray.kill(member.actor)
-        for group in (self._gang, *self._others.values(), *(group for group, _ in self._bundles)):
+        for group in (self._gang, *self._others, *(group for group, _ in self._bundles)):
             with suppress(RayError, ValueError):
                 remove_placement_group(group)
+
+
+def _has_places(group: PlacementGroup) -> bool:
+    """Return whether a placement group has its places.
+
+    `PlacementGroup.wait` takes whole seconds and leaves something on the head each time; `ready` starts a process.
+    """
+    table: dict[str, Any] = placement_group_table(group)
+    return table["state"] == "CREATED"
 
 
 def _natural(gpus: Sequence[str]) -> list[tuple[int, str]]:

@@ -85,7 +85,7 @@ class NodeFiles:
         self.commit()
 
     def store_last(self) -> None:
-        """Store the last part of the node once the driver has said that all its scripts have ended, and none was killed.
+        """Store the last part of the node, if the driver has said that its scripts have ended and none was killed.
 
         A worker that has lost the driver does not know this of the others.
         """
