@@ -18,6 +18,8 @@ from tests.waiting import until
 SECONDS_BETWEEN_TWO_KILLS = (15.0, 60.0)
 OUTAGE_SECONDS = 60.0
 FREEZE_STALL_SECONDS = 30
+# Less than the time after which a worker that does not answer is lost.
+FREEZE_SECONDS = 20.0
 
 
 class TooLateError(Exception):
@@ -51,7 +53,7 @@ class Disturber:
         kill(self._find(lambda: self.run.ranks).pid)
 
     def kill_worker(self) -> None:
-        """Kill a worker of Ray Train, which looks after a process of the script."""
+        """Kill a worker's process, which looks after a process of the script."""
         kill(self._find(self.run.cluster.actors).pid)
 
     def kill_raylet(self) -> None:
@@ -75,14 +77,6 @@ class Disturber:
         self.run.command.wait()
         self.restart()
 
-    def kill_controller(self) -> None:
-        """Kill Ray Train's controller."""
-        kill(self._find(lambda: self.run.cluster.head_processes("TrainController")).pid)
-
-    def kill_run_state(self) -> None:
-        """Kill the actor of the run."""
-        kill(self._find(lambda: self.run.cluster.head_processes("RunActor")).pid)
-
     def drain_node(self) -> None:
         """Send SIGTERM to a node, as ECS does when it stops a task."""
         self.random.choice(self.run.cluster.workers).send_signal(signal.SIGTERM)
@@ -90,6 +84,16 @@ class Disturber:
     def freeze_rank(self) -> None:
         """Stop a process of the script with SIGSTOP: it hangs, and the other ranks wait for it."""
         self._find(lambda: self.run.ranks).suspend()
+
+    def freeze_worker(self) -> None:
+        """Stop a worker's process with SIGSTOP for some seconds; its script goes on."""
+        frozen = self._find(self.run.cluster.actors)
+        frozen.suspend()
+        try:
+            if not wait_until(self.run, time.time() + FREEZE_SECONDS):
+                raise TooLateError
+        finally:
+            frozen.resume()
 
     def fail_s3(self) -> None:
         """Let every request to S3 fail for a minute."""
@@ -126,10 +130,9 @@ KINDS: dict[str, Callable[[Disturber], None]] = {
     "raylet-killed": Disturber.kill_raylet,
     "killed-twice": Disturber.kill_twice,
     "driver-killed": Disturber.kill_driver,
-    "controller-killed": Disturber.kill_controller,
-    "run-state-killed": Disturber.kill_run_state,
     "node-drained": Disturber.drain_node,
     "rank-frozen": Disturber.freeze_rank,
+    "worker-frozen": Disturber.freeze_worker,
     "s3-outage": Disturber.fail_s3,
     "monitor-failed": Disturber.fail_monitor,
 }

@@ -109,7 +109,13 @@ class LocalCluster:
             if each is not None:
                 kill_tree(each.pid)
                 each.wait()
+        self.workers, self.cpu_workers, self.head = [], [], None
         self._folder.cleanup()
+
+    def start_again(self) -> None:
+        """End all nodes, and start a head with as many worker nodes, as ECS does when a head is lost."""
+        self.__exit__(None, None, None)
+        self._start_all()
 
     def add_worker(self, cpus: int = 1) -> subprocess.Popen[bytes]:
         """Start another worker node; two that start at once would choose the same name for a socket."""
@@ -144,7 +150,7 @@ class LocalCluster:
         return _descendants(node.pid, title)
 
     def head_processes(self, title: str) -> list[psutil.Process]:
-        """Return the head node's processes whose title contains `title`, such as `TrainController`."""
+        """Return the head node's processes whose title contains `title`, such as `gcs_server`."""
         return _descendants(self.head.pid, title) if self.head else []
 
     def actors(self) -> list[psutil.Process]:

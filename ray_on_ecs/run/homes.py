@@ -176,7 +176,7 @@ def home_of(
         return
     from ray_on_ecs.run import ray_cluster
 
-    with ray_cluster.connected():
+    with ray_cluster.connected(), ray_cluster.ending_without_head(config):
         yield RayProgram(config, storage, code, sources, record) if config.driver else RayCluster(config, record)
 
 

@@ -29,6 +29,7 @@ from ray_on_ecs.run.allocation import (
     shortage_message,
     workers_per_node,
 )
+from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.queue import LOCAL, head_address
 from ray_on_ecs.run.ray_private import available_resources_per_node, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
+# Ray ends a driver without a word of ours when the head has not answered for 60 s.
+HEAD_SECONDS, HEAD_POLL_SECONDS = 40.0, 3.0
 # The output of the workers, which Ray forwards to this process.
 forwarded = ForwardedLines()
 WATCH_SECONDS = 20.0  # a look asks AWS
@@ -79,6 +82,27 @@ def connect() -> None:
         raise ResourceError(
             f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
         ) from cause
+
+
+@contextmanager
+def ending_without_head(config: RunConfig) -> Generator[None]:
+    """End this process with a line once the head is lost; until Ray ends it, the main thread waits in calls of Ray."""
+    address = head_address()
+    silence = Silence()
+
+    def look() -> None:
+        try:
+            _connect_to(address)
+        except OSError as cause:
+            if silence.seconds > HEAD_SECONDS:
+                lost = f"the Ray head at {address} is lost ({cause}); continue with --run-name {config.run_name}"
+                logger.error(lost)
+                os._exit(ResourceError.exit_status)
+        else:
+            silence.end()
+
+    with run_every(HEAD_POLL_SECONDS, look, "head"):
+        yield
 
 
 def describe_nodes() -> str:
@@ -263,14 +287,18 @@ def _check_reachable(address: str) -> None:
         ResourceError: Nothing listens there, or not a Ray cluster.
         UsageError: The cluster wants another token, or any.
     """
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        _connect_to(address)
     except (OSError, UnicodeError) as cause:  # the latter of a name that can't be a host's
         raise ResourceError(
             f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or train on this machine by {LOCAL}"
         ) from cause
     cluster_token.check(address)
+
+
+def _connect_to(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 @contextmanager

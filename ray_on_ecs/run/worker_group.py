@@ -299,7 +299,7 @@ class RayGroup:
         for rank in self.lost:
             group, bundle = self._bundles[rank]
             table: dict[str, Any] = placement_group_table(group)
-            if table["state"] != "CREATED" or table["bundles_to_node_id"][bundle] != self.places[rank].node_id:
+            if table.get("state") != "CREATED" or table["bundles_to_node_id"][bundle] != self.places[rank].node_id:
                 return False
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         if any(self.places[rank].node_id not in alive for rank in self.lost):
@@ -336,8 +336,8 @@ def _has_places(group: PlacementGroup) -> bool:
 
     `PlacementGroup.wait` takes whole seconds and leaves something on the head each time; `ready` starts a process.
     """
-    table: dict[str, Any] = placement_group_table(group)
-    return table["state"] == "CREATED"
+    table: dict[str, Any] = placement_group_table(group)  # empty if the head does not answer
+    return table.get("state") == "CREATED"
 
 
 def _natural(gpus: Sequence[str]) -> list[tuple[int, str]]:

@@ -57,12 +57,12 @@ from ray_on_ecs.node import api, ports
 listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
-# The state and the node of each current or earlier Ray Train worker.
-TRAIN_WORKERS = """
+# The state and the node of each current or earlier worker of a run.
+WORKERS_OF_RUNS = """
 import json
 from ray_on_ecs.node import api, ports
 url = f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/actors?detail=1&limit=1000"
-actors = [each for each in api.get(url)["data"]["result"]["result"] if each["class_name"] == "RayTrainWorker"]
+actors = [each for each in api.get(url)["data"]["result"]["result"] if each["class_name"] == "ScriptActor"]
 print(json.dumps([(each["state"], each["node_id"]) for each in actors]))
 """
 JOBS = """
@@ -282,7 +282,7 @@ class Cluster:
     def trained_on(self, *states: str) -> set[str]:
         """The addresses of the present nodes that have or had Ray Train workers, optionally in these states."""
         addresses = {node["node_id"]: node["node_ip"] for node in self.nodes()}
-        workers = self._ask_dashboard(TRAIN_WORKERS)
+        workers = self._ask_dashboard(WORKERS_OF_RUNS)
         return {addresses[node] for state, node in workers if node in addresses and (not states or state in states)}
 
     def jobs(self) -> dict[str, str]:

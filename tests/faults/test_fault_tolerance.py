@@ -110,39 +110,21 @@ def test_workers_killed_during_startup_are_restarted(
     assert "restarting from the beginning (failure 2 in a row, --max-restarts is 3)" in run.log
 
 
-def test_killed_run_state_actor_costs_no_step(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
-    run = start("run-state", "--max-restarts", "0", step_seconds=0.3)
-    run.wait_for_steps(MIDDLE)
-    [actor] = cluster.head_processes("RunActor")
-    kill(actor.pid)
-    assert run.finish() == 0, run.log
-    assert run.has_weights_of(uninterrupted)
-    assert len(run.step_times) == run.steps, "no step was repeated"
-    assert run.log.count("the actor of the run was lost and restarted; training continues") == 1
-    records = [json.loads(line) for line in run.read("metrics.jsonl").splitlines()]
-    assert [each["step"] for each in records if "test_loss" in each] == [EPOCH, 2 * EPOCH, 3 * EPOCH]
-
-
-def test_controller_killed_during_startup_frees_its_resources(
+def test_killed_worker_is_replaced_while_the_other_stays(
     start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun
 ) -> None:
-    run = start("early-controller")
-    until(cluster.actors, between=0.1)
-    [controller] = cluster.head_processes("TrainController")
-    kill(controller.pid)
-    assert run.finish() == 0, run.log
-    assert run.has_weights_of(uninterrupted)
-
-
-def test_killed_controller_is_replaced(start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun) -> None:
-    run = start("controller")
+    run = start("worker")
     run.wait_for_steps(MIDDLE, SAVED)
     saved_step = run.saved_step
-    [controller] = cluster.head_processes("TrainController")
-    kill(controller.pid)
+    killed, other = cluster.actors()
+    kill(killed.pid)
+    until(lambda: len(both_new(cluster, {killed.pid})) == 2, between=0.1)
+    assert other in cluster.actors()
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert int(re.findall(r"resuming after step (\d+)", run.log)[-1]) >= saved_step
+    records = [json.loads(line) for line in run.read("metrics.jsonl").splitlines()]
+    assert [each["step"] for each in records if "test_loss" in each] == [EPOCH, 2 * EPOCH, 3 * EPOCH]
 
 
 def test_draining_node_stores_all_steps_before_it_stops(
