@@ -14,7 +14,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.runs import ask_head, table
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders
+from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders, under_way
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.storage import layout
 
@@ -110,7 +110,7 @@ def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] |
 
 def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, runs: Sequence[RunInfo]) -> set[str]:
     """Return the names of the runs that a driver may still write to, by its job, its lock or its status."""
-    of_jobs = folders.jobs_under_way(jobs)
+    of_jobs = under_way(jobs, folders.storage.uri)
     # A head of a stack that does not answer may have jobs; this machine without a head has none.
     busy = BUSY if jobs is not None or cluster.is_here else (*BUSY, *UNKNOWN)
     return {run.name for run in runs if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)}

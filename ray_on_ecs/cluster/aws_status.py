@@ -14,8 +14,7 @@ from ray_on_ecs.cluster.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling
 from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
-from ray_on_ecs.node.errors import GpuError
+from ray_on_ecs.errors import GpuError, HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
 from ray_on_ecs.run.zone_failover import newest_failure
 
 T = TypeVar("T")

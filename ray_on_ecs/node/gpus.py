@@ -13,8 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ray_on_ecs.errors import counted
-from ray_on_ecs.node.errors import GpuError, StartError
+from ray_on_ecs.errors import GpuError, StartError, counted
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ray_on_ecs import logs
 from ray_on_ecs.node import ports
-from ray_on_ecs.node.errors import NodeError, StartError
+from ray_on_ecs.errors import NodeError, StartError
 
 logger = logging.getLogger(__name__)
 

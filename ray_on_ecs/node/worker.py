@@ -19,7 +19,7 @@ from importlib.metadata import version
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
 from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
-from ray_on_ecs.node.errors import GpuError, HeadError, StartError
+from ray_on_ecs.errors import GpuError, HeadError, StartError
 
 logger = logging.getLogger(__name__)
 

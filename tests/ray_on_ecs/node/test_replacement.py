@@ -10,7 +10,7 @@ import pytest
 
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.node import gpus, replacement, worker
-from ray_on_ecs.node.errors import GpuError
+from ray_on_ecs.errors import GpuError
 from tests.aws import client
 
 COMMAND_NAME = "ray-worker"

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ray_on_ecs.node import gpus, ports, replacement, worker
-from ray_on_ecs.node.errors import GpuError, HeadError, StartError
+from ray_on_ecs.errors import GpuError, HeadError, StartError
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
 COMMAND_NAME = "ray-worker"
