@@ -1,4 +1,4 @@
-"""Errors that end a run, a command or a node, with exit statuses. Any other exception is a bug and keeps its traceback."""
+"""Errors that end a run, a command or a node, with exit statuses. Others are bugs and keep their traceback."""
 
 from collections.abc import Callable
 

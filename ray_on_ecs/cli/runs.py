@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +56,7 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
         jobs = None if no_head else ask_head(cluster)
         runs = listing.result().runs(jobs, limit + 1)
     if as_json:
-        print_json([asdict(run) for run in runs[:limit]])
+        print_json(runs[:limit])
     elif not runs:
         note(f"no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:

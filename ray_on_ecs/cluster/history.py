@@ -147,7 +147,8 @@ class Folders:
             started = _iso(_newest([files[layout.SETTINGS]] if layout.SETTINGS in files else files.values()))
         last_write = _newest([files[file] for file in (layout.STATUS, layout.LOCK) if file in files] or files.values())
         step, workers, metrics = _number(status.get("step")), _number(status.get("workers")), status.get("metrics")
-        numbers = {key: _number(value) for key, value in metrics.items()} if isinstance(metrics, dict) else None
+        if isinstance(metrics, dict):
+            metrics = {key: value for key, value in metrics.items() if _number(value) is not None}
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS),
@@ -155,7 +156,7 @@ class Folders:
             behind=_text(status.get("behind")),
             step=None if step is None else int(step),
             loss=_number(status.get("loss")),
-            metrics=numbers and {key: number for key, number in numbers.items() if number is not None},
+            metrics=metrics if isinstance(metrics, dict) else None,
             started=started,
             updated=_iso(last_write),
             cost_usd=_number(total_usd(status, {})),
@@ -227,9 +228,9 @@ def under_way(jobs: Iterable[Job] | None, storage_path: str) -> dict[str, Job]:
         metadata = job.get("metadata") or {}
         name = metadata.get("run_name")
         is_run = isinstance(name, str) and is_run_name(name) and job["status"] in (PENDING, RUNNING)
-        if is_run and is_below(metadata, storage_path):
-            if name not in of_runs or of_runs[name]["status"] != RUNNING:
-                of_runs[name] = job
+        is_new = name not in of_runs or of_runs[name]["status"] != RUNNING
+        if is_run and is_new and is_below(metadata, storage_path):
+            of_runs[name] = job
     return of_runs
 
 

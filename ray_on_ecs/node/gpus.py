@@ -119,16 +119,11 @@ def gpu_error(expected: int) -> str | None:
     return None
 
 
-def _main() -> int:
+if __name__ == "__main__":
     try:
         fault = gpu_error(int(sys.argv[1]))
     except StartError as cause:
-        print(cause, file=sys.stderr)
-        return StartError.exit_status
+        sys.exit(str(cause))
     if fault:
         print(fault, file=sys.stderr)
-    return GPU_FAULT if fault else 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
+        sys.exit(GPU_FAULT)

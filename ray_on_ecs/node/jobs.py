@@ -149,8 +149,8 @@ class JobRecovery:
             with suppress(OSError):  # the dashboard is busy
                 orphans = [
                     job["submission_id"]
-                    for job in _list_jobs()
-                    if _is_running(job) and (job.get("start_time") or 0) < 1000 * self._started_at
+                    for job in _submitted_jobs()
+                    if job["status"] not in ENDED and (job["start_time"] or 0) < 1000 * self._started_at
                 ]
                 if not orphans:
                     return
@@ -166,7 +166,7 @@ class JobRecovery:
         Raises:
             OSError: The Jobs API doesn't answer, or is not Ray's.
         """
-        jobs = _list_jobs()
+        jobs = _submitted_jobs()
         ids = {job["submission_id"] for job in jobs}
         for job in _last_jobs(jobs):
             try:
@@ -187,13 +187,13 @@ class JobRecovery:
             return job["submission_id"] in self._interrupted
         if job["status"] != "FAILED":
             return False
-        return job.get("error_type") in SUPERVISOR_LOST or job.get("driver_exit_code") in KILLED
+        return job["error_type"] in SUPERVISOR_LOST or job["driver_exit_code"] in KILLED
 
     def _resubmit(self, job: Job, taken: set[str]) -> None:
         lost = job["submission_id"]
         metadata = job["metadata"]
         maximum = _number(metadata, MAX_RESUBMISSIONS)
-        seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
+        seconds = ((job["end_time"] or 0) - (job["start_time"] or 0)) / 1000
         # In a row: without progress in between, before this job was lost.
         resubmissions = 0 if seconds >= PROGRESS_SECONDS else _number(metadata, RESUBMISSIONS)
         if resubmissions >= maximum:
@@ -251,22 +251,18 @@ def any_under_way() -> bool:
     Raises:
         OSError: The Jobs API doesn't answer, or is not Ray's.
     """
-    return any(_is_running(job) for job in api.items_in(url(), api.get(url()), api.JOB))
+    return any(job["status"] not in ENDED for job in api.items_in(url(), api.get(url()), api.JOB))
 
 
-def _list_jobs() -> list[Job]:
-    """Return the submitted jobs, without drivers that were started by hand, which have no submission ID."""
+def _submitted_jobs() -> list[Job]:
+    """Return the jobs without drivers that were started by hand, which have no submission ID."""
     return [job for job in api.items_in(url(), api.get(url()), api.JOB) if job["submission_id"]]
-
-
-def _is_running(job: Job) -> bool:
-    return job["status"] not in ENDED
 
 
 def _running() -> list[str]:
     """Return the IDs of the jobs that have not ended; empty if the dashboard doesn't answer."""
     try:
-        return [job["submission_id"] for job in _list_jobs() if _is_running(job)]
+        return [job["submission_id"] for job in _submitted_jobs() if job["status"] not in ENDED]
     except OSError as cause:
         logger.warning(f"the jobs are not known ({cause})")
         return []
@@ -279,13 +275,12 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
     """
 
     def times(job: Job) -> tuple[float, float]:
-        start = job.get("start_time") or 0
-        end = job.get("end_time") or start
-        return (math.inf if _is_running(job) else end), start
+        start = job["start_time"] or 0
+        return (job["end_time"] or start) if job["status"] in ENDED else math.inf, start
 
     last = {}
     for job in sorted(jobs, key=times):
-        metadata = job.get("metadata") or {}
+        metadata = job["metadata"] or {}
         if RUN[0] in metadata:
             last[tuple(str(metadata.get(key)) for key in RUN)] = job
     return list(last.values())

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ray_on_ecs import logs
-from ray_on_ecs.node import ports
 from ray_on_ecs.errors import NodeError, StartError
+from ray_on_ecs.node import ports
 
 logger = logging.getLogger(__name__)
 

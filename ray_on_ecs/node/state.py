@@ -22,7 +22,7 @@ MAX_FAILED_STARTS = 2
 
 @dataclass(frozen=True)
 class State:
-    """GCS database in `folder`, a counter of consecutive failed starts, and a list of interrupted jobs.
+    """GCS database in `folder` and, beside it, a counter of consecutive failed starts, and a list of interrupted jobs.
 
     A head that is stopped stops its jobs, and the next head resubmits them.
     """
@@ -41,11 +41,7 @@ class State:
         return set(file.read_text().splitlines()) if file.exists() else set()
 
     def record_interrupted(self, jobs: Iterable[str]) -> None:
-        """Record jobs that this head interrupts because it is being stopped.
-
-        Raises:
-            OSError: The folder can't be written.
-        """
+        """Record jobs that this head interrupts because it is being stopped; OSError if the folder can't be written."""
         with self._beside("interrupted").open("a") as file:
             file.writelines(f"{job}\n" for job in jobs)
 
@@ -86,5 +82,4 @@ def open_state() -> State | None:
     except OSError as cause:
         logger.warning(f"{HEAD_STATE_VARIABLE}: {cause}; the head's state ends with its container")
         return None
-    logger.debug(f"the head's state is in {state.folder}")
     return state

@@ -18,8 +18,8 @@ from functools import partial
 from importlib.metadata import version
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
-from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
 from ray_on_ecs.errors import GpuError, HeadError, StartError
+from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
 
 logger = logging.getLogger(__name__)
 

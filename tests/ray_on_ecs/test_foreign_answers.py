@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 import pytest
 
+from ray_on_ecs.cli import status
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import head as cluster_head
-from ray_on_ecs.cluster import jobs, ray_status
+from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
@@ -198,7 +199,7 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
     "a head in use": (in_use, ()),
     "jobs of runs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
-    "a status": (lambda url: ray_status.read_ray(LocalCluster(), Head(url)), (TrainingError,)),
+    "a status": (lambda url: status.read_ray(LocalCluster(), Head(url)), (TrainingError,)),
     "a connection": (connected, (TrainingError,)),
     "submitted jobs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
     "a job": (lambda url: Head(url).job("mine"), (TrainingError,)),
