@@ -31,11 +31,7 @@ _making = threading.RLock()
 
 
 class Refused(ResourceError):
-    """AWS has returned an error.
-
-    Attributes:
-        code: AWS's error code.
-    """
+    """AWS has returned an error, with this code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -199,7 +195,7 @@ def explain(cause: Exception, what: str) -> TrainingError | None:
             cause, exceptions.ConfigParseError | exceptions.InvalidRegionError
         ):
             return ResourceError(f"{what}: AWS can't be reached ({line}); check the network, HTTPS_PROXY and endpoints")
-        # Also of a login's program that is missing or prints other text, and of an endpoint that is not a URL.
+        # Also of a login's program that is missing or prints other text.
         case exceptions.BotoCoreError() | OSError() | json.JSONDecodeError():
             return _misconfigured(what, line)
         case ValueError() if line.startswith("Invalid endpoint"):

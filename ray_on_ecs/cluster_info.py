@@ -10,9 +10,7 @@ from ray_on_ecs.aws import client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import TrainingError
 
-CONNECT_SECONDS = 2
-READ_SECONDS = 3
-ATTEMPTS = 2
+LIMITS = {"connect_seconds": 2, "read_seconds": 3, "attempts": 2}
 
 
 class Zone(TypedDict):
@@ -74,10 +72,9 @@ def read_cluster_info() -> ClusterInfo | None:
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:
     """Return AWS's response; None if it refuses or doesn't answer within some seconds."""
-    limits = {"connect_seconds": CONNECT_SECONDS, "read_seconds": READ_SECONDS, "attempts": ATTEMPTS}
     try:
         with translated(service):
-            return getattr(client(service, **limits), method)(**arguments)
+            return getattr(client(service, **LIMITS), method)(**arguments)
     except TrainingError:
         return None
 

@@ -141,15 +141,9 @@ def _outcome(check: Check, findings: Findings) -> tuple[str, str, str]:
 
 def program(findings: Findings, name: str, instructions: str) -> str:
     """Run a program of this machine."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            [name, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
+        done = subprocess.run([name, "--version"], **options, timeout=PROGRAM_SECONDS, check=True)
     except FileNotFoundError as cause:
         raise Problem(f"command not found: {name}", f"install it: {instructions}") from cause
     except (OSError, subprocess.SubprocessError) as cause:

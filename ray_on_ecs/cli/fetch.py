@@ -43,14 +43,7 @@ NAMES_SHOWN = 8
 
 @dataclass(frozen=True)
 class Fetched:
-    """Fetched files of a run.
-
-    Attributes:
-        folder: The folder with the run's files.
-        files: Requested files that exist, by their paths in the folder.
-        copied: The new ones among them.
-        size: The bytes of all of them.
-    """
+    """Requested files of a run that are here, by their paths in its folder, and the new ones among them."""
 
     folder: Path
     files: list[str]
@@ -101,13 +94,6 @@ def copy_run(
     Files that already have the size and the time of the storage are skipped; others appear when they are complete, with
     that time. The time of a script's file is when the script wrote it, wherever it is stored now. The report is made
     here: the one in the storage may be a page of others.
-
-    Args:
-        cluster: The cluster of the run.
-        name: The run.
-        folder: Target folder.
-        checkpoints: True to fetch checkpoints, too.
-        only: Patterns of the paths to fetch; none for all.
 
     Raises:
         UsageError: The run or the file does not exist, or the disk lacks room for it.
@@ -160,13 +146,9 @@ def copy_run(
 
 @dataclass(frozen=True)
 class _Listing:
-    """Content of a run's folder.
+    """Content of a run's folder, by paths: files, targets of links, and times at which a script wrote (ns).
 
-    Attributes:
-        files: The files by their paths in the folder.
-        links: The targets of the symbolic links.
-        written_at: The times at which a script wrote its files, in nanoseconds.
-        refused: Names that the disk can't have, files of git's repositories, and links out of the folder.
+    Refused are names that the disk can't have, files of git's repositories, and links out of the folder.
     """
 
     files: dict[str, StoredFile]

@@ -60,13 +60,7 @@ def make_folder(target: Path) -> None:
 def copy_all(
     storage: RunStorage, target: Path, files: dict[str, StoredFile], written_at: dict[str, int]
 ) -> dict[str, OSError]:
-    """Copy files of a run, several at once.
-
-    Args:
-        storage: The run's folder.
-        target: The folder of the copies.
-        files: The files by their paths in it.
-        written_at: The times at which a script wrote its files.
+    """Copy files of a run, several at once, with the times at which a script wrote them.
 
     Returns:
         The files that were deleted or replaced meanwhile, and are not copied.
@@ -79,16 +73,15 @@ def copy_all(
     from ray_on_ecs.storage.disk import Changed
     from ray_on_ecs.storage.filesystem import copy_each
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     make_folder(target)
     places = {path: _place(target, path) for path in files}
     # A name may be as long as the disk allows.
     parts = {place.with_name(f".{uuid4().hex}.part"): path for path, place in places.items()}
     missed: dict[str, OSError] = {}
     try:
-        with Progress(
-            *columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal
-        ) as bar:
+        with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
             task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
             sources = {part: files[path] for part, path in parts.items()}
             with closing(copy_each(storage.store, sources, lambda size: bar.advance(task, size))) as copies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -123,20 +124,17 @@ def _delete(cluster: Cluster, storage: RunStorage) -> None:
         ResourceError: A part of it can't be deleted; the same command deletes the rest.
     """
     try:
-        if names := _stored_secrets(storage):
+        try:
+            names = [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]
+        except UsageError:  # a document that is broken does not name a secret
+            names = []
+        if names:
             cluster.secrets_of(storage.uri).delete(names)
         for name in FIRST:
             storage.delete(name)
         storage.delete_folder()
     except OSError as cause:
         raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause
-
-
-def _stored_secrets(storage: RunStorage) -> list[str]:
-    try:
-        return [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]
-    except UsageError:  # a document that is broken does not name a secret
-        return []
 
 
 def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) -> int:
@@ -151,7 +149,11 @@ def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) 
     try:
         listed = storage.listing(FOLDER).files
         with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
-        needed = [_settings_text(folders.storage.sibling(name)) for name in with_settings]
+        needed = []
+        for name in with_settings:
+            with suppress(FileNotFoundError):  # the run has just been deleted
+                # As text, which also a broken document is.
+                needed.append(storage.sibling(name).read(layout.SETTINGS).decode(errors="replace"))
         unused = [
             name
             for name, archive in listed.items()
@@ -163,11 +165,3 @@ def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) 
     except OSError as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)
-
-
-def _settings_text(storage: RunStorage) -> str:
-    """Return the text of a run's settings, which has the name of its code; also of broken ones."""
-    try:
-        return str(storage.read_json(layout.SETTINGS))
-    except UsageError:
-        return storage.read(layout.SETTINGS).decode(errors="replace")

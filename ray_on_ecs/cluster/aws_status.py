@@ -147,9 +147,8 @@ def read_group(stack: Stack, info: ClusterInfo) -> Group:
     members = group["Instances"]
     failure = None
     with suppress(ResourceError):
-        activities = aws.call(
-            "autoscaling", stack, "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=ACTIVITIES
-        )["Activities"]
+        which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
+        activities = aws.call("autoscaling", stack, "describe_scaling_activities", **which)["Activities"]
         subnets = [zone["subnet_id"] for zone in info["zones"]]
         failure = newest_failure(activities, subnets, datetime.now(UTC) - timedelta(days=1))
     return Group(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -92,8 +92,14 @@ class Head:
 
         url = f"{self.url}/api/jobs/{quote(job_id)}/logs/tail"
         async with aiohttp.ClientSession(headers=api.bearer(self.token)) as session:
-            with _translated(url):
+            try:
                 messages = await asyncio.wait_for(session.ws_connect(url), REQUEST_SECONDS)
+            except aiohttp.WSServerHandshakeError as refusal:
+                if refusal.status in (401, 403):
+                    raise TokenError from refusal
+                raise AnswerError(url, f"{refusal.status}: {refusal.message}", refusal.status) from refusal
+            except (aiohttp.ClientError, OSError) as cause:
+                raise AnswerError(url, str(cause) or repr(cause), is_passing=True) from cause
             async with messages:
                 while True:
                     try:
@@ -107,18 +113,3 @@ class Head:
                         return
                     else:
                         raise AnswerError(url, "the connection has ended", is_passing=True)
-
-
-@contextmanager
-def _translated(url: str) -> Generator[None]:
-    """Raise the errors of `api.ask` for those of aiohttp."""
-    import aiohttp
-
-    try:
-        yield
-    except aiohttp.WSServerHandshakeError as refusal:
-        if refusal.status in (401, 403):
-            raise TokenError from refusal
-        raise AnswerError(url, f"{refusal.status}: {refusal.message}", refusal.status) from refusal
-    except (aiohttp.ClientError, OSError) as cause:
-        raise AnswerError(url, str(cause) or repr(cause), is_passing=True) from cause

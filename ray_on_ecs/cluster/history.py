@@ -44,13 +44,11 @@ class RunInfo:
         state: The state in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a
             job without a status yet; lost, the driver is gone; unreadable, a document is broken.
         behind: The run that it is queued behind.
-        loss: The last loss that its script logged.
-        metrics: The last value of each metric that it logged.
+        metrics: The last value of each metric that its script logged.
         started: The start of the last command.
         started_seconds_ago: The time since then by the storage's clock; never negative.
         updated: The driver's last write.
         cost_usd: The cost of its workers over all commands.
-        job: The submission ID of its Ray job.
         url: The run's page at an experiment tracker.
     """
 
@@ -91,13 +89,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
 
 @dataclass(frozen=True)
 class Folders:
-    """Listing of the storage path at one moment.
-
-    Attributes:
-        storage: The storage path.
-        now: The moment, by the storage's clock (Unix time).
-        files: The documents and the lock of each run, by the run's name and the file's.
-    """
+    """Documents and locks of runs, by the run's name and the file's, as listed at `now` by the storage's clock."""
 
     storage: RunStorage
     now: float

@@ -26,9 +26,8 @@ CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 BUSY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 Job = dict[str, Any]
-
-# Fields of a job and of a node that commands use; those that may be missing may be None.
 Fields = dict[str, Any]
+# Fields of a job and of a node that commands use; those that may be missing may be None.
 JOB: Fields = {
     "status": str,
     "submission_id": str | None,
@@ -50,13 +49,9 @@ NODE: Fields = {
 
 
 class AnswerError(ResourceError, OSError):
-    """A server doesn't answer, refuses a request, or is not Ray.
+    """A server doesn't answer, refuses a request (with an HTTP status), or is not Ray.
 
-    Args:
-        address: Of the server.
-        reason: Its answer, or the failure.
-        status: The HTTP status of a refusal, else 0.
-        is_passing: True if there was not an answer, as from a server that is starting.
+    It is passing if there was not an answer, as from a server that is starting.
     """
 
     def __init__(self, address: str, reason: object, status: int = 0, *, is_passing: bool = False) -> None:

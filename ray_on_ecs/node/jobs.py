@@ -107,11 +107,11 @@ class JobRecovery:
         logger.debug(f"the Jobs API answers; jobs of the previous head: {sorted(self._interrupted) or 'none'}")
         if self._state:
             self.fail_orphaned_jobs()
-            self._poll()
+            self.resubmit_lost_jobs()
             wait_for_jobs_api()  # reading the jobs of a damaged state can end Ray
             self._state.mark_healthy()
         while not self._stopping.wait(POLL_SECONDS):
-            self._poll()
+            self.resubmit_lost_jobs()
 
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs, whose drivers run on the head, so that each can print the command that resumes it.
@@ -161,12 +161,12 @@ class JobRecovery:
             time.sleep(ORPHANS_POLL_SECONDS)
 
     def resubmit_lost_jobs(self) -> None:
-        """Resubmit each run whose last job lost its driver or head, up to `max_resubmissions` times in a row.
-
-        Raises:
-            OSError: The Jobs API doesn't answer, or is not Ray's.
-        """
-        jobs = _submitted_jobs()
+        """Resubmit each run whose last job lost its driver or head, up to `max_resubmissions` times in a row."""
+        try:
+            jobs = _submitted_jobs()
+        except OSError as cause:  # the dashboard is busy, or the head is ending
+            logger.debug(f"the jobs are not known, and will be read again ({cause})")
+            return
         ids = {job["submission_id"] for job in jobs}
         for job in _last_jobs(jobs):
             try:
@@ -175,12 +175,6 @@ class JobRecovery:
             # Another client may have submitted the job with any metadata; the others are resubmitted nevertheless.
             except Exception as cause:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
-
-    def _poll(self) -> None:
-        try:
-            self.resubmit_lost_jobs()
-        except OSError as cause:  # the dashboard is busy, or the head is ending
-            logger.debug(f"the jobs are not known, and will be read again ({cause})")
 
     def _is_lost(self, job: Job) -> bool:
         if job["status"] == "STOPPED":

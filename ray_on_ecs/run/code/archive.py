@@ -42,11 +42,9 @@ VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Stored code of a run.
+    """Stored code of a run: the name of the user's folder, and the address of the archive.
 
     Attributes:
-        name: The name of the user's folder.
-        archive: The address of the archive.
         links: The files that the archive lacks because they are on this machine, by their names.
         left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
         git: The commit as environment variables; empty outside a repository.
@@ -92,13 +90,9 @@ class Code:
 
 
 def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> Code:
-    """Store the files of the working directory next to the runs.
+    """Store the files of the working directory next to the runs, and say what is not uploaded.
 
-    Args:
-        config: The settings.
-        storage: The folder of a run.
-        say: Shows a line about files that are not uploaded.
-        links: True to store links to large files, if the storage is a folder that all nodes see.
+    With `links`, links to large files are stored if the storage is a folder of this machine.
     """
     folder = config.folder
     results = Path(storage.base)  # that may lie in the folder with the code

@@ -20,7 +20,7 @@ STARTERS = (
     "Tuner",
     "XGBoostTrainer",
 )
-TUNE_RUN = "run"
+TUNE_RUN = "tune.run"
 
 
 def with_driver(config: RunConfig) -> RunConfig:
@@ -62,7 +62,7 @@ def syntax_error(config: RunConfig) -> str | None:
     except SyntaxError as cause:
         return f"SCRIPT: {config.command[0]}:{cause.lineno}: SyntaxError: {cause.msg}"
     except (OSError, ValueError):
-        return None
+        pass
     return None
 
 
@@ -72,31 +72,19 @@ def first_start(script: Path) -> str | None:
         tree = ast.parse(script.read_bytes())
     except (OSError, ValueError, SyntaxError):
         return None
-    nodes = list(ast.walk(tree))
-    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    if not any(name.split(".")[0] == "ray" for name in modules):
-        return None
+    imports_ray = False
     calls: list[tuple[int, str]] = []
-    for node in nodes:
-        if isinstance(node, ast.Call):
-            starter = _starter(node.func)
-            if starter:
-                calls.append((node.lineno, starter))
-    if not calls:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports_ray = imports_ray or any(alias.name.split(".")[0] == "ray" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            imports_ray = imports_ray or (node.module or "").split(".")[0] == "ray"
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            name = called.rpartition(".")[2]
+            if name in STARTERS or called == TUNE_RUN:
+                calls.append((node.lineno, called if called == TUNE_RUN else name))
+    if not imports_ray or not calls:
         return None
     line, starter = min(calls)
     return f"{script.name}:{line} calls {starter}"
-
-
-def _starter(function: ast.expr) -> str | None:
-    """Return the name of a called class or function of Ray that starts workers, or None for any other."""
-    if isinstance(function, ast.Name) and function.id in STARTERS:
-        return function.id
-    if isinstance(function, ast.Attribute):
-        if function.attr in STARTERS:
-            return function.attr
-        owner = function.value
-        if function.attr == TUNE_RUN and isinstance(owner, ast.Name) and owner.id == "tune":
-            return "tune.run"
-    return None
