@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,31 +70,32 @@ class Findings:
     services: dict[str, Service] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Result of a check, and the command to type if it has not passed."""
-
-    check: str
-    state: str
-    line: str
-    type: str = ""
-
-
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @cluster_flags
 def command(as_json: bool, flags: dict[str, Any]) -> int:
     """Check everything between here and the cluster, and say what to type; exit status 1 if something is wrong."""
     _shorten_timeouts()
+    started_at = time.monotonic()
+    states: dict[str, str] = {}
     results = []
     with ExitStack() as connections:
-        for result in _run_checks(Findings(flags, connections)):
-            results.append(result)
+        findings = Findings(flags, connections)
+        for check in ON_COMPOSE if flags["compose"] else ON_THIS_MACHINE if flags["local"] else ON_AWS:
+            missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
+            if missing:
+                state, line, fix = SKIPPED, f"not checked without {missing[0]}", ""
+            elif time.monotonic() - started_at > START_SECONDS:
+                state, line, fix = SKIPPED, "not checked, the others took too long", ""
+            else:
+                state, line, fix = _outcome(check, findings)
+            states[check.name] = state
+            results.append({"check": check.name, "state": state, "line": line, "type": fix})
             if not as_json:
-                out.print(f"{MARKS[result.state]}  {result.check}: {result.line}")
-                if result.type:
-                    out.print(f"      {result.type}")
-    has_failed = any(result.state == FAILED for result in results)
+                out.print(f"{MARKS[state]}  {check.name}: {line}")
+                if fix:
+                    out.print(f"      {fix}")
+    has_failed = FAILED in states.values()
     if as_json:
         print_json({"ok": not has_failed, "checks": results})
     return int(has_failed)
@@ -107,24 +108,8 @@ def _shorten_timeouts() -> None:
     session.OPEN_SECONDS = cluster_head.REQUEST_SECONDS = 10.0
 
 
-def _run_checks(findings: Findings) -> Iterator[Result]:
-    """Yield the result of each check as it ends."""
-    flags = findings.flags
-    started_at = time.monotonic()
-    states: dict[str, str] = {}
-    for check in ON_COMPOSE if flags["compose"] else ON_THIS_MACHINE if flags["local"] else ON_AWS:
-        missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
-        if missing:
-            result = Result(check.name, SKIPPED, f"not checked without {missing[0]}")
-        elif time.monotonic() - started_at > START_SECONDS:
-            result = Result(check.name, SKIPPED, "not checked, the others took too long")
-        else:
-            result = Result(check.name, *_outcome(check, findings))
-        states[check.name] = result.state
-        yield result
-
-
 def _outcome(check: Check, findings: Findings) -> tuple[str, str, str]:
+    """Return the state of a check, its line, and the command to type if it has not passed."""
     try:
         return OK, check.look(findings), ""
     except Notice as notice:

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from rich import filesize
 
+from ray_on_ecs.cli import local_copy
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.local_copy import (
-    ATTEMPTS,
-    check_room,
-    copy_all,
-    delete_false_curves,
-    is_here,
-    make_links,
-    unreadable,
-    write_report,
-)
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
@@ -102,39 +93,39 @@ def copy_run(
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
     copied: set[str] = set()
-    for _ in range(ATTEMPTS):  # a run that is under way replaces its files
+    for _ in range(local_copy.ATTEMPTS):  # a run that is under way replaces its files
         listing = _list(storage, target)
         skipped = set() if checkpoints else _checkpoints(listing.files)
         requested = {path: info for path, info in listing.files.items() if _is_requested(path, skipped, only)}
         new = {
             path: info
             for path, info in requested.items()
-            if path != layout.REPORT and not is_here(target, path, info, listing.written_at.get(path))
+            if path != layout.REPORT and not local_copy.is_here(target, path, info, listing.written_at.get(path))
         }
         if not new:
             break
-        check_room(target, sum(info.size for info in new.values()))
+        local_copy.check_room(target, sum(info.size for info in new.values()))
         try:
-            missed = copy_all(storage, target, new, listing.written_at)
+            missed = local_copy.copy_all(storage, target, new, listing.written_at)
         except OSError as cause:
-            raise unreadable(storage, cause) from cause
+            raise local_copy.unreadable(storage, cause) from cause
         copied |= new.keys() - missed.keys()
     else:
         if missed:
-            raise unreadable(storage, next(iter(missed.values())))
+            raise local_copy.unreadable(storage, next(iter(missed.values())))
     if only and not requested:
         raise UsageError(
             f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
         )
     try:
         links = {path: text for path, text in listing.links.items() if _is_requested(path, skipped, only)}
-        refused = [*listing.refused, *make_links(target, links)]
+        refused = [*listing.refused, *local_copy.make_links(target, links)]
         if layout.CURVES in requested:
-            refused += delete_false_curves(target)
-        if layout.REPORT in requested and write_report(storage, target):
+            refused += local_copy.delete_false_curves(target)
+        if layout.REPORT in requested and local_copy.write_report(storage, target):
             copied.add(layout.REPORT)
     except OSError as cause:
-        raise unreadable(storage, cause) from cause
+        raise local_copy.unreadable(storage, cause) from cause
     if refused:
         more = f" and {len(refused) - NAMES_SHOWN} more" if len(refused) > NAMES_SHOWN else ""
         names = ", ".join(map(repr, refused[:NAMES_SHOWN]))
@@ -170,7 +161,7 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
                 files |= {f"{folder}/{name}": info for name, info in storage.files(folder).items()}
         stored = stored_files(storage, snapshot.keys)
     except OSError as cause:
-        raise unreadable(storage, cause) from cause
+        raise local_copy.unreadable(storage, cause) from cause
     refused = keys_outside(storage, files)
     links, written_at = {}, {}
     for name, entry in snapshot.files.items():

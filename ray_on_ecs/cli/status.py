@@ -135,12 +135,7 @@ def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
-    """Return services, group, limits and cost of a stack, and AWS's refusals by what was asked.
-
-    Args:
-        stack: The stack.
-        nodes: Ray's nodes, or None if the head can't be reached.
-    """
+    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked."""
     found: dict[str, Any] = {"region": stack.region, "services": {}, "group": None, "scaling": {}, "hourly_usd": None}
     unknown: dict[str, str] = {}
     try:

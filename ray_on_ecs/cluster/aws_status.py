@@ -134,11 +134,7 @@ def explain_head(stack: Stack) -> ResourceError | None:
 
 
 def read_group(stack: Stack, info: ClusterInfo) -> Group:
-    """Return the workers' Auto Scaling group.
-
-    Raises:
-        TrainingError: AWS refuses, or the group does not exist.
-    """
+    """Return the workers' Auto Scaling group; TrainingError if AWS refuses, or the group does not exist."""
     name = info["group"]
     groups = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
     if not groups["AutoScalingGroups"]:

@@ -23,11 +23,9 @@ ALIVE = "ALIVE"
 
 @dataclass
 class Head:
-    """Ray head at an address of this machine. Each method raises as `api.ask` does.
+    """Ray head at the URL of its dashboard, without a slash at its end; the token is empty for a cluster without one.
 
-    Attributes:
-        url: The URL of its dashboard, without a slash at its end.
-        token: Ray's token; empty for a cluster without one.
+    Each method raises as `api.ask` does.
     """
 
     url: str

@@ -69,12 +69,7 @@ class RunInfo:
 
 
 def find_run(cluster: Cluster, name: str) -> RunStorage:
-    """Return the folder of a run.
-
-    Raises:
-        UsageError: The run does not exist; the message has the nearest names. Or see `list_folders`.
-        ResourceError: The storage can't be reached.
-    """
+    """Return the folder of a run; UsageError with the nearest names without one, and errors of `list_folders`."""
     from difflib import get_close_matches
 
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))

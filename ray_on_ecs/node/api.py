@@ -148,11 +148,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def below(url: str, document: Any, *keys: str) -> Any:
-    """Return what a document has below these keys.
-
-    Raises:
-        AnswerError: It has another form.
-    """
+    """Return what a document has below these keys; AnswerError if it has another form."""
     try:
         for key in keys:
             document = document[key]
@@ -162,11 +158,7 @@ def below(url: str, document: Any, *keys: str) -> Any:
 
 
 def items_in(url: str, answer: Any, types: Fields) -> list[dict[str, Any]]:
-    """Return an answer that has to be a list of objects with these fields, such as of jobs.
-
-    Raises:
-        AnswerError: It has another form.
-    """
+    """Return an answer that has to be a list of objects with these fields; AnswerError if it has another form."""
     if isinstance(answer, list) and all(isinstance(item, dict) for item in answer):
         items = [{**dict.fromkeys(types), **item} for item in answer]
         if all(isinstance(item[name], kind) for item in items for name, kind in types.items()):

@@ -72,11 +72,7 @@ class Demand:
 
 
 def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
-    """Read the current demand from the GCS at `gcs_address`, `host:port`.
-
-    Raises:
-        Exception: The GCS didn't answer within a minute; any of Ray's errors.
-    """
+    """Read the current demand from the GCS at `host:port`; any of Ray's errors if it doesn't answer in a minute."""
     # Not at the top: the import takes seconds and would delay `ray start`.
     from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.autoscaler.v2 import sdk
@@ -108,11 +104,7 @@ def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
 
 
 def node_in_use(gcs_address: str, ip_address: str) -> bool:
-    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group.
-
-    Raises:
-        Exception: The GCS didn't answer; any of Ray's errors.
-    """
+    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group."""
     api.check_gcs(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     from ray.autoscaler.v2 import sdk
 

@@ -50,11 +50,7 @@ def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
 
 
 def load_driver() -> ctypes.CDLL:
-    """Load the CUDA driver, which NVIDIA's container runtime puts into the container.
-
-    Raises:
-        StartError: It is missing.
-    """
+    """Load the CUDA driver, which NVIDIA's container runtime puts into the container; StartError if it is missing."""
     try:
         return ctypes.CDLL(DRIVER)
     except OSError as cause:

@@ -240,11 +240,7 @@ def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
 
 
 def any_under_way() -> bool:
-    """Return True if a job is pending or running, or a driver that was started by hand, as in the head's shell.
-
-    Raises:
-        OSError: The Jobs API doesn't answer, or is not Ray's.
-    """
+    """Return True if a job is pending or running, or a driver that was started by hand, as in the head's shell."""
     return any(job["status"] not in ENDED for job in api.items_in(url(), api.get(url()), api.JOB))
 
 

@@ -50,11 +50,7 @@ def repeat(work: Callable[[], None]) -> None:
 
 
 def publish(namespace: str) -> None:
-    """Publish the current values.
-
-    Raises:
-        Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
-    """
+    """Publish the current values; any of urllib's, Ray's or boto's errors if one doesn't answer or refuses."""
     own_address = ports.own_gcs()
     api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     current = demand.read(own_address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")

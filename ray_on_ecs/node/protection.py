@@ -103,11 +103,7 @@ class Protection:
 
 
 def put(url: str, state: dict[str, Any]) -> None:
-    """Send a state to the agent's endpoint, which passes it on to ECS.
-
-    Raises:
-        OSError: The agent doesn't answer, or ECS refuses.
-    """
+    """Send a state to the agent, which passes it on to ECS; OSError if it doesn't answer, or ECS refuses."""
     try:
         answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", method="PUT", body=state)
     except api.AnswerError as cause:

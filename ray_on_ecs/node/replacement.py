@@ -40,11 +40,7 @@ def request() -> None:
 
 
 def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
-    """Mark an instance unhealthy unless too many of its group are; return a line with the outcome.
-
-    Raises:
-        Exception: AWS did not answer, or refused; any of boto's errors.
-    """
+    """Mark an instance unhealthy unless too many of its group are; return a line with the outcome."""
     instances = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
     if not instances:
         return f"{instance_id} is not in an Auto Scaling group, which could replace it"

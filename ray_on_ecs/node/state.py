@@ -46,11 +46,7 @@ class State:
             file.writelines(f"{job}\n" for job in jobs)
 
     def record_start(self) -> None:
-        """Count a start; quarantine the state first if the previous starts with it failed.
-
-        Raises:
-            OSError: The folder can't be written.
-        """
+        """Count a start; first quarantine a state whose last starts failed. OSError if the folder can't be written."""
         starts, quarantine = self._beside("starts"), self._beside("quarantine")
         if starts.exists() and starts.stat().st_size >= MAX_FAILED_STARTS:
             line = f"{MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine} and starting"

@@ -58,11 +58,7 @@ class Code:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Code:
-        """Return the code that a run's document names.
-
-        Raises:
-            TypeError, ValueError: A field is missing, unknown or of another form.
-        """
+        """Return the code of a run's document; TypeError or ValueError if a field is missing or of another form."""
         code = cls(**document)
         if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
             raise TypeError(f"its code is {document!r}")
@@ -75,11 +71,7 @@ class Code:
         return code
 
     def place(self, folder: Path) -> None:
-        """Write the code into a new folder.
-
-        Raises:
-            OSError: The archive or a file can't be read, or the folder not be written.
-        """
+        """Write the code into a new folder; OSError if a file can't be read or written."""
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
         fetch(RunStorage.open(base, FOLDER), digest, folder)
         for name, original in self.links.items():

@@ -10,17 +10,11 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 
 # Classes and functions of Ray Train and Ray Tune that start workers.
-STARTERS = (
-    "DataParallelTrainer",
-    "HorovodTrainer",
-    "JaxTrainer",
-    "LightGBMTrainer",
-    "TensorflowTrainer",
-    "TorchTrainer",
-    "Tuner",
-    "XGBoostTrainer",
-)
 TUNE_RUN = "tune.run"
+STARTERS = (
+    *("DataParallelTrainer", "HorovodTrainer", "JaxTrainer", "LightGBMTrainer", "TensorflowTrainer", "TorchTrainer"),
+    *("Tuner", "XGBoostTrainer", TUNE_RUN),
+)
 
 
 def with_driver(config: RunConfig) -> RunConfig:
@@ -80,10 +74,12 @@ def first_start(script: Path) -> str | None:
         elif isinstance(node, ast.ImportFrom):
             imports_ray = imports_ray or (node.module or "").split(".")[0] == "ray"
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            name = called.rpartition(".")[2]
-            if name in STARTERS or called == TUNE_RUN:
-                calls.append((node.lineno, called if called == TUNE_RUN else name))
+            called = node.func
+            name = getattr(called, "id", None) or getattr(called, "attr", "")
+            if name == "run" and isinstance(called, ast.Attribute) and getattr(called.value, "id", "") == "tune":
+                name = TUNE_RUN
+            if name in STARTERS:
+                calls.append((node.lineno, name))
     if not imports_ray or not calls:
         return None
     line, starter = min(calls)
