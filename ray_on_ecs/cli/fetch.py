@@ -16,7 +16,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import UsageError, counted
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_bare_repositories
 from ray_on_ecs.storage import layout
 
@@ -93,31 +93,27 @@ def copy_run(
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
     copied: set[str] = set()
-    for _ in range(local_copy.ATTEMPTS):  # a run that is under way replaces its files
-        listing = _list(storage, target)
-        skipped = set() if checkpoints else _checkpoints(listing.files)
-        requested = {path: info for path, info in listing.files.items() if _is_requested(path, skipped, only)}
-        new = {
-            path: info
-            for path, info in requested.items()
-            if path != layout.REPORT and not local_copy.is_here(target, path, info, listing.written_at.get(path))
-        }
-        if not new:
-            break
-        local_copy.check_room(target, sum(info.size for info in new.values()))
-        try:
-            missed = local_copy.copy_all(storage, target, new, listing.written_at)
-        except OSError as cause:
-            raise local_copy.unreadable(storage, cause) from cause
-        copied |= new.keys() - missed.keys()
-    else:
-        if missed:
-            raise local_copy.unreadable(storage, next(iter(missed.values())))
-    if only and not requested:
-        raise UsageError(
-            f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
-        )
     try:
+        for _ in range(local_copy.ATTEMPTS):  # a run that is under way replaces its files
+            listing = _list(storage, target)
+            skipped = set() if checkpoints else _checkpoints(listing.files)
+            requested = {path: info for path, info in listing.files.items() if _is_requested(path, skipped, only)}
+            new = {
+                path: info
+                for path, info in requested.items()
+                if path != layout.REPORT and not local_copy.is_here(target, path, info, listing.written_at.get(path))
+            }
+            if not new:
+                break
+            local_copy.check_room(target, sum(info.size for info in new.values()))
+            missed = local_copy.copy_all(storage, target, new, listing.written_at)
+            copied |= new.keys() - missed.keys()
+        else:
+            if missed:
+                raise next(iter(missed.values()))
+        if only and not requested:
+            all_files = cluster.command(f"fetch {name}")
+            raise UsageError(f"--only: no file of run {name} matches {' or '.join(only)}; {all_files} copies all")
         links = {path: text for path, text in listing.links.items() if _is_requested(path, skipped, only)}
         refused = [*listing.refused, *local_copy.make_links(target, links)]
         if layout.CURVES in requested:
@@ -125,7 +121,7 @@ def copy_run(
         if layout.REPORT in requested and local_copy.write_report(storage, target):
             copied.add(layout.REPORT)
     except OSError as cause:
-        raise local_copy.unreadable(storage, cause) from cause
+        raise ResourceError(f"run {name} can't be copied ({one_line(cause)}); the same command continues") from cause
     if refused:
         more = f" and {len(refused) - NAMES_SHOWN} more" if len(refused) > NAMES_SHOWN else ""
         names = ", ".join(map(repr, refused[:NAMES_SHOWN]))
@@ -152,16 +148,13 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
     """List a run's folder, as the target can have it; the files of the script are from the last snapshot."""
     from ray_on_ecs.storage.snapshot import keys_outside, read_snapshot, stored_files
 
-    try:
-        snapshot = read_snapshot(storage)
-        top = storage.listing()
-        files = {name: info for name, info in top.files.items() if name not in OF_SNAPSHOTS}
-        for folder in top.folders:
-            if folder not in OF_SNAPSHOTS:
-                files |= {f"{folder}/{name}": info for name, info in storage.files(folder).items()}
-        stored = stored_files(storage, snapshot.keys)
-    except OSError as cause:
-        raise local_copy.unreadable(storage, cause) from cause
+    snapshot = read_snapshot(storage)
+    top = storage.listing()
+    files = {name: info for name, info in top.files.items() if name not in OF_SNAPSHOTS}
+    for folder in top.folders:
+        if folder not in OF_SNAPSHOTS:
+            files |= {f"{folder}/{name}": info for name, info in storage.files(folder).items()}
+    stored = stored_files(storage, snapshot.keys)
     refused = keys_outside(storage, files)
     links, written_at = {}, {}
     for name, entry in snapshot.files.items():

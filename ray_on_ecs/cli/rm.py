@@ -118,11 +118,7 @@ def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, r
 
 
 def _delete(cluster: Cluster, storage: RunStorage) -> None:
-    """Delete a run's secrets and its folder.
-
-    Raises:
-        ResourceError: A part of it can't be deleted; the same command deletes the rest.
-    """
+    """Delete a run's secrets and its folder; ResourceError if a part stays, which the same command deletes."""
     try:
         try:
             names = [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]

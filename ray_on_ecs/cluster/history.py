@@ -91,11 +91,9 @@ class Folders:
     files: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
 
     def runs(self, jobs: Iterable[Job] | None, limit: int | None = None) -> list[RunInfo]:
-        """Return the runs, with the last started one first.
+        """Return the runs, or those whose folders changed last; the last started one is first.
 
-        Args:
-            jobs: Ray's jobs, or None if the head can't be reached.
-            limit: Only the runs whose folders changed last; None for all.
+        The jobs are Ray's, or None if the head can't be reached.
         """
         of_runs = under_way(jobs, self.storage.uri)
         new = [name for name in of_runs if name not in self.files]
@@ -154,14 +152,9 @@ class Folders:
 
 
 def list_folders(cluster: Cluster, storage: RunStorage, names: Collection[str] | None = None) -> Folders:
-    """List the folders of all runs, or of these, without reading them.
+    """List the folders of all runs below `cluster.storage("")`, or of these, without reading them.
 
     A folder's own files are listed, and not those below it, which may be a million.
-
-    Args:
-        cluster: The cluster.
-        storage: `cluster.storage("")`.
-        names: The runs; None for all.
 
     Raises:
         UsageError: The bucket does not exist, or credentials are missing.

@@ -18,11 +18,7 @@ STARTERS = (
 
 
 def with_driver(config: RunConfig) -> RunConfig:
-    """Return the settings with --driver if the script's source calls for it.
-
-    Raises:
-        UsageError: A setting does not apply to Ray programs.
-    """
+    """Return the settings with --driver if the source calls for it; UsageError if one is not for Ray programs."""
     if config.driver:
         return config
     reason = driver_reason(config)
