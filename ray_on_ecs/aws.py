@@ -52,12 +52,7 @@ def client(
 ) -> Any:
     """Return the client of a service, such as `ssm`; UsageError if AWS_PROFILE or the configuration is broken.
 
-    Args:
-        service: The AWS service.
-        connect_seconds: The timeout of a connection.
-        read_seconds: The timeout of a response.
-        attempts: The maximum number of requests per call.
-        options: Arguments of boto3's client, such as `region_name`; by default the environment decides.
+    The options are those of boto3, such as `region_name`; by default the environment decides.
     """
     limits = (connect_seconds, read_seconds, attempts)
     with translated(service), _making:  # a session must not be used by several threads

@@ -22,13 +22,7 @@ class Zone(TypedDict):
 
 
 class Scaling(TypedDict):
-    """Limits of the number of nodes of a kind.
-
-    Attributes:
-        min: The minimum, which the scale-in keeps.
-        max: The maximum that jobs can request.
-        idle_minutes: Idle time before the scale-in; 0 for never.
-    """
+    """Limits of the number of nodes of a kind, and the idle time before the scale-in to the minimum; 0 for never."""
 
     min: int
     max: int
@@ -42,10 +36,8 @@ class ClusterInfo(TypedDict):
         group: Their Auto Scaling group.
         types: The instance types that it may start, the preferred one first.
         zones: The zones that it may use, the preferred one first.
-        spot: The group starts Spot Instances.
         spread: The workers of one job may be in several zones.
         prices: On-demand price in dollars an hour, by instance type; None if the stack doesn't know them.
-        head_usd: The price of the head's instance in dollars an hour, or None.
         scaling: The limits by kind of node: `workers` and, if the stack can have them, `cpu-workers`.
         gpus: GPUs per instance.
     """

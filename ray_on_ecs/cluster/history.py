@@ -43,13 +43,11 @@ class RunInfo:
     Attributes:
         state: The state in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a
             job without a status yet; lost, the driver is gone; unreadable, a document is broken.
-        behind: The run that it is queued behind.
         metrics: The last value of each metric that its script logged.
         started: The start of the last command.
         started_seconds_ago: The time since then by the storage's clock; never negative.
         updated: The driver's last write.
         cost_usd: The cost of its workers over all commands.
-        url: The run's page at an experiment tracker.
     """
 
     name: str

@@ -54,11 +54,9 @@ class Stack:
     """Output `connection` of a stack that is up.
 
     Attributes:
-        name: The name of the stack, or of the file with its outputs.
+        name: That of the stack, or of the file with its outputs.
         head_instance_id: The EC2 instance of the head at the time of `pulumi up`.
         head_host: The DNS name of the head in the VPC.
-        token_parameter: The SSM parameter with Ray's token.
-        cluster_info_parameter: The SSM parameter that describes the workers.
         services: The ECS service of each kind of node: `head`, `workers` and, if there can be any, `cpu-workers`.
         estimated_hourly_usd: The hourly price of all instances, or None if it is not known.
         project: The folder of the Pulumi project; None for a file.
