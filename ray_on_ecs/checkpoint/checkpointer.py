@@ -24,7 +24,6 @@ from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.background import BackgroundSave, take_copy
 from ray_on_ecs.checkpoint.collectives import Collectives, Pace
 from ray_on_ecs.checkpoint.dcp import Reader
-from ray_on_ecs.checkpoint.ddp_buckets import GradientOrder, replay
 from ray_on_ecs.checkpoint.export import export_weights
 from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest, as_json, differences, find_fault
 from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
@@ -108,7 +107,6 @@ class Checkpointer:
             )
         if (every_steps is not None and every_steps < 1) or (every_seconds is not None and every_seconds <= 0):
             raise ValueError(f"every_steps and every_seconds must be positive, not {every_steps} and {every_seconds}")
-        self._model = model
         self._extra = dict(state or {})
         self._config = as_json(config or {})
         self._keep_best = keep_best
@@ -130,7 +128,6 @@ class Checkpointer:
         if any(sampler.world_size != self.world_size for sampler in self._samplers):
             raise ValueError("state: make the DistributedSampler after init_process_group; it has all samples now")
         self._pace = Pace()
-        self._order = GradientOrder(model)
         self._metrics: Mapping[str, Any] = {}
         self._samples = 0  # of the last step
         # Retention would delete the checkpoints of a training that starts from step 0 here.
@@ -199,7 +196,6 @@ class Checkpointer:
                 f"{self.uri}/{name} does not fit this script: {mismatch}; use the script that saved it, or another "
                 "run name"
             )
-        replay(self._model, manifest["gradients"])
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
         self._epoch_metrics = (self.step, manifest["metrics"])
@@ -209,7 +205,6 @@ class Checkpointer:
         if manifest["world_size"] == self.world_size:
             for sampler in self._samplers:
                 sampler.restore_random(partial(self._state.restore_random, self._state.random()))
-        self._order.set(manifest["gradients"])
         self._taken_at = time.monotonic()
         self._say(f"resuming after step {self.step} ({self.epoch} epochs) from {self.uri}/{name}")
         return True
@@ -283,7 +278,6 @@ class Checkpointer:
             "metrics": metrics if epoch_end == self.step else {},
             "world_size": self.world_size,
             "config": self._config,
-            "gradients": list(self._order.names),
             "files": {},
         }
         self._save.start(take_copy(self._state, manifest, self._ranks, self._index))
@@ -425,7 +419,6 @@ class Checkpointer:
     def _close(self) -> None:
         atexit.unregister(self._leave)
         self._is_closed = True
-        self._order.stop()
         self._ranks.close()
 
     def _say(self, line: str) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
-from ray_on_ecs.checkpoint.ddp_buckets import plain_name
+from ray_on_ecs.checkpoint.modules import plain_name
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 

@@ -45,7 +45,6 @@ class Manifest(TypedDict):
         metrics: The metrics of an epoch that ends with this step; else empty.
         world_size: The number of ranks that saved it.
         config: The settings of the training.
-        gradients: The parameters in the order in which their first gradients became ready; see ddp_buckets.py.
         files: The files by name.
     """
 
@@ -55,7 +54,6 @@ class Manifest(TypedDict):
     metrics: dict[str, float]
     world_size: int
     config: dict[str, Any]
-    gradients: list[str]
     files: dict[str, FileRecord]
 
 
