@@ -250,7 +250,7 @@ class Checkpointer:
             if sampler.counts_one_rank(self._samples):
                 self._say("warning: after_step has counted the samples of one rank; give those of all ranks")
             sampler.set_epoch(self.epoch)
-        values = {name: _number(value) for name, value in metrics.items()}
+        values = {name: float(_detached(value)) for name, value in metrics.items()}
         if values:
             sdk.log(**values)
         if self._keep_best and values and self._keep_best not in values:
@@ -366,7 +366,7 @@ class Checkpointer:
         """Save or stop as rank 0 decides, on all ranks after the same step, and log its metrics."""
         is_wanted, deadline = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
         if self._metrics and self._ranks.rank == 0:  # not after each step: reading them synchronizes the GPU
-            sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
+            sdk.log(**{name: float(value) for name, value in self._metrics.items()})
         self._metrics = {}
         if deadline is not None:
             self._stop(deadline)
@@ -429,11 +429,6 @@ class Checkpointer:
         if self._ranks.rank == 0:
             print(f"ray-on-ecs: error: {line}", file=sys.stderr, flush=True)
         raise ResumeError(line)
-
-
-def _number(value: Any) -> float:
-    """Return a number, or the value of a tensor, which synchronizes its device."""
-    return float(_detached(value))
 
 
 def _detached(value: Any) -> Any:

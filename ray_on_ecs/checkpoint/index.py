@@ -138,12 +138,8 @@ class CheckpointIndex:
         self._keep_last = 1
         self._prune()
 
-    def begin(self, name: str) -> None:
-        """Register a checkpoint that is being written; it counts as absent until the commit."""
-        self._incomplete.add(name)
-
     def discard(self, name: str) -> None:
-        """Skip a damaged checkpoint; it is deleted after the next commit."""
+        """Count a checkpoint as absent: one that is being written, until its commit, or a damaged one."""
         self._complete.pop(name, None)
         self._incomplete.add(name)
 
