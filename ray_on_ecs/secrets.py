@@ -226,9 +226,6 @@ class Masker:
 
     Not replaced are the base64 of a text that contains a value, and its last line of fewer than SHORTEST characters.
 
-    Args:
-        values: The values to hide.
-
     Attributes:
         longest: The most characters of what it replaces; never less than what replaces it. 0 if it replaces nothing.
     """

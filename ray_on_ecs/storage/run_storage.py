@@ -46,11 +46,6 @@ class RunStorage:
     def open(cls, storage_path: str, run_name: str, **options: Any) -> RunStorage:
         """Return the run's folder under `storage_path`, a folder or an `s3://bucket/prefix`, without creating it.
 
-        Args:
-            storage_path: The folder or address.
-            run_name: The run.
-            options: Arguments of `Bucket`.
-
         Raises:
             UsageError: The path has another scheme, or AWS's configuration is broken.
         """

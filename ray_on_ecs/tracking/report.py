@@ -36,13 +36,7 @@ Rows = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Documents:
-    """Contents of a run's folder; a missing document is empty.
-
-    Attributes:
-        uri: The run's folder.
-        curves: The plot of the metrics, as a PNG.
-        log: The last lines of the newest log.
-    """
+    """Contents of a run's folder; a missing document is empty."""
 
     run_name: str
     uri: str
@@ -226,11 +220,7 @@ def _trials(trials: Document) -> Sequence[Sequence[str]]:
 
 
 def _cost(document: Document) -> Document:
-    """Return the hours and price of each kind of instance, and the total.
-
-    Args:
-        document: The `cost` of `result.json`, or `status.json`, whose total has another name.
-    """
+    """Return the hours and price of each kind of instance, and the total, from `result.json` or `status.json`."""
     if not document.get("instances"):
         return {}
     rows: dict[str, str] = {}
@@ -238,7 +228,7 @@ def _cost(document: Document) -> Document:
         hours, hourly_usd = instance["hours"], instance["hourly_usd"]
         cost = f"{hours:.2f} h at {hourly_usd:.4g} USD: {_usd(hours * hourly_usd)}"
         rows[f"{instance['instance_type']}, {instance['market']}"] = cost
-    rows["total"] = _usd(document["usd"] if "usd" in document else document["cost_usd"])
+    rows["total"] = _usd(document["usd"] if "usd" in document else document["cost_usd"])  # that of a status
     if document.get("on_demand_usd") is not None:
         rows["on demand"] = _usd(document["on_demand_usd"])
     return rows
