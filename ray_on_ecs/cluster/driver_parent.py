@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+from contextlib import suppress
 
 # In the job's folder.
 PROCESSES, END = "processes.json", "end.json"
@@ -21,6 +21,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def identity(pid: int) -> str:
     """Return what distinguishes a process from later ones with its ID, also after a reboot; empty if it has ended."""
     if not os.path.exists("/proc/self/stat"):  # macOS
+        import subprocess  # a third of this script's start
+
         words = ["ps", "-o", "state=,lstart=", "-p", str(pid)]
         state, _, started = subprocess.run(words, capture_output=True, text=True).stdout.strip().partition(" ")
         return "" if state.startswith("Z") else started.strip()
@@ -54,7 +56,8 @@ def main(has_ray: bool, command: list[str]) -> None:
     for number in SIGNALS:  # the end of a login session or of the machine sends them to all processes
         signal.signal(number, signal.SIG_IGN)
     _, status = os.waitpid(pid, 0)
-    write(END, {"status": os.waitstatus_to_exitcode(status), "time": time.time()})
+    with suppress(OSError):  # the disk is full, and the run's folder has its state
+        write(END, {"status": os.waitstatus_to_exitcode(status), "time": time.time()})
     if has_ray:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "ray_on_ecs.cluster.local_head"])
 
