@@ -56,7 +56,8 @@ def main() -> None:
         for signum in pending:
             command.send_signal(signum)
         status = command.wait()
-    os.write(int(status_writer), f"{status} {time.time()}".encode())
+    with suppress(OSError):  # the worker has died
+        os.write(int(status_writer), f"{status} {time.time()}".encode())
     _kill_all(mark)
 
 

@@ -29,7 +29,7 @@ from ray_on_ecs.run.group import (
     WorkerStatus,
     WorkerStatuses,
 )
-from ray_on_ecs.run.homes import Machine
+from ray_on_ecs.run.homes import Home
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord
@@ -117,8 +117,8 @@ class Workers:
         self.is_closed = True
 
 
-class SimulatedHome(Machine):
-    """Two nodes; see Home."""
+class SimulatedHome(Home):
+    """Two nodes, whose workers are simulated."""
 
     is_one_node = False
 

@@ -16,7 +16,7 @@ RUN, END = Directive(0), Directive(0, action="end")
 
 
 @pytest.fixture
-def exchange() -> Exchange:
+def exchange(clock: Clock) -> Exchange:
     """A worker whose script has been started."""
     exchange = Exchange()
     exchange.poll(1, RUN, -1, 0)
@@ -105,10 +105,17 @@ def test_script_runs_in_its_start_alone(exchange: Exchange, directive: Directive
 
 def test_lost_driver_ends_the_script(exchange: Exchange, clock: Clock) -> None:
     exchange.poll(2, RUN, -1, 0)
-    clock.now += module.LOST_SECONDS
-    assert exchange.is_to_run
+    for _ in range(int(module.LOST_SECONDS)):
+        clock.now += 1
+        assert exchange.is_to_run
     clock.now += 1
     assert exchange.has_lost_driver
     assert not exchange.is_to_run
     exchange.poll(3, RUN, -1, 0)
     assert exchange.is_to_run, "it was out of reach"
+
+
+def test_stopped_worker_does_not_take_its_driver_for_lost(exchange: Exchange, clock: Clock) -> None:
+    assert exchange.is_to_run
+    clock.now += 10 * module.LOST_SECONDS
+    assert exchange.is_to_run

@@ -128,8 +128,7 @@ def test_children_end_with_the_script(start: Start, lines: list[str], then: str,
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
-@pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
-def test_script_ends_with_its_parent(tmp_path: Path, first: bool, alone: bool) -> None:
+def test_script_ends_with_its_parent(tmp_path: Path, alone: bool) -> None:
     script = tmp_path / "family.py"
     script.write_text(FAMILY.format(then="time.sleep(600)", alone=alone))
     worker = (
@@ -139,17 +138,18 @@ def test_script_ends_with_its_parent(tmp_path: Path, first: bool, alone: bool) -
         f"argv = [sys.executable, '-u', {str(script)!r}]\n"
         "options = ProcessOptions(os.environ, Path('.'), lambda line: print(line, end='', flush=True))\n"
         "process = ScriptProcess(argv, options)\n"
+        "print(process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     started = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True)
     assert started.stdout
     with started.stdout:
-        grandchild = int(started.stdout.readline())
-        family = psutil.Process(started.pid).children(recursive=True)
-        assert grandchild in [each.pid for each in family]
-        if first:  # as Ray does
-            for child in psutil.Process(started.pid).children():
-                child.kill()
+        pids = [
+            int(started.stdout.readline()) for _ in range(2)
+        ]  # in any order
+        family = [psutil.Process(pid) for pid in pids]
+        assert family[0] in family[1].children(recursive=True) or family[1] in family[0].children(recursive=True)
+        assert not psutil.Process(started.pid).children(), "Ray kills those of a worker that ends"
         started.kill()
         started.wait()
         until(lambda: have_ended(family))
@@ -181,27 +181,43 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["alone", "after its children"])
-def test_script_of_a_killed_worker_may_save(tmp_path: Path, first: bool) -> None:
+def test_script_of_a_killed_worker_may_save(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WORKER, GENTLE, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout
         assert worker.stdout.readline() == "ready\n"
-        if first:  # as Ray does
-            for child in psutil.Process(worker.pid).children():
-                child.kill()
         worker.kill()
     assert not wait_for_end(tmp_path / "lock", 0)
     assert wait_for_end(tmp_path / "lock", LIMIT_SECONDS)
     assert (tmp_path / "saved").exists()
 
 
-def test_worker_sees_end_after_supervisor_is_killed(start: Start) -> None:
-    process = start("import time; time.sleep(600)")
-    until(lambda: psutil.Process(process.pid).children(recursive=True))
+@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+def test_nothing_is_left_of_a_killed_supervisor(start: Start, lines: list[str], alone: bool) -> None:
+    process = start(FAMILY.format(then="time.sleep(600)", alone=alone))
+    until(lambda: lines)
+    [script] = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGKILL)
     until(lambda: process.poll() is not None)
     assert process.poll() == -signal.SIGKILL
+    until(lambda: have_ended([script]) and has_ended(int(lines[0])))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+def test_nothing_is_left_of_a_stopped_supervisor(
+    start: Start, lines: list[str], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STACK_SECONDS", 1.0)
+    process = start(FAMILY.format(then="time.sleep(600)", alone=alone))
+    until(lambda: lines)
+    supervising = psutil.Process(process.pid)
+    [script] = supervising.children()
+    supervising.suspend()
+    process.terminate()
+    assert process.wait(0.5) is None
+    process.kill()
+    until(lambda: have_ended([supervising, script]) and has_ended(int(lines[0])))
+    assert process.wait(LIMIT_SECONDS) == -signal.SIGKILL
 
 
 def test_killed_script_has_no_grace_period(start: Start, lines: list[str], tmp_path: Path) -> None:
