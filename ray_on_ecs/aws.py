@@ -31,11 +31,7 @@ _making = threading.RLock()
 
 
 class Refused(ResourceError):
-    """AWS has returned an error.
-
-    Attributes:
-        code: AWS's error code.
-    """
+    """AWS has returned an error, with this code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -54,17 +50,9 @@ def client(
     attempts: int = ATTEMPTS,
     **options: Any,
 ) -> Any:
-    """Return the client of a service.
+    """Return the client of a service, such as `ssm`; UsageError if AWS_PROFILE or the configuration is broken.
 
-    Args:
-        service: The AWS service, such as `ssm`.
-        connect_seconds: The timeout of a connection.
-        read_seconds: The timeout of a response.
-        attempts: The maximum number of requests per call.
-        options: Arguments of boto3's client, such as `region_name`; by default the environment decides.
-
-    Raises:
-        UsageError: AWS_PROFILE does not exist, or the configuration is broken.
+    The options are those of boto3, such as `region_name`; by default the environment decides.
     """
     limits = (connect_seconds, read_seconds, attempts)
     with translated(service), _making:  # a session must not be used by several threads
@@ -156,15 +144,10 @@ def translated(what: str) -> Generator[None]:
 
 
 def explain(cause: Exception, what: str) -> TrainingError | None:
-    """Return the error for an exception of boto3, or None for other exceptions.
+    """Return the error for an exception of boto3 in a call of `what`, or None for other exceptions.
 
-    Args:
-        cause: The exception.
-        what: The service or the address that was called, for the message.
-
-    Returns:
-        A UsageError if credentials or the configuration are at fault, Refused if AWS has returned an error, and else
-        a ResourceError.
+    It is a UsageError if credentials or the configuration are at fault, Refused if AWS has returned an error, and else
+    a ResourceError.
     """
     from botocore import exceptions, parsers
 
@@ -199,7 +182,7 @@ def explain(cause: Exception, what: str) -> TrainingError | None:
             cause, exceptions.ConfigParseError | exceptions.InvalidRegionError
         ):
             return ResourceError(f"{what}: AWS can't be reached ({line}); check the network, HTTPS_PROXY and endpoints")
-        # Also of a login's program that is missing or prints other text, and of an endpoint that is not a URL.
+        # Also of a login's program that is missing or prints other text.
         case exceptions.BotoCoreError() | OSError() | json.JSONDecodeError():
             return _misconfigured(what, line)
         case ValueError() if line.startswith("Invalid endpoint"):

@@ -10,9 +10,7 @@ from ray_on_ecs.aws import client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import TrainingError
 
-CONNECT_SECONDS = 2
-READ_SECONDS = 3
-ATTEMPTS = 2
+LIMITS = {"connect_seconds": 2, "read_seconds": 3, "attempts": 2}
 
 
 class Zone(TypedDict):
@@ -24,13 +22,7 @@ class Zone(TypedDict):
 
 
 class Scaling(TypedDict):
-    """Limits of the number of nodes of a kind.
-
-    Attributes:
-        min: The minimum, which the scale-in keeps.
-        max: The maximum that jobs can request.
-        idle_minutes: Idle time before the scale-in; 0 for never.
-    """
+    """Limits of the number of nodes of a kind, and the idle time before the scale-in to the minimum; 0 for never."""
 
     min: int
     max: int
@@ -44,10 +36,8 @@ class ClusterInfo(TypedDict):
         group: Their Auto Scaling group.
         types: The instance types that it may start, the preferred one first.
         zones: The zones that it may use, the preferred one first.
-        spot: The group starts Spot Instances.
         spread: The workers of one job may be in several zones.
         prices: On-demand price in dollars an hour, by instance type; None if the stack doesn't know them.
-        head_usd: The price of the head's instance in dollars an hour, or None.
         scaling: The limits by kind of node: `workers` and, if the stack can have them, `cpu-workers`.
         gpus: GPUs per instance.
     """
@@ -74,10 +64,9 @@ def read_cluster_info() -> ClusterInfo | None:
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:
     """Return AWS's response; None if it refuses or doesn't answer within some seconds."""
-    limits = {"connect_seconds": CONNECT_SECONDS, "read_seconds": READ_SECONDS, "attempts": ATTEMPTS}
     try:
         with translated(service):
-            return getattr(client(service, **limits), method)(**arguments)
+            return getattr(client(service, **LIMITS), method)(**arguments)
     except TrainingError:
         return None
 

@@ -1,4 +1,4 @@
-"""Errors that end a run or a command, with exit statuses. Any other exception is a bug and keeps its traceback."""
+"""Errors that end a run, a command or a node, with exit statuses. Others are bugs and keep their traceback."""
 
 from collections.abc import Callable
 
@@ -47,6 +47,30 @@ class HeadGone(ResourceError):
 
 class StackNotFound(HeadGone):
     """The resources in a stack's outputs don't exist."""
+
+
+class NodeError(Exception):
+    """A node exits before it starts Ray; the message is one line for the container's log."""
+
+    exit_status = 1
+
+
+class StartError(NodeError):
+    """The node can't start or join with its configuration; another attempt would fail, too."""
+
+    exit_status = 2
+
+
+class HeadError(NodeError):
+    """The head didn't answer in time."""
+
+    exit_status = 3
+
+
+class GpuError(NodeError):
+    """The GPUs that the task requested are missing, or don't compute."""
+
+    exit_status = 4
 
 
 def one_line(cause: object) -> str:

@@ -57,11 +57,7 @@ def has_value(spec: Field) -> bool:
 
 
 def parse(spec: Field, text: str) -> Any:
-    """Return the value of a flag's or an environment variable's text.
-
-    Raises:
-        UsageError: It is not a number.
-    """
+    """Return the value of a flag's or an environment variable's text; UsageError if it is not a number."""
     try:
         return spec.metadata["type"](text)
     except ValueError:

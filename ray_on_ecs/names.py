@@ -121,12 +121,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def make_way(folder: Path, path: Path, *, over_files: bool = False) -> None:
-    """Make the parent folders of a path in a folder; links that are in their place are deleted.
-
-    Args:
-        folder: The folder.
-        path: The path in it.
-        over_files: True to delete files that are in their place, too.
+    """Make the parent folders of a path in a folder; links in their place are deleted, and files with `over_files`.
 
     Raises:
         OSError: A file is in the place of a folder.

@@ -36,14 +36,11 @@ def temporary() -> Path:
 
 
 def node_folder(kind: str, key: str) -> Path:
-    """Return the path of a folder for temporary files, which need not exist.
+    """Return the path of a folder for temporary files, which need not exist; raise as `temporary` does.
 
     Args:
         kind: The purpose, such as `inputs`.
         key: The identity among folders of this kind; its hash is the folder's name.
-
-    Raises:
-        UsageError: See `temporary`.
     """
     return temporary() / kind / hashlib.sha256(key.encode()).hexdigest()[:16]
 

@@ -44,7 +44,7 @@ OF_AWS = "AWS_"
 # SSM's limit for GetParameters and DeleteParameters.
 NAMES_A_CALL = 10
 # Many attempts: all nodes of a run ask at once, and SSM answers 40 requests per second of an account.
-CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 20, 10
+LIMITS: dict[str, Any] = {"connect_seconds": 10, "read_seconds": 20, "attempts": 10}
 REFUSED = {"AccessDenied", "AccessDeniedException", "ResourceNotFoundException", "DecryptionFailure"}
 
 
@@ -118,7 +118,8 @@ def read(items: Sequence[str], uri: str) -> dict[str, str]:
         UsageError: A secret is deleted, or this cluster may not read it.
         ResourceError: AWS doesn't answer.
     """
-    names = stored_names(items)
+    arns = parse(items)
+    names = [name for name, arn in arns.items() if not arn]
     stored = store(uri).read(names) if names else {}
     missing = [name for name in names if name not in stored]
     if missing:
@@ -126,7 +127,7 @@ def read(items: Sequence[str], uri: str) -> dict[str, str]:
             f"--secret: the run's value of {', '.join(missing)} is deleted; give the same command again, with the "
             "variable set"
         )
-    return {name: _read_from_secrets_manager(name, arn) if arn else stored[name] for name, arn in parse(items).items()}
+    return {name: _read_from_secrets_manager(name, arn) if arn else stored[name] for name, arn in arns.items()}
 
 
 def read_on_node(items: Sequence[str], uri: str) -> dict[str, str]:
@@ -225,9 +226,6 @@ class Masker:
 
     Not replaced are the base64 of a text that contains a value, and its last line of fewer than SHORTEST characters.
 
-    Args:
-        values: The values to hide.
-
     Attributes:
         longest: The most characters of what it replaces; never less than what replaces it. 0 if it replaces nothing.
     """
@@ -284,17 +282,11 @@ class _Masked:
         return getattr(self._stream, name)
 
 
-def ask(service: str, method: str, region: str | None = None, **arguments: Any) -> Any:
-    """Call AWS from a process of the cluster; raises the same errors as `call`."""
-    limits = {"connect_seconds": CONNECT_SECONDS, "read_seconds": READ_SECONDS, "attempts": ATTEMPTS}
-    return call(client(service, region_name=region, **limits), method, **arguments)
-
-
-def call(client: Any, method: str, **arguments: Any) -> Any:
-    """Call AWS through a boto3 client; UsageError if it refuses, ResourceError if it can't be reached."""
+def ask(service: str, method: str, options: Mapping[str, Any] = LIMITS, **arguments: Any) -> Any:
+    """Call AWS through a client with these options; UsageError if it refuses, ResourceError if it can't be reached."""
     try:
-        with translated(client.meta.service_model.service_name):
-            return getattr(client, method)(**arguments)
+        with translated(service):
+            return getattr(client(service, **options), method)(**arguments)
     except Refused as cause:
         if cause.code in REFUSED:
             raise UsageError(str(cause)) from cause.__cause__
@@ -312,7 +304,8 @@ def _code(cause: TrainingError) -> str:
 
 def _read_from_secrets_manager(name: str, arn: str) -> str:
     try:
-        response = ask("secretsmanager", "get_secret_value", arn.split(":")[3], SecretId=arn)
+        region = arn.split(":")[3]
+        response = ask("secretsmanager", "get_secret_value", {**LIMITS, "region_name": region}, SecretId=arn)
     except UsageError as cause:
         raise UsageError(f"--secret: {name} can't be read ({cause}); the key jobSecrets names what jobs may") from cause
     value = response.get("SecretString", "")

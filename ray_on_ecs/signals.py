@@ -15,11 +15,7 @@ SIGNALLED = 128
 
 
 class Stop(KeyboardInterrupt):
-    """The user, the job's stop or a terminal that was closed ends the run.
-
-    Attributes:
-        exit_status: That of the command: 129 for SIGHUP, else 130.
-    """
+    """The user, the job's stop or a closed terminal ends the run; its exit status is 129 for SIGHUP, else 130."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__()

@@ -154,7 +154,7 @@ class BackgroundSave:
         """Write this rank's part; returns the reason if that fails, for example because the disk is full."""
         try:
             if self._index is not None:
-                self._index.begin(copy.name)
+                self._index.discard(copy.name)
             writer = Writer(self._storage, copy.name, self._beat)
             results = writer.write_data(copy.plan, copy.planner).value()
         except Exception as cause:  # returned, as all ranks have to discard the checkpoint

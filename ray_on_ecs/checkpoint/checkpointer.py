@@ -24,7 +24,6 @@ from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.background import BackgroundSave, take_copy
 from ray_on_ecs.checkpoint.collectives import Collectives, Pace
 from ray_on_ecs.checkpoint.dcp import Reader
-from ray_on_ecs.checkpoint.ddp_buckets import GradientOrder, replay
 from ray_on_ecs.checkpoint.export import export_weights
 from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest, as_json, differences, find_fault
 from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
@@ -108,7 +107,6 @@ class Checkpointer:
             )
         if (every_steps is not None and every_steps < 1) or (every_seconds is not None and every_seconds <= 0):
             raise ValueError(f"every_steps and every_seconds must be positive, not {every_steps} and {every_seconds}")
-        self._model = model
         self._extra = dict(state or {})
         self._config = as_json(config or {})
         self._keep_best = keep_best
@@ -130,7 +128,6 @@ class Checkpointer:
         if any(sampler.world_size != self.world_size for sampler in self._samplers):
             raise ValueError("state: make the DistributedSampler after init_process_group; it has all samples now")
         self._pace = Pace()
-        self._order = GradientOrder(model)
         self._metrics: Mapping[str, Any] = {}
         self._samples = 0  # of the last step
         # Retention would delete the checkpoints of a training that starts from step 0 here.
@@ -199,7 +196,6 @@ class Checkpointer:
                 f"{self.uri}/{name} does not fit this script: {mismatch}; use the script that saved it, or another "
                 "run name"
             )
-        replay(self._model, manifest["gradients"])
         self.step = self._saved_step = manifest["step"]
         self.epoch = manifest["epoch"]
         self._epoch_metrics = (self.step, manifest["metrics"])
@@ -209,7 +205,6 @@ class Checkpointer:
         if manifest["world_size"] == self.world_size:
             for sampler in self._samplers:
                 sampler.restore_random(partial(self._state.restore_random, self._state.random()))
-        self._order.set(manifest["gradients"])
         self._taken_at = time.monotonic()
         self._say(f"resuming after step {self.step} ({self.epoch} epochs) from {self.uri}/{name}")
         return True
@@ -255,7 +250,7 @@ class Checkpointer:
             if sampler.counts_one_rank(self._samples):
                 self._say("warning: after_step has counted the samples of one rank; give those of all ranks")
             sampler.set_epoch(self.epoch)
-        values = {name: _number(value) for name, value in metrics.items()}
+        values = {name: float(_detached(value)) for name, value in metrics.items()}
         if values:
             sdk.log(**values)
         if self._keep_best and values and self._keep_best not in values:
@@ -283,7 +278,6 @@ class Checkpointer:
             "metrics": metrics if epoch_end == self.step else {},
             "world_size": self.world_size,
             "config": self._config,
-            "gradients": list(self._order.names),
             "files": {},
         }
         self._save.start(take_copy(self._state, manifest, self._ranks, self._index))
@@ -372,7 +366,7 @@ class Checkpointer:
         """Save or stop as rank 0 decides, on all ranks after the same step, and log its metrics."""
         is_wanted, deadline = self._pace.poll(self._ranks, partial(self._decide, is_step=is_step))
         if self._metrics and self._ranks.rank == 0:  # not after each step: reading them synchronizes the GPU
-            sdk.log(**{name: _number(value) for name, value in self._metrics.items()})
+            sdk.log(**{name: float(value) for name, value in self._metrics.items()})
         self._metrics = {}
         if deadline is not None:
             self._stop(deadline)
@@ -425,7 +419,6 @@ class Checkpointer:
     def _close(self) -> None:
         atexit.unregister(self._leave)
         self._is_closed = True
-        self._order.stop()
         self._ranks.close()
 
     def _say(self, line: str) -> None:
@@ -436,11 +429,6 @@ class Checkpointer:
         if self._ranks.rank == 0:
             print(f"ray-on-ecs: error: {line}", file=sys.stderr, flush=True)
         raise ResumeError(line)
-
-
-def _number(value: Any) -> float:
-    """Return a number, or the value of a tensor, which synchronizes its device."""
-    return float(_detached(value))
 
 
 def _detached(value: Any) -> Any:

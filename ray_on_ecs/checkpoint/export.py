@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ray_on_ecs import sdk
 from ray_on_ecs.checkpoint.collectives import Collectives
-from ray_on_ecs.checkpoint.ddp_buckets import plain_name
+from ray_on_ecs.checkpoint.modules import plain_name
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -34,19 +34,11 @@ def export_weights(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a module's state_dict; all ranks must call it.
+    """Write a module's state_dict with this metadata and data type of the parameters; all ranks must call it.
 
     The files are written in rounds of one file per rank: all ranks gather the tensors of the round, and each keeps the
-    tensors of its file. Several files are named `model-00001-of-00003.safetensors` and so on, and get an index.
-
-    Args:
-        module: The module, also under FSDP2.
-        storage: The folder.
-        name: The file's name there.
-        ranks: All ranks.
-        file_bytes: Maximum size of a file, unless a single tensor is larger.
-        metadata: Strings for the header of each file.
-        dtype: Data type of the parameters in the files; None keeps theirs.
+    tensors of its file. Several files are named `model-00001-of-00003.safetensors` and so on, and get an index. A file
+    has at most `file_bytes`, unless a single tensor is larger.
 
     Raises:
         OSError: A file could not be written; all ranks raise it.

@@ -45,7 +45,6 @@ class Manifest(TypedDict):
         metrics: The metrics of an epoch that ends with this step; else empty.
         world_size: The number of ranks that saved it.
         config: The settings of the training.
-        gradients: The parameters in the order in which their first gradients became ready; see ddp_buckets.py.
         files: The files by name.
     """
 
@@ -55,7 +54,6 @@ class Manifest(TypedDict):
     metrics: dict[str, float]
     world_size: int
     config: dict[str, Any]
-    gradients: list[str]
     files: dict[str, FileRecord]
 
 
@@ -140,12 +138,8 @@ class CheckpointIndex:
         self._keep_last = 1
         self._prune()
 
-    def begin(self, name: str) -> None:
-        """Register a checkpoint that is being written; it counts as absent until the commit."""
-        self._incomplete.add(name)
-
     def discard(self, name: str) -> None:
-        """Skip a damaged checkpoint; it is deleted after the next commit."""
+        """Count a checkpoint as absent: one that is being written, until its commit, or a damaged one."""
         self._complete.pop(name, None)
         self._incomplete.add(name)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_on_ecs.checkpoint.ddp_buckets import without_compile
+from ray_on_ecs.checkpoint.modules import without_compile
 
 
 def microbatches(

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ray_on_ecs.checkpoint import dcp, plain_pickle
 from ray_on_ecs.checkpoint.dcp import Reader
-from ray_on_ecs.checkpoint.ddp_buckets import plain_name, unwrapped
+from ray_on_ecs.checkpoint.modules import plain_name, unwrapped
 
 MODEL, OPTIMIZER = "model", "optimizer"
 RANKS = "ranks"

@@ -32,10 +32,9 @@ def command(cluster: Cluster, no_browser: bool) -> int:
 
 
 def hold_open(port: int) -> None:
-    """Return when the user presses Ctrl-C. The requests in between also keep AWS from closing the session as idle.
+    """Return at Ctrl-C; ResourceError if this machine no longer listens on the port.
 
-    Raises:
-        ResourceError: This machine no longer listens on the port.
+    The requests in between also keep AWS from closing the session as idle.
     """
     try:
         while True:

@@ -11,21 +11,12 @@ from typing import TYPE_CHECKING
 import click
 from rich import filesize
 
+from ray_on_ecs.cli import local_copy
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.local_copy import (
-    ATTEMPTS,
-    check_room,
-    copy_all,
-    delete_false_curves,
-    is_here,
-    make_links,
-    unreadable,
-    write_report,
-)
 from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
-from ray_on_ecs.errors import UsageError, counted
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_bare_repositories
 from ray_on_ecs.storage import layout
 
@@ -43,14 +34,7 @@ NAMES_SHOWN = 8
 
 @dataclass(frozen=True)
 class Fetched:
-    """Fetched files of a run.
-
-    Attributes:
-        folder: The folder with the run's files.
-        files: Requested files that exist, by their paths in the folder.
-        copied: The new ones among them.
-        size: The bytes of all of them.
-    """
+    """Requested files of a run that are here, by their paths in its folder, and the new ones among them."""
 
     folder: Path
     files: list[str]
@@ -102,13 +86,6 @@ def copy_run(
     that time. The time of a script's file is when the script wrote it, wherever it is stored now. The report is made
     here: the one in the storage may be a page of others.
 
-    Args:
-        cluster: The cluster of the run.
-        name: The run.
-        folder: Target folder.
-        checkpoints: True to fetch checkpoints, too.
-        only: Patterns of the paths to fetch; none for all.
-
     Raises:
         UsageError: The run or the file does not exist, or the disk lacks room for it.
         ResourceError: It can't be read.
@@ -116,39 +93,35 @@ def copy_run(
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
     copied: set[str] = set()
-    for _ in range(ATTEMPTS):  # a run that is under way replaces its files
-        listing = _list(storage, target)
-        skipped = set() if checkpoints else _checkpoints(listing.files)
-        requested = {path: info for path, info in listing.files.items() if _is_requested(path, skipped, only)}
-        new = {
-            path: info
-            for path, info in requested.items()
-            if path != layout.REPORT and not is_here(target, path, info, listing.written_at.get(path))
-        }
-        if not new:
-            break
-        check_room(target, sum(info.size for info in new.values()))
-        try:
-            missed = copy_all(storage, target, new, listing.written_at)
-        except OSError as cause:
-            raise unreadable(storage, cause) from cause
-        copied |= new.keys() - missed.keys()
-    else:
-        if missed:
-            raise unreadable(storage, next(iter(missed.values())))
-    if only and not requested:
-        raise UsageError(
-            f"--only: no file of run {name} matches {' or '.join(only)}; {cluster.command(f'fetch {name}')} copies all"
-        )
     try:
+        for _ in range(local_copy.ATTEMPTS):  # a run that is under way replaces its files
+            listing = _list(storage, target)
+            skipped = set() if checkpoints else _checkpoints(listing.files)
+            requested = {path: info for path, info in listing.files.items() if _is_requested(path, skipped, only)}
+            new = {
+                path: info
+                for path, info in requested.items()
+                if path != layout.REPORT and not local_copy.is_here(target, path, info, listing.written_at.get(path))
+            }
+            if not new:
+                break
+            local_copy.check_room(target, sum(info.size for info in new.values()))
+            missed = local_copy.copy_all(storage, target, new, listing.written_at)
+            copied |= new.keys() - missed.keys()
+        else:
+            if missed:
+                raise next(iter(missed.values()))
+        if only and not requested:
+            all_files = cluster.command(f"fetch {name}")
+            raise UsageError(f"--only: no file of run {name} matches {' or '.join(only)}; {all_files} copies all")
         links = {path: text for path, text in listing.links.items() if _is_requested(path, skipped, only)}
-        refused = [*listing.refused, *make_links(target, links)]
+        refused = [*listing.refused, *local_copy.make_links(target, links)]
         if layout.CURVES in requested:
-            refused += delete_false_curves(target)
-        if layout.REPORT in requested and write_report(storage, target):
+            refused += local_copy.delete_false_curves(target)
+        if layout.REPORT in requested and local_copy.write_report(storage, target):
             copied.add(layout.REPORT)
     except OSError as cause:
-        raise unreadable(storage, cause) from cause
+        raise ResourceError(f"run {name} can't be copied ({one_line(cause)}); the same command continues") from cause
     if refused:
         more = f" and {len(refused) - NAMES_SHOWN} more" if len(refused) > NAMES_SHOWN else ""
         names = ", ".join(map(repr, refused[:NAMES_SHOWN]))
@@ -160,13 +133,9 @@ def copy_run(
 
 @dataclass(frozen=True)
 class _Listing:
-    """Content of a run's folder.
+    """Content of a run's folder, by paths: files, targets of links, and times at which a script wrote (ns).
 
-    Attributes:
-        files: The files by their paths in the folder.
-        links: The targets of the symbolic links.
-        written_at: The times at which a script wrote its files, in nanoseconds.
-        refused: Names that the disk can't have, files of git's repositories, and links out of the folder.
+    Refused are names that the disk can't have, files of git's repositories, and links out of the folder.
     """
 
     files: dict[str, StoredFile]
@@ -179,16 +148,13 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
     """List a run's folder, as the target can have it; the files of the script are from the last snapshot."""
     from ray_on_ecs.storage.snapshot import keys_outside, read_snapshot, stored_files
 
-    try:
-        snapshot = read_snapshot(storage)
-        top = storage.listing()
-        files = {name: info for name, info in top.files.items() if name not in OF_SNAPSHOTS}
-        for folder in top.folders:
-            if folder not in OF_SNAPSHOTS:
-                files |= {f"{folder}/{name}": info for name, info in storage.files(folder).items()}
-        stored = stored_files(storage, snapshot.keys)
-    except OSError as cause:
-        raise unreadable(storage, cause) from cause
+    snapshot = read_snapshot(storage)
+    top = storage.listing()
+    files = {name: info for name, info in top.files.items() if name not in OF_SNAPSHOTS}
+    for folder in top.folders:
+        if folder not in OF_SNAPSHOTS:
+            files |= {f"{folder}/{name}": info for name, info in storage.files(folder).items()}
+    stored = stored_files(storage, snapshot.keys)
     refused = keys_outside(storage, files)
     links, written_at = {}, {}
     for name, entry in snapshot.files.items():

@@ -14,7 +14,7 @@ from uuid import uuid4
 from rich import filesize
 
 from ray_on_ecs.cli.screen import note, notes
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
+from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
 from ray_on_ecs.storage import layout
 
@@ -60,13 +60,7 @@ def make_folder(target: Path) -> None:
 def copy_all(
     storage: RunStorage, target: Path, files: dict[str, StoredFile], written_at: dict[str, int]
 ) -> dict[str, OSError]:
-    """Copy files of a run, several at once.
-
-    Args:
-        storage: The run's folder.
-        target: The folder of the copies.
-        files: The files by their paths in it.
-        written_at: The times at which a script wrote its files.
+    """Copy files of a run, several at once, with the times at which a script wrote them.
 
     Returns:
         The files that were deleted or replaced meanwhile, and are not copied.
@@ -79,16 +73,15 @@ def copy_all(
     from ray_on_ecs.storage.disk import Changed
     from ray_on_ecs.storage.filesystem import copy_each
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     make_folder(target)
     places = {path: _place(target, path) for path in files}
     # A name may be as long as the disk allows.
     parts = {place.with_name(f".{uuid4().hex}.part"): path for path, place in places.items()}
     missed: dict[str, OSError] = {}
     try:
-        with Progress(
-            *columns, TimeRemainingColumn(), console=notes, transient=True, disable=not notes.is_terminal
-        ) as bar:
+        with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
             task = bar.add_task(f"fetching {storage.run_name}", total=sum(info.size for info in files.values()))
             sources = {part: files[path] for part, path in parts.items()}
             with closing(copy_each(storage.store, sources, lambda size: bar.advance(task, size))) as copies:
@@ -149,19 +142,16 @@ def _delete_links_out(target: Path) -> list[str]:
 
     A link whose own text leads out was not fetched: it is the user's.
     """
-
-    def links_out() -> list[str]:
-        inside = os.walk(target / layout.FILES_FOLDER)
-        paths = [Path(parent, name) for parent, folders, names in inside for name in (*folders, *names)]
-        links = [(path, path.relative_to(target).as_posix()) for path in paths if path.is_symlink()]
-        return [name for path, name in links if not is_inside(path, target) and not leads_out(name, os.readlink(path))]
-
     deleted: list[str] = []
-    while found := links_out():  # each link that is made or deleted may change where others lead
-        for name in found:
-            (target / name).unlink()
-        deleted += found
-    return deleted
+    while True:  # each link that is deleted may change where others lead
+        before = len(deleted)
+        for path in (target / layout.FILES_FOLDER).rglob("*"):
+            name = path.relative_to(target).as_posix()
+            if path.is_symlink() and not is_inside(path, target) and not leads_out(name, os.readlink(path)):
+                path.unlink()
+                deleted.append(name)
+        if len(deleted) == before:
+            return deleted
 
 
 def delete_false_curves(target: Path) -> list[str]:
@@ -191,8 +181,3 @@ def write_report(storage: RunStorage, target: Path) -> bool:
     make_folder(target)
     _place(target, layout.REPORT).write_bytes(page)
     return True
-
-
-def unreadable(storage: RunStorage, cause: Exception) -> ResourceError:
-    """Return the error of a run that can't be copied."""
-    return ResourceError(f"run {storage.run_name} can't be copied ({one_line(cause)}); the same command continues")

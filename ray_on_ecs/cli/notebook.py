@@ -114,18 +114,15 @@ def _wait_until_it_listens(head: Head, job_id: str) -> str:
         job = head.job(job_id)
         log = head.log(job_id) if job["status"] != "PENDING" else ""
         if job["status"] in ENDED:
-            raise _failed(f"{log} {job.get('message') or ''}")
+            said = f"{log} {job['message'] or ''}"
+            if f"No module named {PACKAGE}" in said:
+                raise UsageError(f"{PACKAGE} is not installed on that node; --install lets Ray install it")
+            if "is already in use" in said:
+                raise UsageError(f"port {NOTEBOOK_PORT} is taken on that node, by another notebook; end that one first")
+            raise TrainingError(f"Jupyter has ended ({one_line(said[-300:])})")
         if LISTENS in log:
             return job["driver_agent_http_address"].split("//")[-1].rpartition(":")[0]
         time.sleep(POLL_SECONDS)
     raise ResourceError(
         f"Jupyter has not started in {START_SECONDS / 60:.0f} minutes; ray-on-ecs status shows the queue"
     )
-
-
-def _failed(log: str) -> TrainingError:
-    if f"No module named {PACKAGE}" in log:
-        return UsageError(f"{PACKAGE} is not installed on that node; --install lets Ray install it for this notebook")
-    if "is already in use" in log:
-        return UsageError(f"port {NOTEBOOK_PORT} is taken on that node, by another notebook; end that one first")
-    return TrainingError(f"Jupyter has ended ({one_line(log[-300:])})")

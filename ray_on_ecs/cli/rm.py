@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.runs import ask_head, table
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders
+from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders, under_way
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.storage import layout
 
@@ -65,7 +66,7 @@ def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
             raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
         if name in busy:
             unknown = " as far as is known" if jobs is None else ""
-            may_be_dead = cluster.is_here and name not in listed.jobs_under_way(jobs)
+            may_be_dead = cluster.is_here and name not in under_way(jobs, listed.storage.uri)
             killed = f"; if it was killed, try again in {LOST_SECONDS:.0f} s" if may_be_dead else ""
             raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it{killed}")
     for name, storage in folders.items():
@@ -111,33 +112,26 @@ def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] |
 
 def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, runs: Sequence[RunInfo]) -> set[str]:
     """Return the names of the runs that a driver may still write to, by its job, its lock or its status."""
-    of_jobs = folders.jobs_under_way(jobs)
+    of_jobs = under_way(jobs, folders.storage.uri)
     # A head of a stack that does not answer may have jobs; this machine without a head has none.
     busy = BUSY if jobs is not None or cluster.is_here else (*BUSY, *UNKNOWN)
     return {run.name for run in runs if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)}
 
 
 def _delete(cluster: Cluster, storage: RunStorage) -> None:
-    """Delete a run's secrets and its folder.
-
-    Raises:
-        ResourceError: A part of it can't be deleted; the same command deletes the rest.
-    """
+    """Delete a run's secrets and its folder; ResourceError if a part stays, which the same command deletes."""
     try:
-        if names := _stored_secrets(storage):
+        try:
+            names = [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]
+        except UsageError:  # a document that is broken does not name a secret
+            names = []
+        if names:
             cluster.secrets_of(storage.uri).delete(names)
         for name in FIRST:
             storage.delete(name)
         storage.delete_folder()
     except OSError as cause:
         raise ResourceError(f"run {storage.run_name} can't be deleted ({one_line(cause)}); try again") from cause
-
-
-def _stored_secrets(storage: RunStorage) -> list[str]:
-    try:
-        return [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]
-    except UsageError:  # a document that is broken does not name a secret
-        return []
 
 
 def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) -> int:
@@ -152,7 +146,11 @@ def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) 
     try:
         listed = storage.listing(FOLDER).files
         with_settings = [name for name in remaining if layout.SETTINGS in folders.files.get(name, {})]
-        needed = [_settings_text(folders.storage.sibling(name)) for name in with_settings]
+        needed = []
+        for name in with_settings:
+            with suppress(FileNotFoundError):  # the run has just been deleted
+                # As text, which also a broken document is.
+                needed.append(storage.sibling(name).read(layout.SETTINGS).decode(errors="replace"))
         unused = [
             name
             for name, archive in listed.items()
@@ -164,11 +162,3 @@ def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) 
     except OSError as cause:
         raise ResourceError(f"code that no run needs can't be deleted ({one_line(cause)}); try again") from cause
     return len(unused)
-
-
-def _settings_text(storage: RunStorage) -> str:
-    """Return the text of a run's settings, which has the name of its code; also of broken ones."""
-    try:
-        return str(storage.read_json(layout.SETTINGS))
-    except UsageError:
-        return storage.read(layout.SETTINGS).decode(errors="replace")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,7 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.history import Job, RunInfo, list_folders, ray_jobs
+from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
 from ray_on_ecs.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 LIMIT = 20
 # rich cuts all columns of a table that is wider than its console, and takes a pipe for one of 80 columns.
 WIDTH = 500
-# In a narrow terminal names are cut down to this, in the middle; where it is narrower still, it wraps the rows.
+# In a narrow terminal names are cut down to this; where it is narrower still, it wraps the rows.
 SHORTEST_NAME = 12
 COLOURS = {
     "finished": "green",
@@ -33,9 +32,9 @@ COLOURS = {
     "lost": "red",
     "unreadable": "red",
 }
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+DAY = 86400.0
 # Up to these limits a time is shown in this unit: 119 s, 119 min, 47 h.
-UNITS = ((2 * MINUTE, 1.0, "s"), (2 * HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"))
+UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (2 * DAY, 3600.0, "h"))
 
 
 @click.command("runs")
@@ -57,25 +56,19 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
         jobs = None if no_head else ask_head(cluster)
         runs = listing.result().runs(jobs, limit + 1)
     if as_json:
-        print_json([asdict(run) for run in runs[:limit]])
+        print_json(runs[:limit])
     elif not runs:
         note(f"no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:
-        _print(runs[:limit])
+        wide = Screen(width=WIDTH)
+        shown = table(runs[:limit])
+        excess = wide.measure(shown).maximum - out.width
+        if excess > 0 and wide.is_terminal:  # only names are cut
+            longest = max(len(run.name) for run in runs[:limit])
+            shown = table(runs[:limit], max(longest - excess, SHORTEST_NAME))
+        wide.print(shown)
     if len(runs) > limit:
         note(f"more runs exist; --limit {2 * limit} lists them")
-
-
-def _print(runs: list[RunInfo]) -> None:
-    """Print the table; on a narrow terminal only the names are cut."""
-    wide = Screen(width=WIDTH)
-    shown = table(runs)
-    if wide.is_terminal:
-        excess = wide.measure(shown).maximum - out.width
-        if excess > 0:
-            longest = max(len(run.name) for run in runs)
-            shown = table(runs, max(longest - excess, SHORTEST_NAME))
-    wide.print(shown)
 
 
 def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
@@ -93,22 +86,20 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     for heading in ("progress", "loss", "started", "cost"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
+        if run.state == "queued" and run.behind:
+            progress = f"behind {_cut(run.behind, longest_name)}"
+        else:
+            progress = "" if run.step is None else f"step {run.step}"
         shown.add_row(
             Text(_cut(run.name, longest_name), Style(link=run.url)),
             Text(run.state, COLOURS.get(run.state, "default")),
             *([run.owner or ""] if has_owners else []),
-            _progress(run, longest_name),
+            progress,
             _loss(run.loss),
             ago(run),
             "" if run.cost_usd is None else f"{run.cost_usd:.2f} USD",
         )
     return shown
-
-
-def _progress(run: RunInfo, longest_name: int) -> str:
-    if run.state == "queued" and run.behind:
-        return f"behind {_cut(run.behind, longest_name)}"
-    return "" if run.step is None else f"step {run.step}"
 
 
 def _cut(name: str, longest: int) -> str:
@@ -123,7 +114,7 @@ def ask_head(cluster: Cluster) -> list[Job] | None:
     """Return Ray's jobs, or None, with a line, if the head can't be reached."""
     try:
         with cluster.connect() as head:
-            return ray_jobs(head)
+            return list(head.submitted_jobs().values())
     except TrainingError as cause:
         note(f"head unreachable: run states may be stale, and queued runs are not shown ({cause})")
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -58,5 +59,5 @@ def show(lines: Iterable[str]) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print a result for programs."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
+    """Print a result for programs; it may have dataclasses."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False, default=asdict))

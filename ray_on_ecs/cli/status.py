@@ -1,21 +1,47 @@
-"""`ray-on-ecs status`: nodes, runs, scaling and cost of the cluster."""
+"""`ray-on-ecs status`: nodes, runs, scaling and cost of the cluster, as Ray, AWS and the runs' folders report them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import click
 
+from ray_on_ecs import spot_prices
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
-from ray_on_ecs.cluster.aws_status import AwsStatus, read_aws
+from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster.aws_status import HEAD, WORKERS, Group, read_group, read_services
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.ray_status import HEAD, Node, RayStatus, read_ray
-from ray_on_ecs.cluster_info import Scaling
-from ray_on_ecs.contract import SPOT
-from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.cluster.head import ALIVE
+from ray_on_ecs.cluster.history import Job, under_way
+from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
+from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.cluster_info import ClusterInfo, Scaling
+from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
+from ray_on_ecs.errors import ResourceError, TrainingError, one_line
+from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.storage import layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Ray node; the instance's values are None on a node without labels, such as the head's."""
+
+    kind: str
+    instance_type: str | None
+    zone: str | None
+    market: str | None
+    gpus: float
+    cpus: float
+    gpus_used: float
+    cpus_used: float
+    up_seconds: int
 
 
 @click.command("status")
@@ -23,90 +49,168 @@ from ray_on_ecs.errors import ResourceError
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def command(cluster: Cluster, as_json: bool) -> int:
     """Show nodes, GPUs, queue, cost per hour and scale-in."""
-    ray: RayStatus | None = None
+    ray: dict[str, Any] = {}
     unreached: ResourceError | None = None
     try:
         with cluster.connect() as head:
             ray = read_ray(cluster, head)
     except ResourceError as cause:
         unreached = cause
-    aws = read_aws(cluster.stack, ray.nodes if ray else None) if cluster.stack else None
+    of_aws = read_aws(cluster.stack, ray.get("nodes")) if cluster.stack else {}
     if as_json:
-        document = {"cluster": cluster.name, **(asdict(ray) if ray else {}), **(asdict(aws) if aws else {})}
+        document = {"cluster": cluster.name, **ray, **of_aws}
         print_json(document | ({"unreached": str(unreached)} if unreached else {}))
     # AWS has nothing of a stack that is down; the error is enough.
-    elif ray or (aws and aws.services):
-        out.print(f"{cluster.name} in {aws.region}" if aws else cluster.name)
-        for title, text in [*(_ray_lines(ray) if ray else ()), *(_aws_lines(aws, ray) if aws else ())]:
+    elif ray or of_aws.get("services"):
+        out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
+        for title, text in [*(_ray_lines(ray) if ray else ()), *(_aws_lines(of_aws, ray) if of_aws else ())]:
             out.print(f"  {title:8} {text}")
     if unreached:
         raise unreached
     return 0
 
 
-def _ray_lines(ray: RayStatus) -> Iterator[tuple[str, str]]:
+def read_ray(cluster: Cluster, head: Jobs) -> dict[str, Any]:
+    """Return the nodes that are alive, the GPUs, the numbers of jobs, and the queued runs; Ray's where it is needed.
+
+    Raises:
+        TrainingError: The head doesn't answer, or its answers have another form.
+    """
+    jobs = head.list_jobs()
+    states = Counter(job["status"] for job in jobs)
+    counts = {"running": states["RUNNING"], "queued": states["PENDING"]}
+    if isinstance(head, LocalJobs):
+        gpus = {"used": 0.0, "total": 0.0, "requested": 0.0}
+        return {"ray_version": None, "nodes": [], "gpus": gpus, "jobs": counts, "queue": queue(cluster, jobs)}
+    try:
+        status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
+        load = status.get("loadMetricsReport") or {}
+        now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
+        nodes = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
+        used = sum(node.gpus_used for node in nodes)
+        # What pending tasks, actors and placement groups request.
+        shapes = [*(load.get("resourceDemand") or ())]
+        for group, count in load.get("pgDemand") or ():
+            shapes += [(bundle, number * count) for bundle, number in group["bundles"]]
+        pending = sum(shape.get("GPU", 0) * count for shape, count in shapes)
+        return {
+            "ray_version": head.get("/api/version", "ray_version"),
+            "nodes": nodes,
+            "gpus": {"used": used, "total": sum(node.gpus for node in nodes), "requested": used + pending},
+            "jobs": counts,
+            "queue": queue(cluster, jobs),
+        }
+    except (AttributeError, LookupError, TypeError, ValueError) as cause:
+        raise AnswerError(head.url, f"not an answer of Ray's: {cause!r}") from cause
+
+
+def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Node:
+    labels = node["labels"] or {}
+    total = node["resources_total"]
+    usage = (load.get("usageByNode") or {}).get(node["node_id"]) or {}
+    if node["is_head_node"]:
+        kind = HEAD
+    elif labels.get(NODE_GROUP_LABEL) == CPU_WORKERS:
+        kind = CPU_WORKERS
+    else:
+        kind = WORKERS
+    return Node(
+        kind=kind,
+        instance_type=labels.get(INSTANCE_LABELS["instance_type"]),
+        zone=labels.get(INSTANCE_LABELS["zone"]),
+        market=labels.get(INSTANCE_LABELS["market"]),
+        gpus=total.get("GPU", 0),
+        cpus=total.get("CPU", 0),
+        gpus_used=usage.get("GPU", [0])[0],  # Ray reports pairs: used and total
+        cpus_used=usage.get("CPU", [0])[0],
+        up_seconds=round(max(0.0, now - node["start_time_ms"] / 1000)),
+    )
+
+
+def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
+    """Return the runs whose jobs run and whose folders say that they wait behind another run."""
+    waiting = []
+    for name, job in under_way(jobs, cluster.storage_path).items():
+        with suppress(Exception):  # others may have written the document
+            status = cluster.storage(name).read_json(layout.STATUS) or {}
+            if status["state"] == "queued" and status["job"] == job["submission_id"]:
+                owner, behind = one_line(status.get("owner") or ""), one_line(status["behind"])
+                waiting.append({"run": name, "owner": owner, "behind": behind})
+    return waiting
+
+
+def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
+    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked."""
+    found: dict[str, Any] = {"region": stack.region, "services": {}, "group": None, "scaling": {}, "hourly_usd": None}
+    unknown: dict[str, str] = {}
+    try:
+        found["services"] = read_services(stack)
+    except TrainingError as cause:
+        unknown["services"] = one_line(cause)
+    try:
+        info = aws.workers(stack)
+        found["scaling"] = info["scaling"]
+    except TrainingError as cause:
+        unknown["workers"], info = one_line(cause), None
+    if info:
+        try:
+            found["group"] = read_group(stack, info)
+        except TrainingError as cause:
+            unknown["group"] = one_line(cause)
+    if info and nodes is not None:
+        try:
+            found["hourly_usd"] = read_hourly_usd(stack, info, nodes, found["group"])
+        except TrainingError as cause:
+            unknown["prices"] = one_line(cause)
+    return {**found, "estimated_hourly_usd": stack.estimated_hourly_usd, "unknown": unknown}
+
+
+def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], group: Group | None) -> float:
+    """Return the cost in USD per hour of the nodes and of workers that have not joined.
+
+    Raises:
+        TrainingError: A price is not known, or AWS refuses the Spot prices.
+    """
+    preferred = (info["types"][0], SPOT if info["spot"] else ON_DEMAND)
+    workers = [node for node in nodes if node.kind == WORKERS]
+    starting = max(0, (group.instances if group else 0) - len(workers))
+    rented: list[tuple[str | None, str | None]] = [preferred] * starting
+    rented += [(node.instance_type or preferred[0], node.market or preferred[1]) for node in workers]
+    rented += [(node.instance_type, node.market) for node in nodes if node.kind == CPU_WORKERS]
+    on_demand = info["prices"] or {}
+    spot: Mapping[str, float] = {}
+    if any(market == SPOT for _, market in rented):
+        question = spot_prices.question(info)
+        spot = spot_prices.by_type(aws.call("ec2", stack, "describe_spot_price_history", **question))
+    prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
+    known = [price for price in [info["head_usd"], *prices] if price is not None]
+    if len(known) <= len(prices):
+        raise ResourceError("the stack has no price of a node")
+    return round(sum(known), 4)
+
+
+def _ray_lines(ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield a title and a text for each line."""
     groups: dict[tuple[str, str], list[Node]] = {}
-    for node in ray.nodes:
+    for node in ray["nodes"]:
         if node.kind == HEAD:
             cpus = f", {_usage([node])}" if node.cpus else ""  # a stack's head runs no tasks
-            yield HEAD, f"Ray {ray.ray_version}, up {timedelta(seconds=node.up_seconds)}{cpus}"
+            yield HEAD, f"Ray {ray['ray_version']}, up {timedelta(seconds=node.up_seconds)}{cpus}"
         else:
-            groups.setdefault((node.kind, _place(node)), []).append(node)
+            market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
+            place = f"{node.instance_type or 'node'}{market}" + (f" in {node.zone}" if node.zone else "")
+            groups.setdefault((node.kind, place), []).append(node)
     for (kind, place), nodes in sorted(groups.items(), reverse=True):
         yield kind, f"{len(nodes)} x {place}: {_usage(nodes)}"
-    if ray.ray_version is None:
+    if ray["ray_version"] is None:
         yield "Ray", "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
     else:
-        yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray.gpus)
+        yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray["gpus"])
     # The drivers of queued runs are running jobs.
-    waiting = len(ray.queue)
-    yield "jobs", f"{ray.jobs['running'] - waiting} running, {ray.jobs['queued'] + waiting} queued"
-    for index, run in enumerate(ray.queue):
-        yield "" if index else "queue", f"{run.run} ({run.owner}) behind {run.behind}"
-
-
-def _aws_lines(aws: AwsStatus, ray: RayStatus | None) -> Iterator[tuple[str, str]]:
-    services = [f"{kind} {service.running} of {service.desired} running" for kind, service in aws.services.items()]
-    yield "ECS", ", ".join(services) or _unknown(aws.unknown, "services")
-    for kind, service in aws.services.items():
-        if service.fault:
-            yield "", f"{kind}: {service.fault}"
-    yield "EC2", str(aws.group or _unknown(aws.unknown, "workers", "group"))
-    if aws.hourly_usd is not None:
-        cost = f"{aws.hourly_usd:.2f} USD an hour now"
-    elif ray is None:
-        cost = "unknown while the head can't be reached"
-    else:
-        cost = _unknown(aws.unknown, "workers", "prices")
-    if aws.estimated_hourly_usd is not None:
-        cost += f"; at most {aws.estimated_hourly_usd:.2f} with all workers"
-    yield "cost", f"{cost}; disks, NAT and traffic are extra"
-    yield "scale-in", _scale_in(aws.scaling) or _unknown(aws.unknown, "workers")
-
-
-def _scale_in(scaling: Mapping[str, Scaling]) -> str:
-    """Return what stops idle workers, with the configuration keys that keep them."""
-    parts = []
-    for kind, scale in scaling.items():
-        key = "minWorkers" if kind == "workers" else "minCpuWorkers"
-        if scale["max"] and not scale["idle_minutes"]:
-            parts.append(f"idle {kind} keep running (idleTimeoutMinutes is 0)")
-        elif scale["max"]:
-            minimum = f", down to {scale['min']} ({key})" if scale["min"] else ""
-            parts.append(f"idle {kind} stop after {scale['idle_minutes']} minutes{minimum}")
-    return "; ".join(parts)
-
-
-def _unknown(unknown: Mapping[str, str], *questions: str) -> str:
-    """Return the first of these questions' reasons."""
-    reasons = [unknown[question] for question in questions if question in unknown]
-    return f"unknown ({reasons[0]})" if reasons else "unknown (AWS returned nothing)"
-
-
-def _place(node: Node) -> str:
-    market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
-    return f"{node.instance_type or 'node'}{market}" + (f" in {node.zone}" if node.zone else "")
+    waiting = len(ray["queue"])
+    yield "jobs", f"{ray['jobs']['running'] - waiting} running, {ray['jobs']['queued'] + waiting} queued"
+    for index, run in enumerate(ray["queue"]):
+        yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run)
 
 
 def _usage(nodes: Sequence[Node]) -> str:
@@ -115,3 +219,40 @@ def _usage(nodes: Sequence[Node]) -> str:
     if gpus:
         return f"{sum(node.gpus_used for node in nodes):g} of {gpus:g} GPUs in use"
     return f"{sum(node.cpus_used for node in nodes):g} of {sum(node.cpus for node in nodes):g} CPUs in use"
+
+
+def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def unknown(*questions: str) -> str:
+        reasons = [of_aws["unknown"][question] for question in questions if question in of_aws["unknown"]]
+        return f"unknown ({reasons[0] if reasons else 'AWS returned nothing'})"
+
+    services = of_aws["services"]
+    running = [f"{kind} {service.running} of {service.desired} running" for kind, service in services.items()]
+    yield "ECS", ", ".join(running) or unknown("services")
+    for kind, service in services.items():
+        if service.fault:
+            yield "", f"{kind}: {service.fault}"
+    yield "EC2", str(of_aws["group"] or unknown("workers", "group"))
+    if of_aws["hourly_usd"] is not None:
+        cost = f"{of_aws['hourly_usd']:.2f} USD an hour now"
+    elif ray:
+        cost = unknown("workers", "prices")
+    else:
+        cost = "unknown while the head can't be reached"
+    if of_aws["estimated_hourly_usd"] is not None:
+        cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
+    yield "cost", f"{cost}; disks, NAT and traffic are extra"
+    yield "scale-in", _scale_in(of_aws["scaling"]) or unknown("workers")
+
+
+def _scale_in(scaling: Mapping[str, Scaling]) -> str:
+    """Return what stops idle workers, with the configuration keys that keep them."""
+    parts = []
+    for kind, scale in scaling.items():
+        key = "minWorkers" if kind == WORKERS else "minCpuWorkers"
+        if scale["max"] and not scale["idle_minutes"]:
+            parts.append(f"idle {kind} keep running (idleTimeoutMinutes is 0)")
+        elif scale["max"]:
+            minimum = f", down to {scale['min']} ({key})" if scale["min"] else ""
+            parts.append(f"idle {kind} stop after {scale['idle_minutes']} minutes{minimum}")
+    return "; ".join(parts)

@@ -50,13 +50,7 @@ def _answer(service: str, value: Any) -> Any:
 
 
 def token(stack: Stack) -> str:
-    """Return Ray's token.
-
-    Raises:
-        UsageError: Credentials are missing or have expired.
-        StackNotFound: The stack is down.
-        ResourceError: AWS refuses.
-    """
+    """Return Ray's token; raise as `call` does, and StackNotFound if the stack is down."""
     return _parameter(stack, stack.token_parameter)
 
 
@@ -103,26 +97,13 @@ def scaling_prefix(cluster_name: str, kind: str) -> str:
     return f"{cluster_name}-{kind}-"
 
 
-def credentials() -> Any:
-    """Return the current credentials: `access_key`, `secret_key` and, if they are temporary, `token`.
-
-    Raises:
-        UsageError: Credentials are missing.
-    """
+def variables() -> dict[str, str]:
+    """Return this process's environment with its current credentials, for another program; UsageError without any."""
     with translated("sts"):
         refreshable = session().get_credentials()
         if refreshable is None:
             raise credentials_error("none found")
-        return refreshable.get_frozen_credentials()
-
-
-def variables() -> dict[str, str]:
-    """Return this process's environment with the current credentials, for another program.
-
-    Raises:
-        UsageError: Credentials are missing.
-    """
-    current = credentials()
+        current = refreshable.get_frozen_credentials()
     environment = dict(os.environ)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):  # of other credentials
         environment.pop(name, None)

@@ -1,24 +1,21 @@
-"""Services, instances of workers and cost of a stack, as AWS reports them."""
+"""Services and instances of a stack, with the reasons that AWS gives for missing ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
-from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster import aws
-from ray_on_ecs.cluster.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import ClusterInfo, Scaling
-from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
-from ray_on_ecs.node.errors import GpuError
+from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.errors import GpuError, HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
 from ray_on_ecs.run.zone_failover import newest_failure
 
-T = TypeVar("T")
+# Kinds of nodes, beside CPU_WORKERS.
+HEAD, WORKERS = "head", "workers"
 DEPLOYMENT_FAILED = "the last deployment failed"
 # Prefix of a task's stoppedReason after a scale-in or a deployment.
 SCALING = "Scaling activity initiated"
@@ -53,60 +50,6 @@ class Group:
         if self.failure:
             text += f"; the last launch failed: {self.failure}"
         return text
-
-
-@dataclass(frozen=True, kw_only=True)
-class AwsStatus:
-    """State of a stack; a value that AWS refuses is None or empty.
-
-    Attributes:
-        region: The stack's region.
-        services: The services by kind of node.
-        group: The workers' group.
-        scaling: The limits of each kind of worker.
-        hourly_usd: The cost of the nodes and of instances that are starting.
-        estimated_hourly_usd: The cost of all nodes that the stack can have.
-        unknown: AWS's refusals, by what was asked: services, workers, group or prices.
-    """
-
-    region: str
-    services: dict[str, Service]
-    group: Group | None
-    scaling: dict[str, Scaling]
-    hourly_usd: float | None
-    estimated_hourly_usd: float | None
-    unknown: dict[str, str]
-
-
-def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> AwsStatus:
-    """Return the state of a stack.
-
-    Args:
-        stack: The stack.
-        nodes: Ray's nodes, or None if the head can't be reached.
-    """
-    unknown: dict[str, str] = {}
-
-    def ask(name: str, question: Callable[..., T], *arguments: Any) -> T | None:
-        try:
-            return question(*arguments)
-        except TrainingError as cause:
-            unknown[name] = one_line(cause)
-            return None
-
-    services = ask("services", read_services, stack)
-    info = ask("workers", aws.workers, stack)
-    group = ask("group", read_group, stack, info) if info else None
-    known_nodes = info and nodes is not None
-    return AwsStatus(
-        region=stack.region,
-        services=services or {},
-        group=group,
-        scaling=info["scaling"] if info else {},
-        hourly_usd=ask("prices", read_hourly_usd, stack, info, nodes, group) if known_nodes else None,
-        estimated_hourly_usd=stack.estimated_hourly_usd,
-        unknown=unknown,
-    )
 
 
 def read_services(stack: Stack) -> dict[str, Service]:
@@ -191,11 +134,7 @@ def explain_head(stack: Stack) -> ResourceError | None:
 
 
 def read_group(stack: Stack, info: ClusterInfo) -> Group:
-    """Return the workers' Auto Scaling group.
-
-    Raises:
-        TrainingError: AWS refuses, or the group does not exist.
-    """
+    """Return the workers' Auto Scaling group; TrainingError if AWS refuses, or the group does not exist."""
     name = info["group"]
     groups = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
     if not groups["AutoScalingGroups"]:
@@ -204,9 +143,8 @@ def read_group(stack: Stack, info: ClusterInfo) -> Group:
     members = group["Instances"]
     failure = None
     with suppress(ResourceError):
-        activities = aws.call(
-            "autoscaling", stack, "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=ACTIVITIES
-        )["Activities"]
+        which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
+        activities = aws.call("autoscaling", stack, "describe_scaling_activities", **which)["Activities"]
         subnets = [zone["subnet_id"] for zone in info["zones"]]
         failure = newest_failure(activities, subnets, datetime.now(UTC) - timedelta(days=1))
     return Group(
@@ -216,27 +154,3 @@ def read_group(stack: Stack, info: ClusterInfo) -> Group:
         unhealthy=[member["InstanceId"] for member in members if member["HealthStatus"] == "Unhealthy"],
         failure=one_line(failure.message) if failure else None,
     )
-
-
-def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], group: Group | None) -> float:
-    """Return the cost in USD per hour of the nodes and of workers that have not joined.
-
-    Raises:
-        TrainingError: A price is not known, or AWS refuses the Spot prices.
-    """
-    preferred = (info["types"][0], SPOT if info["spot"] else ON_DEMAND)
-    workers = [node for node in nodes if node.kind == WORKERS]
-    starting = max(0, (group.instances if group else 0) - len(workers))
-    rented: list[tuple[str | None, str | None]] = [preferred] * starting
-    rented += [(node.instance_type or preferred[0], node.market or preferred[1]) for node in workers]
-    rented += [(node.instance_type, node.market) for node in nodes if node.kind == CPU_WORKERS]
-    on_demand = info["prices"] or {}
-    spot: Mapping[str, float] = {}
-    if any(market == SPOT for _, market in rented):
-        question = spot_prices.question(info)
-        spot = spot_prices.by_type(aws.call("ec2", stack, "describe_spot_price_history", **question))
-    prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
-    known = [price for price in [info["head_usd"], *prices] if price is not None]
-    if len(known) <= len(prices):
-        raise ResourceError("the stack has no price of a node")
-    return round(sum(known), 4)

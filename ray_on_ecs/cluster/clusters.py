@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
-from ray_on_ecs.aws import client
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
@@ -412,8 +411,8 @@ class ComposeCluster(Cluster):
 
     def secrets_of(self, uri: str) -> secrets.Store:
         """See Cluster: in the emulated AWS of its bucket."""
-        ssm = client("ssm", **self.s3_options())
-        return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, partial(secrets.call, ssm))
+        ask = partial(secrets.ask, "ssm", options=self.s3_options())
+        return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, ask)
 
     def shell(self) -> list[str]:
         """See Cluster."""

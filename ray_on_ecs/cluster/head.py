@@ -25,11 +25,9 @@ STOP_SECONDS = 180.0
 
 @dataclass
 class Head:
-    """Ray head at an address of this machine. Each method raises as `api.ask` does.
+    """Ray head at the URL of its dashboard, without a slash at its end; the token is empty for a cluster without one.
 
-    Attributes:
-        url: The URL of its dashboard, without a slash at its end.
-        token: Ray's token; empty for a cluster without one.
+    Each method raises as `api.ask` does.
     """
 
     url: str
@@ -105,8 +103,14 @@ class Head:
 
         url = f"{self.url}/api/jobs/{quote(job_id)}/logs/tail"
         async with aiohttp.ClientSession(headers=api.bearer(self.token)) as session:
-            with _translated(url):
+            try:
                 messages = await asyncio.wait_for(session.ws_connect(url), REQUEST_SECONDS)
+            except aiohttp.WSServerHandshakeError as refusal:
+                if refusal.status in (401, 403):
+                    raise TokenError from refusal
+                raise AnswerError(url, f"{refusal.status}: {refusal.message}", refusal.status) from refusal
+            except (aiohttp.ClientError, OSError) as cause:
+                raise AnswerError(url, str(cause) or repr(cause), is_passing=True) from cause
             async with messages:
                 while True:
                     try:
@@ -120,18 +124,3 @@ class Head:
                         return
                     else:
                         raise AnswerError(url, "the connection has ended", is_passing=True)
-
-
-@contextmanager
-def _translated(url: str) -> Generator[None]:
-    """Raise the errors of `api.ask` for those of aiohttp."""
-    import aiohttp
-
-    try:
-        yield
-    except aiohttp.WSServerHandshakeError as refusal:
-        if refusal.status in (401, 403):
-            raise TokenError from refusal
-        raise AnswerError(url, f"{refusal.status}: {refusal.message}", refusal.status) from refusal
-    except (aiohttp.ClientError, OSError) as cause:
-        raise AnswerError(url, str(cause) or repr(cause), is_passing=True) from cause

@@ -48,8 +48,11 @@ class Submission:
 
     @property
     def entrypoint(self) -> str:
-        """The job's shell command; -P keeps its working directory off sys.path."""
-        return shlex.join(["python", "-P", "-m", "ray_on_ecs.run", self.uri])
+        """The job's shell command; -P keeps its working directory off sys.path.
+
+        A shell that stayed would be another process of each run, and would print `Killed` after the driver's lines.
+        """
+        return f"exec {shlex.join(['python', '-P', '-m', 'ray_on_ecs.run', self.uri])}"
 
 
 def run_of(name: str, storage_path: str) -> dict[str, str]:

@@ -106,7 +106,7 @@ class LocalJobs:
         """
         metadata = {**metadata, "job_submission_id": job_id}
         ray = self._ray.variables if self._ray else {}
-        command = [sys.executable, *shlex.split(entrypoint)[1:]]
+        command = [sys.executable, *shlex.split(entrypoint.removeprefix("exec "))[1:]]
         parent = [sys.executable, "-I", "-S", driver_parent.__file__, str(int(bool(ray)))]
         try:
             folder = tempfile.mkdtemp(prefix=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-", dir=self._folder)

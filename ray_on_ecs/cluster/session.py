@@ -36,13 +36,7 @@ def forwarded_port(
 ) -> Generator[int]:
     """Forward a local port to `host:port` through an instance; yields the local port.
 
-    Args:
-        region: The instance's region.
-        instance_id: The EC2 instance.
-        document: The Session document that forwards ports.
-        host: Name or IP address, as the instance resolves it.
-        port: The port of the host.
-        environment: Environment of the AWS CLI, with its credentials.
+    The host's name is as the instance resolves it, and the environment has the credentials of the AWS CLI.
 
     Raises:
         UsageError: The AWS CLI or its plugin is not installed, or credentials are missing.
@@ -75,7 +69,6 @@ def forwarded_port(
 
 
 def _opened_port(process: subprocess.Popen[bytes], output: IO[str]) -> int:
-    """Wait until the plugin listens, and return its port."""
     deadline = time.monotonic() + OPEN_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -89,7 +82,6 @@ def _opened_port(process: subprocess.Popen[bytes], output: IO[str]) -> int:
 
 
 def _session_error(output: str) -> Exception:
-    """Return the error for the output of the AWS CLI."""
     line = one_line(re.sub(r"^.*?An error occurred ", "", output, flags=re.DOTALL)) or "without a message"
     if "TargetNotConnected" in output:
         return HeadUnavailable(

@@ -38,11 +38,7 @@ PULUMI_HINTS = {
 
 
 class PulumiError(UsageError):
-    """Pulumi does not print the stack's outputs.
-
-    Attributes:
-        fix: The command that fixes it.
-    """
+    """Pulumi does not print the stack's outputs; `fix` is the command that makes it."""
 
     def __init__(self, line: str, fix: str) -> None:
         super().__init__(line)
@@ -58,20 +54,10 @@ class Stack:
     """Output `connection` of a stack that is up.
 
     Attributes:
-        name: The name of the stack, or of the file with its outputs.
-        region: The AWS region.
-        bucket: The bucket that keeps the runs.
-        cluster_name: The ECS cluster.
+        name: That of the stack, or of the file with its outputs.
         head_instance_id: The EC2 instance of the head at the time of `pulumi up`.
         head_host: The DNS name of the head in the VPC.
-        token_parameter: The SSM parameter with Ray's token.
-        cluster_info_parameter: The SSM parameter that describes the workers.
-        shell_document: The Session document that opens a shell in the head's container.
-        forward_document: The Session document that forwards a port.
         services: The ECS service of each kind of node: `head`, `workers` and, if there can be any, `cpu-workers`.
-        default_gpus: Number of GPUs that a job requests by default.
-        log_group: The CloudWatch log group.
-        metrics_dashboard: The CloudWatch dashboard.
         estimated_hourly_usd: The hourly price of all instances, or None if it is not known.
         project: The folder of the Pulumi project; None for a file.
     """
@@ -115,16 +101,21 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
         ResourceError: Pulumi fails, or the stack is not up.
     """
     if outputs is not None:
-        return _read(Path(outputs).stem, _load(outputs), f"--outputs: {outputs}")
-    errors = []
-    for folder in _projects():
         try:
-            found = _read(
-                name or "(selected)",
-                _pulumi_outputs(folder, name, seconds),
-                f"{name or 'the selected stack'} of {folder}",
-                folder,
-            )
+            content = json.loads(Path(outputs).expanduser().read_text())
+        except (OSError, ValueError) as cause:
+            reason = "it is not JSON" if isinstance(cause, ValueError) else cause
+            write = "write it with pulumi stack output --json"
+            raise UsageError(f"--outputs: {outputs} can't be read ({reason}); {write}") from cause
+        return _read(Path(outputs).stem, content, f"--outputs: {outputs}")
+    errors = []
+    cwd = Path.cwd()
+    for folder in dict.fromkeys((cwd, *cwd.parents, CHECKOUT)):
+        if not any((folder / file).is_file() for file in PROJECT_FILES):
+            continue
+        try:
+            source = f"{name or 'the selected stack'} of {folder}"
+            found = _read(name or "(selected)", _pulumi_outputs(folder, name, seconds), source, folder)
         except AnotherProgram as cause:
             errors.append(cause)
             continue
@@ -133,12 +124,6 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
     if errors:
         raise errors[0]
     raise UsageError(f"{PROJECT_FILES[0]} not found here or in a parent folder; {OTHER_PROJECT}")
-
-
-def _projects() -> list[Path]:
-    cwd = Path.cwd()
-    folders = dict.fromkeys((cwd, *cwd.parents, CHECKOUT))
-    return [folder for folder in folders if any((folder / file).is_file() for file in PROJECT_FILES)]
 
 
 def _use_profile(folder: Path, name: str | None, seconds: float) -> None:
@@ -186,16 +171,6 @@ def _pulumi_outputs(folder: Path, name: str | None, seconds: float) -> Any:
         return json.loads(process.stdout or "{}")
     except ValueError as cause:
         raise ResourceError(f"the output of pulumi stack output is not JSON ({one_line(process.stdout)})") from cause
-
-
-def _load(file: str) -> Any:
-    try:
-        return json.loads(Path(file).expanduser().read_text())
-    except (OSError, ValueError) as cause:
-        reason = "it is not JSON" if isinstance(cause, ValueError) else cause
-        raise UsageError(
-            f"--outputs: {file} can't be read ({reason}); write it with pulumi stack output --json"
-        ) from cause
 
 
 def _read(name: str, outputs: Any, source: str, project: Path | None = None) -> Stack:

@@ -26,9 +26,8 @@ CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 BUSY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 Job = dict[str, Any]
-
-# Fields of a job and of a node that commands use; those that may be missing may be None.
 Fields = dict[str, Any]
+# Fields of a job and of a node that commands use; those that may be missing may be None.
 JOB: Fields = {
     "status": str,
     "submission_id": str | None,
@@ -50,13 +49,9 @@ NODE: Fields = {
 
 
 class AnswerError(ResourceError, OSError):
-    """A server doesn't answer, refuses a request, or is not Ray.
+    """A server doesn't answer, refuses a request (with an HTTP status), or is not Ray.
 
-    Args:
-        address: Of the server.
-        reason: Its answer, or the failure.
-        status: The HTTP status of a refusal, else 0.
-        is_passing: True if there was not an answer, as from a server that is starting.
+    It is passing if there was not an answer, as from a server that is starting.
     """
 
     def __init__(self, address: str, reason: object, status: int = 0, *, is_passing: bool = False) -> None:
@@ -153,11 +148,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def below(url: str, document: Any, *keys: str) -> Any:
-    """Return what a document has below these keys.
-
-    Raises:
-        AnswerError: It has another form.
-    """
+    """Return what a document has below these keys; AnswerError if it has another form."""
     try:
         for key in keys:
             document = document[key]
@@ -167,11 +158,7 @@ def below(url: str, document: Any, *keys: str) -> Any:
 
 
 def items_in(url: str, answer: Any, types: Fields) -> list[dict[str, Any]]:
-    """Return an answer that has to be a list of objects with these fields, such as of jobs.
-
-    Raises:
-        AnswerError: It has another form.
-    """
+    """Return an answer that has to be a list of objects with these fields; AnswerError if it has another form."""
     if isinstance(answer, list) and all(isinstance(item, dict) for item in answer):
         items = [{**dict.fromkeys(types), **item} for item in answer]
         if all(isinstance(item[name], kind) for item in items for name, kind in types.items()):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ray_on_ecs.node import api
 
 if TYPE_CHECKING:
-    from ray.autoscaler.v2.schema import ClusterStatus, NodeInfo, ResourceDemand
+    from ray.autoscaler.v2.schema import NodeInfo, ResourceDemand
 
 TIMEOUT_SECONDS = 10
 # Ray counts in ten-thousandths; a smaller remainder is a rounding error of a sum.
@@ -28,20 +28,13 @@ Resources = Mapping[str, float]
 class Demand:
     """Resources of the cluster and the demand for them, as numbers of GPUs or CPUs.
 
+    Used are those that run work, or that a placement group reserves. Pending tasks, actors and placement groups wait
+    for others; CPUs count as waiting or requested only in bundles without a GPU.
+
     Attributes:
-        gpus: GPUs of all nodes.
-        gpus_used: GPUs that run work, or that a placement group reserves.
-        gpus_waiting: GPUs of all pending tasks, actors and placement groups.
         gpus_requested: GPUs requested by `ray.autoscaler.sdk.request_resources`, independent of pending work. Ray Data
             also requests them, for pipelines that keep half of their resources busy.
-        worker_cpus_used: Used or reserved CPUs of nodes with GPUs.
-        cpu_worker_cpus: CPUs of nodes without GPUs.
-        cpu_worker_cpus_used: Used or reserved CPUs of nodes without GPUs.
-        workers_in_use: Nodes with GPUs that have a used GPU or CPU.
-        cpu_workers_in_use: Nodes without GPUs that have a used CPU.
-        cpus_waiting: CPUs of pending tasks, actors and bundles of placement groups without a GPU.
-        cpus_requested: CPUs that a program requests in bundles without a GPU. Ray Data repeatedly requests enough to
-            double a busy pipeline's throughput.
+        cpus_requested: The same of CPUs. Ray Data repeatedly requests enough to double a busy pipeline's throughput.
         has_cpu_workers: True if the stack can have CPU workers.
     """
 
@@ -79,11 +72,7 @@ class Demand:
 
 
 def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
-    """Read the current demand from the GCS at `gcs_address`, `host:port`.
-
-    Raises:
-        Exception: The GCS didn't answer within a minute; any of Ray's errors.
-    """
+    """Read the current demand from the GCS at `host:port`; any of Ray's errors if it doesn't answer in a minute."""
     # Not at the top: the import takes seconds and would delay `ray start`.
     from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.autoscaler.v2 import sdk
@@ -95,41 +84,33 @@ def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
     demands = status.resource_demands
     waiting = _bundles([*demands.ray_task_actor_demand, *demands.placement_group_demand])
     requested = [*json.loads(stored_request or "[]"), *_bundles(demands.cluster_constraint_demand)]
-    nodes = _nodes(status)
+    nodes = [*status.active_nodes, *status.idle_nodes]
     workers = [node for node in nodes if node.total_resources().get("GPU")]
     cpu_workers = [node for node in nodes if not node.total_resources().get("GPU")]
     return Demand(
-        gpus=_sum("GPU", (node.total_resources() for node in workers)),
-        gpus_used=_sum("GPU", (node.used_resources() for node in workers)),
+        gpus=_sum("GPU", [node.total_resources() for node in workers]),
+        gpus_used=_sum("GPU", [node.used_resources() for node in workers]),
         gpus_waiting=_sum("GPU", waiting),
         gpus_requested=_sum("GPU", requested),
-        worker_cpus_used=_sum("CPU", (node.used_resources() for node in workers)),
-        cpu_worker_cpus=_sum("CPU", (node.total_resources() for node in cpu_workers)),
-        cpu_worker_cpus_used=_sum("CPU", (node.used_resources() for node in cpu_workers)),
+        worker_cpus_used=_sum("CPU", [node.used_resources() for node in workers]),
+        cpu_worker_cpus=_sum("CPU", [node.total_resources() for node in cpu_workers]),
+        cpu_worker_cpus_used=_sum("CPU", [node.used_resources() for node in cpu_workers]),
         workers_in_use=sum(map(_is_used, workers)),
         cpu_workers_in_use=sum(map(_is_used, cpu_workers)),
-        cpus_waiting=_sum("CPU", _without_gpus(waiting)),
-        cpus_requested=_sum("CPU", _without_gpus(requested)),
+        cpus_waiting=_sum("CPU", [bundle for bundle in waiting if not bundle.get("GPU")]),
+        cpus_requested=_sum("CPU", [bundle for bundle in requested if not bundle.get("GPU")]),
         has_cpu_workers=has_cpu_workers,
     )
 
 
 def node_in_use(gcs_address: str, ip_address: str) -> bool:
-    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group.
-
-    Raises:
-        Exception: The GCS didn't answer; any of Ray's errors.
-    """
+    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group."""
     api.check_gcs(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     from ray.autoscaler.v2 import sdk
 
     status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
-    return any(_is_used(node) for node in _nodes(status) if node.ip_address == ip_address)
-
-
-def _nodes(status: ClusterStatus) -> list[NodeInfo]:
-    """Return the nodes that are alive."""
-    return [*status.active_nodes, *status.idle_nodes]
+    nodes = [*status.active_nodes, *status.idle_nodes]
+    return any(_is_used(node) for node in nodes if node.ip_address == ip_address)
 
 
 def _is_used(node: NodeInfo) -> bool:
@@ -149,10 +130,6 @@ def _bundles(demands: Iterable[ResourceDemand]) -> list[Resources]:
         for shape in demand.bundles_by_count:
             bundles.append({name: amount * shape.count for name, amount in shape.bundle.items()})
     return bundles
-
-
-def _without_gpus(bundles: Iterable[Resources]) -> list[Resources]:
-    return [bundle for bundle in bundles if not bundle.get("GPU")]
 
 
 def _sum(name: str, resources: Iterable[Resources]) -> float:

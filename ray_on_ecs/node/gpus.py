@@ -13,8 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ray_on_ecs.errors import counted
-from ray_on_ecs.node.errors import GpuError, StartError
+from ray_on_ecs.errors import GpuError, StartError, counted
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +50,7 @@ def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
 
 
 def load_driver() -> ctypes.CDLL:
-    """Load the CUDA driver, which NVIDIA's container runtime puts into the container.
-
-    Raises:
-        StartError: It is missing.
-    """
+    """Load the CUDA driver, which NVIDIA's container runtime puts into the container; StartError if it is missing."""
     try:
         return ctypes.CDLL(DRIVER)
     except OSError as cause:
@@ -120,16 +115,11 @@ def gpu_error(expected: int) -> str | None:
     return None
 
 
-def _main() -> int:
+if __name__ == "__main__":
     try:
         fault = gpu_error(int(sys.argv[1]))
     except StartError as cause:
-        print(cause, file=sys.stderr)
-        return StartError.exit_status
+        sys.exit(str(cause))
     if fault:
         print(fault, file=sys.stderr)
-    return GPU_FAULT if fault else 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
+        sys.exit(GPU_FAULT)

@@ -4,14 +4,14 @@ import argparse
 import logging
 
 from ray_on_ecs import logs
+from ray_on_ecs.errors import GpuError, NodeError
 from ray_on_ecs.node import api, gpus, ports
-from ray_on_ecs.node.errors import GpuError, NodeError
 
 logger = logging.getLogger(__name__)
 
 
-def check(kind: str, num_gpus: int) -> None:
-    """Return if this node is healthy.
+def main() -> int:
+    """Run `ray-health`; return its exit status.
 
     Head: only the GCS decides, because the cluster can't run without it. `ray_on_ecs.node.dashboard` restarts a
     dashboard that hangs, and a run doesn't need it, whereas a new head would restart every run.
@@ -20,35 +20,27 @@ def check(kind: str, num_gpus: int) -> None:
     waits for a new head for a while and exits if there is none: a replacement would have to wait, too. A worker that
     can't open its GPUs is unhealthy, unless a process still has one open: its training may continue, for example after
     systemd has reloaded its units on the host.
-
-    Args:
-        kind: `head` or `worker`.
-        num_gpus: Number of GPUs that the task requested.
-
-    Raises:
-        OSError: Ray is not healthy.
-        NodeError: A GPU is not healthy, or the driver is missing.
     """
-    if kind == "head":
-        api.check_gcs(ports.own_gcs())
-        return
-    api.get(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
-    if num_gpus and (fault := gpus.driver_error(gpus.load_driver(), num_gpus)):
-        if not gpus.are_in_use():
-            raise GpuError(fault)
-        logger.warning(f"{fault}; a process still uses a GPU")
-
-
-def main() -> int:
-    """Run `ray-health`; return its exit status."""
     logs.set_up("ray-health", errors_from=logging.WARNING)
     parser = argparse.ArgumentParser(prog="ray-health", description=__doc__)
     parser.add_argument("kind", choices=("head", "worker"))
     parser.add_argument("--num-gpus", type=int, default=0, help="GPUs that the task requested (%(default)s)")
     arguments = parser.parse_args()
     try:
-        check(arguments.kind, arguments.num_gpus)
+        if arguments.kind == "head":
+            api.check_gcs(ports.own_gcs())
+        else:
+            api.get(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
+            _check_gpus(arguments.num_gpus)
     except (NodeError, OSError) as cause:
         logger.error(cause)
         return 1
     return 0
+
+
+def _check_gpus(expected: int) -> None:
+    fault = gpus.driver_error(gpus.load_driver(), expected) if expected else None
+    if fault and not gpus.are_in_use():
+        raise GpuError(fault)
+    if fault:
+        logger.warning(f"{fault}; a process still uses a GPU")

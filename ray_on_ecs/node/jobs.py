@@ -107,11 +107,11 @@ class JobRecovery:
         logger.debug(f"the Jobs API answers; jobs of the previous head: {sorted(self._interrupted) or 'none'}")
         if self._state:
             self.fail_orphaned_jobs()
-            self._poll()
+            self.resubmit_lost_jobs()
             wait_for_jobs_api()  # reading the jobs of a damaged state can end Ray
             self._state.mark_healthy()
         while not self._stopping.wait(POLL_SECONDS):
-            self._poll()
+            self.resubmit_lost_jobs()
 
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs, whose drivers run on the head, so that each can print the command that resumes it.
@@ -149,8 +149,8 @@ class JobRecovery:
             with suppress(OSError):  # the dashboard is busy
                 orphans = [
                     job["submission_id"]
-                    for job in _list_jobs()
-                    if _is_running(job) and (job.get("start_time") or 0) < 1000 * self._started_at
+                    for job in _submitted_jobs()
+                    if job["status"] not in ENDED and (job["start_time"] or 0) < 1000 * self._started_at
                 ]
                 if not orphans:
                     return
@@ -161,12 +161,12 @@ class JobRecovery:
             time.sleep(ORPHANS_POLL_SECONDS)
 
     def resubmit_lost_jobs(self) -> None:
-        """Resubmit each run whose last job lost its driver or head, up to `max_resubmissions` times in a row.
-
-        Raises:
-            OSError: The Jobs API doesn't answer, or is not Ray's.
-        """
-        jobs = _list_jobs()
+        """Resubmit each run whose last job lost its driver or head, up to `max_resubmissions` times in a row."""
+        try:
+            jobs = _submitted_jobs()
+        except OSError as cause:  # the dashboard is busy, or the head is ending
+            logger.debug(f"the jobs are not known, and will be read again ({cause})")
+            return
         ids = {job["submission_id"] for job in jobs}
         for job in _last_jobs(jobs):
             try:
@@ -176,24 +176,18 @@ class JobRecovery:
             except Exception as cause:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
 
-    def _poll(self) -> None:
-        try:
-            self.resubmit_lost_jobs()
-        except OSError as cause:  # the dashboard is busy, or the head is ending
-            logger.debug(f"the jobs are not known, and will be read again ({cause})")
-
     def _is_lost(self, job: Job) -> bool:
         if job["status"] == "STOPPED":
             return job["submission_id"] in self._interrupted
         if job["status"] != "FAILED":
             return False
-        return job.get("error_type") in SUPERVISOR_LOST or job.get("driver_exit_code") in KILLED
+        return job["error_type"] in SUPERVISOR_LOST or job["driver_exit_code"] in KILLED
 
     def _resubmit(self, job: Job, taken: set[str]) -> None:
         lost = job["submission_id"]
         metadata = job["metadata"]
         maximum = _number(metadata, MAX_RESUBMISSIONS)
-        seconds = ((job.get("end_time") or 0) - (job.get("start_time") or 0)) / 1000
+        seconds = ((job["end_time"] or 0) - (job["start_time"] or 0)) / 1000
         # In a row: without progress in between, before this job was lost.
         resubmissions = 0 if seconds >= PROGRESS_SECONDS else _number(metadata, RESUBMISSIONS)
         if resubmissions >= maximum:
@@ -246,27 +240,19 @@ def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
 
 
 def any_under_way() -> bool:
-    """Return True if a job is pending or running, or a driver that was started by hand, as in the head's shell.
-
-    Raises:
-        OSError: The Jobs API doesn't answer, or is not Ray's.
-    """
-    return any(_is_running(job) for job in api.items_in(url(), api.get(url()), api.JOB))
+    """Return True if a job is pending or running, or a driver that was started by hand, as in the head's shell."""
+    return any(job["status"] not in ENDED for job in api.items_in(url(), api.get(url()), api.JOB))
 
 
-def _list_jobs() -> list[Job]:
-    """Return the submitted jobs, without drivers that were started by hand, which have no submission ID."""
+def _submitted_jobs() -> list[Job]:
+    """Return the jobs without drivers that were started by hand, which have no submission ID."""
     return [job for job in api.items_in(url(), api.get(url()), api.JOB) if job["submission_id"]]
-
-
-def _is_running(job: Job) -> bool:
-    return job["status"] not in ENDED
 
 
 def _running() -> list[str]:
     """Return the IDs of the jobs that have not ended; empty if the dashboard doesn't answer."""
     try:
-        return [job["submission_id"] for job in _list_jobs() if _is_running(job)]
+        return [job["submission_id"] for job in _submitted_jobs() if job["status"] not in ENDED]
     except OSError as cause:
         logger.warning(f"the jobs are not known ({cause})")
         return []
@@ -279,13 +265,12 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
     """
 
     def times(job: Job) -> tuple[float, float]:
-        start = job.get("start_time") or 0
-        end = job.get("end_time") or start
-        return (math.inf if _is_running(job) else end), start
+        start = job["start_time"] or 0
+        return (job["end_time"] or start) if job["status"] in ENDED else math.inf, start
 
     last = {}
     for job in sorted(jobs, key=times):
-        metadata = job.get("metadata") or {}
+        metadata = job["metadata"] or {}
         if RUN[0] in metadata:
             last[tuple(str(metadata.get(key)) for key in RUN)] = job
     return list(last.values())

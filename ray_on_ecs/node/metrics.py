@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.aws import client
@@ -21,9 +21,8 @@ from ray_on_ecs.node import api, demand, ports
 logger = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
-CONNECT_SECONDS = 5
-READ_SECONDS = 10
-ATTEMPTS = 2
+# Short, because the next minute brings newer values.
+LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 2}
 
 Datum = dict[str, Any]
 
@@ -51,11 +50,7 @@ def repeat(work: Callable[[], None]) -> None:
 
 
 def publish(namespace: str) -> None:
-    """Publish the current values.
-
-    Raises:
-        Exception: Ray didn't answer, or CloudWatch refused the values; any of urllib's, Ray's or boto's errors.
-    """
+    """Publish the current values; any of urllib's, Ray's or boto's errors if one doesn't answer or refuses."""
     own_address = ports.own_gcs()
     api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     current = demand.read(own_address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
@@ -77,12 +72,15 @@ def publish(namespace: str) -> None:
             "CPUNodesInUse": current.cpu_workers_in_use,
         }
     logger.debug(f"metrics: {counts}")
-    _put(namespace, [_datum(name, "Count", [value]) for name, value in counts.items()])
+    cloudwatch = client("cloudwatch", **LIMITS)
+    data = [_datum(name, "Count", [value]) for name, value in counts.items()]
+    cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
     try:
         nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
     except OSError as cause:
         raise OSError(f"only the GPU utilization: {cause}") from cause  # the other metrics are published
-    _put(namespace, utilization(nodes))
+    if data := utilization(nodes):
+        cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
 
 
 def utilization(nodes: Any) -> list[Datum]:
@@ -104,18 +102,7 @@ def utilization(nodes: Any) -> list[Datum]:
     return [_datum(name, "Percent", values) for name, values in percent.items() if values]
 
 
-@cache
-def cloudwatch() -> Any:
-    """Create a client with short timeouts, because the next minute brings newer values."""
-    return client("cloudwatch", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)
-
-
 def _datum(name: str, unit: str, values: list[float]) -> Datum:
     """Return values with their counts. CloudWatch accepts up to 150 distinct ones, and there are 101 percentages."""
     counts = Counter(values)
     return {"MetricName": name, "Unit": unit, "Values": [*counts], "Counts": [*counts.values()]}
-
-
-def _put(namespace: str, data: list[Datum]) -> None:
-    if data:
-        cloudwatch().put_metric_data(Namespace=namespace, MetricData=data)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ray_on_ecs import logs
+from ray_on_ecs.errors import NodeError, StartError
 from ray_on_ecs.node import ports
-from ray_on_ecs.node.errors import NodeError, StartError
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def run_node(name: str, start: Callable[[], int]) -> NoReturn:
 def ray_start(
     arguments: Sequence[str], before_stop: Callable[[], signal.Signals], ray: Sequence[str] = ("ray",)
 ) -> int:
-    """Run `ray start --block` until it ends.
+    """Run `ray start --block` until it ends; return 0 if it exited cleanly after a stop signal, else its exit status.
 
     Args:
         arguments: Arguments of `ray start`, in addition to the ports of all nodes.
@@ -56,9 +56,6 @@ def ray_start(
             accept new work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On SIGINT Ray
             exits at once.
         ray: Ray's command.
-
-    Returns:
-        0 if Ray exited cleanly after a stop signal, else Ray's exit status.
     """
     received: list[int] = []
     for stop_signal in STOP_SIGNALS:

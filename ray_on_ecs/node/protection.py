@@ -51,10 +51,9 @@ class Protection:
     def __init__(self, url: str, in_use: Callable[[], bool]) -> None:
         self._url = url
         self._in_use = in_use
-        self._is_needed = self._is_set = False
-        self._set_at = -math.inf
-        self._idle_since: float | None = None
-        self._failing_since: float | None = None
+        self._needed_until = self._set_at = -math.inf
+        self._is_set = False
+        self._failing_since = math.inf
         self._is_reported = False
 
     def run(self) -> None:
@@ -65,55 +64,46 @@ class Protection:
 
     def poll(self) -> None:
         """Check the use once, and set or renew the protection; a failure costs at most one line."""
-        check_failure = failure_of(self._check)
-        update_failure = failure_of(self._update)  # also after a failed check: the protection may have to be renewed
-        self._report(check_failure or update_failure)
+        now = time.monotonic()
+        is_needed = now <= self._needed_until
+        check_failure = failure_of(lambda: self._check(now))
+        if check_failure and is_needed:
+            self._needed_until = now + IDLE_SECONDS
+        # Also after a failed check: the protection may have to be renewed.
+        update_failure = failure_of(lambda: self._update(now))
+        self._report(now, check_failure or update_failure)
 
-    def _check(self) -> None:
-        was_idle_since, self._idle_since = self._idle_since, None
+    def _check(self, now: float) -> None:
         if self._in_use():
-            self._is_needed = True
-            return
-        self._idle_since = time.monotonic() if was_idle_since is None else was_idle_since
-        self._is_needed = self._is_needed and time.monotonic() - self._idle_since < IDLE_SECONDS
+            self._needed_until = now + IDLE_SECONDS
 
-    def _update(self) -> None:
-        is_due = self._is_needed and time.monotonic() - self._set_at >= RENEW_SECONDS
-        if self._is_needed == self._is_set and not is_due:
-            return
-        logger.debug(f"this node is {'in use: protecting' if self._is_needed else 'idle: releasing'} its task")
-        if self._is_needed:
+    def _update(self, now: float) -> None:
+        if now <= self._needed_until and now - self._set_at >= RENEW_SECONDS:
+            logger.debug("this node is in use: protecting its task")
             self._is_set = True  # even if the response is lost: it has to be released later
             put(self._url, {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES})
-            self._set_at = time.monotonic()
-        else:
+            self._set_at = now
+        elif now > self._needed_until and self._is_set:
+            logger.debug("this node is idle: releasing its task")
             put(self._url, {"ProtectionEnabled": False})
-            self._is_set = False
-            self._set_at = -math.inf
+            self._is_set, self._set_at = False, -math.inf
 
-    def _report(self, cause: str | None) -> None:
+    def _report(self, now: float, cause: str | None) -> None:
         """Print a failure that has lasted a while, and its end."""
-        now = time.monotonic()
         if cause is None:
             if self._is_reported:
                 logger.warning("the protection of this task works again")
-            self._failing_since = None
-            self._is_reported = False
+            self._failing_since, self._is_reported = math.inf, False
             return
         logger.debug(f"the protection of this task has failed and is tried again ({cause})")
-        if self._failing_since is None:
-            self._failing_since = now
+        self._failing_since = min(self._failing_since, now)
         if not self._is_reported and now - self._failing_since >= REPORT_SECONDS:
             self._is_reported = True
             logger.warning(f"the protection of this task has failed for {REPORT_SECONDS:.0f} s ({cause}); trying again")
 
 
 def put(url: str, state: dict[str, Any]) -> None:
-    """Send a state to the agent's endpoint, which passes it on to ECS.
-
-    Raises:
-        OSError: The agent doesn't answer, or ECS refuses.
-    """
+    """Send a state to the agent, which passes it on to ECS; OSError if it doesn't answer, or ECS refuses."""
     try:
         answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", method="PUT", body=state)
     except api.AnswerError as cause:

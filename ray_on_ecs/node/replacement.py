@@ -19,9 +19,7 @@ from ray_on_ecs.errors import counted, one_line
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 5
-READ_SECONDS = 10
-ATTEMPTS = 3
+
 # Random delay: most instances that fail at the same time see the marks of earlier ones.
 SPREAD_SECONDS = 30.0
 
@@ -34,9 +32,7 @@ def request() -> None:
     try:
         instance_id = json.loads(Path(file).read_text())[INSTANCE_ID]
         time.sleep(random.uniform(0, SPREAD_SECONDS))
-        autoscaling = client(
-            "autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS
-        )
+        autoscaling = client("autoscaling", connect_seconds=5, read_seconds=10, attempts=3)
         logger.warning(mark_unhealthy(instance_id, autoscaling))
     except Exception as cause:
         reason = one_line(f"{type(cause).__name__}: {cause}")
@@ -44,11 +40,7 @@ def request() -> None:
 
 
 def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
-    """Mark an instance unhealthy unless too many of its group are; return a line with the outcome.
-
-    Raises:
-        Exception: AWS did not answer, or refused; any of boto's errors.
-    """
+    """Mark an instance unhealthy unless too many of its group are; return a line with the outcome."""
     instances = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
     if not instances:
         return f"{instance_id} is not in an Auto Scaling group, which could replace it"
@@ -58,7 +50,7 @@ def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
     if instance_id in unhealthy:
         return f"{instance_id} is marked unhealthy; {group_name} replaces it"
     size = len(group["Instances"])
-    limit = most_unhealthy(size)
+    limit = max(1, size // 5)
     if len(unhealthy) >= limit:
         return (
             f"{instance_id} is not marked unhealthy yet: {counted(len(unhealthy), 'instance')} of {size} in "
@@ -67,8 +59,3 @@ def mark_unhealthy(instance_id: str, autoscaling: Any) -> str:
     # A fault shows soon after the start, within the group's grace period, in which AWS would ignore the mark.
     autoscaling.set_instance_health(InstanceId=instance_id, HealthStatus="Unhealthy", ShouldRespectGracePeriod=False)
     return f"marked {instance_id} unhealthy; {group_name} replaces it"
-
-
-def most_unhealthy(size: int) -> int:
-    """Return the maximum number of instances marked unhealthy at a time in a group of this size."""
-    return max(1, size // 5)

@@ -22,7 +22,7 @@ MAX_FAILED_STARTS = 2
 
 @dataclass(frozen=True)
 class State:
-    """GCS database in `folder`, a counter of consecutive failed starts, and a list of interrupted jobs.
+    """GCS database in `folder` and, beside it, a counter of consecutive failed starts, and a list of interrupted jobs.
 
     A head that is stopped stops its jobs, and the next head resubmits them.
     """
@@ -41,20 +41,12 @@ class State:
         return set(file.read_text().splitlines()) if file.exists() else set()
 
     def record_interrupted(self, jobs: Iterable[str]) -> None:
-        """Record jobs that this head interrupts because it is being stopped.
-
-        Raises:
-            OSError: The folder can't be written.
-        """
+        """Record jobs that this head interrupts because it is being stopped; OSError if the folder can't be written."""
         with self._beside("interrupted").open("a") as file:
             file.writelines(f"{job}\n" for job in jobs)
 
     def record_start(self) -> None:
-        """Count a start; quarantine the state first if the previous starts with it failed.
-
-        Raises:
-            OSError: The folder can't be written.
-        """
+        """Count a start; first quarantine a state whose last starts failed. OSError if the folder can't be written."""
         starts, quarantine = self._beside("starts"), self._beside("quarantine")
         if starts.exists() and starts.stat().st_size >= MAX_FAILED_STARTS:
             line = f"{MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine} and starting"
@@ -86,5 +78,4 @@ def open_state() -> State | None:
     except OSError as cause:
         logger.warning(f"{HEAD_STATE_VARIABLE}: {cause}; the head's state ends with its container")
         return None
-    logger.debug(f"the head's state is in {state.folder}")
     return state

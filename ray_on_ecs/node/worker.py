@@ -18,8 +18,8 @@ from functools import partial
 from importlib.metadata import version
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
+from ray_on_ecs.errors import GpuError, HeadError, StartError
 from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
-from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,7 @@ def main() -> None:
 
 
 def start() -> int:
-    """Join the cluster and run until the node ends; return its exit status.
-
-    Raises:
-        StartError: The configuration or the image is wrong, or the head refuses this node.
-        GpuError: The GPUs are missing, or don't compute.
-        HeadError: The head didn't answer in time.
-    """
+    """Join the cluster and run until the node ends; return its exit status, or raise a NodeError before Ray starts."""
     host = os.environ.get(HEAD_HOST_VARIABLE)
     if not host:
         raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
@@ -84,11 +78,7 @@ def check_gpus(expected: int) -> None:
 
 
 def wait_seconds() -> float:
-    """Return the time to wait for the head: RAY_HEAD_WAIT_S, or five minutes.
-
-    Raises:
-        StartError: RAY_HEAD_WAIT_S is not a number of seconds.
-    """
+    """Return the time to wait for the head: RAY_HEAD_WAIT_S, or five minutes; StartError if it is not a number."""
     text = os.environ.get("RAY_HEAD_WAIT_S") or str(DEFAULT_WAIT_SECONDS)
     with suppress(ValueError):
         seconds = float(text)
@@ -136,11 +126,7 @@ def wait_for_head(host: str, seconds: float) -> None:
 
 
 def join_blocker(host: str) -> str | None:
-    """Return the reason why this node can't join the head yet, or None if it can.
-
-    Raises:
-        StartError: The head refuses this token, or runs another version of Ray.
-    """
+    """Return the reason why this node can't join the head yet, or None if it can; StartError if it never can."""
     try:
         socket.getaddrinfo(host, ports.DASHBOARD)
     except (OSError, UnicodeError):  # UnicodeError: not a valid host name

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import GpuError, NodeError, one_line
 from ray_on_ecs.node import gpus
-from ray_on_ecs.node.errors import GpuError, NodeError
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ray_on_ecs.errors import UsageError, counted, one_line
+from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.storage import layout, node_cache
@@ -46,7 +46,6 @@ DECLARATIONS = ("pyproject.toml", "setup.cfg", "setup.py")
 NO_SOURCE = ("__pycache__", "build", "*.egg-info", ".*")
 # A larger file in it counts as data and is only compared by size.
 LARGEST_SOURCE = 2**20
-ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,6 @@ class Resolution:
     commits: dict[str, str]
     local: dict[str, str]
     editable: list[str]
-
-    @property
-    def count(self) -> int:
-        """The number of packages."""
-        folders = [path for path in self.local if not path.endswith(ARCHIVES)]  # archives have versions
-        return len(self.versions) + len(self.commits) + len(folders)
 
 
 class Requirements:
@@ -120,13 +113,12 @@ class Requirements:
 
         def make(target: Path) -> None:
             node_cache.make_room(ROOM_BYTES)
-            packages = counted(resolution.count, "package")
-            logger.info(f"installing {packages} of --requirements on this node")
+            logger.info("installing the packages of --requirements on this node")
             started_at = time.monotonic()
             venv.create(target, symlinks=True, with_pip=False)
             _see_packages_of_this_interpreter(target)
             self._install(str(target / "bin" / "python"), resolution)
-            logger.info(f"installed {packages} in {time.monotonic() - started_at:.0f} s")
+            logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
 
         folder = str(self._folder) if resolution.editable else None
         key = json.dumps([sys.version, sys.prefix, asdict(resolution), folder])
@@ -136,15 +128,17 @@ class Requirements:
         versions: dict[str, str] = {}
         local: list[str] = []
         editable: list[str] = []
+        top = self._folder.resolve()
         for package in packages:
             download = package["download_info"]
             if "archive_info" in download:
                 versions[package["metadata"]["name"]] = package["metadata"]["version"]
-            path = self._local_path(download)
-            if path is not None:
-                local.append(path)
+            url = urlsplit(download["url"])
+            if url.scheme == "file" and "vcs_info" not in download:
+                path = Path(unquote(url.path))
+                local.append(str(path.relative_to(top) if path.is_relative_to(top) else path))
                 if download.get("dir_info", {}).get("editable"):
-                    editable.append(path)
+                    editable.append(local[-1])
         return Resolution(source, versions, self._commits(packages), self._hashes(local, editable, storage), editable)
 
     def _install(self, python: str, resolution: Resolution) -> None:
@@ -209,14 +203,6 @@ class Requirements:
                     )
         return hashlib.sha256(json.dumps([sys.version, *texts.values()]).encode()).hexdigest()
 
-    def _local_path(self, download: Mapping[str, Any]) -> str | None:
-        """Return the path of a package on the disk, relative to the folder if it is in it; None for other packages."""
-        url = urlsplit(download["url"])
-        if url.scheme != "file" or "vcs_info" in download:
-            return None
-        path, folder = Path(unquote(url.path)), self._folder.resolve()
-        return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-
     def _hashes(self, paths: Iterable[str], editable: Collection[str], storage: RunStorage) -> dict[str, str]:
         outputs = os.path.realpath(storage.base) if storage.is_local else ""  # by default in the folder with the code
         return {path: _hash_of(self._folder / path, path in editable, outputs) for path in paths}
@@ -271,13 +257,9 @@ def _run(
 ) -> tuple[int, list[str]]:
     """Run a command that may take minutes; return its exit status and the lines it wrote, without secrets."""
     lines: list[str] = []
+    environment = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        command,
-        env={**os.environ, **variables, "PYTHONUNBUFFERED": "1"},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
     def show_progress() -> None:

@@ -50,10 +50,6 @@ class Missing(StorageFault, FileNotFoundError):
     """An object does not exist."""
 
 
-class Denied(StorageFault, PermissionError):
-    """S3 denies access."""
-
-
 class NoBucket(StorageFault):
     """A bucket does not exist."""
 
@@ -331,7 +327,7 @@ def _fault(cause: Exception, path: str) -> StorageFault | None:
         bucket = path.partition("/")[0]
         return NoBucket(UsageError(f"bucket {bucket} does not exist; correct its name, or create it"))
     if code in DENIED:
-        return Denied(ResourceError(f"{error}; ask for access to this bucket, or set AWS_PROFILE"))
+        return StorageFault(ResourceError(f"{error}; ask for access to this bucket, or set AWS_PROFILE"))
     return StorageFault(error)
 
 

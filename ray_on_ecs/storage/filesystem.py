@@ -29,10 +29,6 @@ SHOWN_NAMES = 3
 def open_filesystem(address: str, **options: Any) -> tuple[Disk | Bucket, str]:
     """Return the disk of a folder or the S3 of an `s3://bucket/prefix`, and the path on it, without a request.
 
-    Args:
-        address: The folder or address.
-        options: Arguments of `Bucket`.
-
     Raises:
         UsageError: It may have a key in it, which errors would show, or AWS's configuration is broken.
         ValueError: The address has another scheme.
@@ -124,12 +120,7 @@ def copy_to_disk(store: Disk | Bucket, files: Mapping[Path, StoredFile]) -> None
 def copy_each(
     store: Disk | Bucket, files: Mapping[Path, StoredFile], on_bytes: Callable[[int], object] = lambda size: None
 ) -> Generator[tuple[Path, OSError | None]]:
-    """Copy files to these paths, in parallel pieces.
-
-    Args:
-        store: The disk or the S3 that has the files.
-        files: The files by the paths of their copies.
-        on_bytes: Called with the size of each piece that is copied.
+    """Copy files to these paths, in parallel pieces; `on_bytes` is called with the size of each piece.
 
     Yields:
         The path of each complete copy in the order of `files`, and None, or the reason why it is not complete.

@@ -8,7 +8,7 @@ FORMAT = 1
 
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
-# In S3, where objects can't be appended to: the records since the last merge into METRICS.
+# The records since the last merge into METRICS.
 METRICS_PARTS = "metrics"
 # The files that Ray Train and Ray Tune store for a Ray program.
 RAY_FOLDER = "ray"

@@ -44,10 +44,7 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunL
     """Hold the lock of a run and refresh it until the block ends.
 
     This process gets SIGTERM if another command takes the run over, because this one did not refresh for too long.
-
-    Args:
-        storage: The run's folder.
-        say: Prints why this command waits or ends.
+    `say` prints why this command waits or ends.
 
     Raises:
         HeldError: Another command trains the run.
@@ -68,10 +65,6 @@ class HeldError(UsageError):
 
 class RunLock:
     """Lock of a run as a context manager. Call `refresh` every `REFRESH_SECONDS`.
-
-    Args:
-        storage: The run's folder.
-        say: Prints why this command waits.
 
     Raises:
         HeldError: Another command holds it and is alive.
@@ -129,12 +122,7 @@ class RunLock:
     def _write(self, replaces: str | None, *, may_create: bool) -> _Version | None:
         """Write the lock if it has this version, None for a missing lock, or this owner's token.
 
-        Args:
-            replaces: The version to replace.
-            may_create: Also write a lock that has been deleted meanwhile.
-
-        Returns:
-            The lock that is there instead; None if this one is written.
+        With `may_create` also a lock that has been deleted meanwhile. Returns the lock that is there instead, or None.
         """
         for _ in range(WRITE_ATTEMPTS):
             began = time.time()

@@ -54,11 +54,7 @@ def hold(folder: Path) -> None:
 
 
 def make_room(needed: int) -> None:
-    """Delete unused caches: old ones, and then the least recently used until there is room.
-
-    Args:
-        needed: Free bytes that the disk should have.
-    """
+    """Delete unused caches: old ones, and then the least recently used until the disk has the needed bytes free."""
     root = temporary()
     oldest = time.time() - MAX_AGE_SECONDS
     caches = [(_last_use(used), used.with_suffix("")) for used in root.glob("*/*.used")]

@@ -46,11 +46,6 @@ class RunStorage:
     def open(cls, storage_path: str, run_name: str, **options: Any) -> RunStorage:
         """Return the run's folder under `storage_path`, a folder or an `s3://bucket/prefix`, without creating it.
 
-        Args:
-            storage_path: The folder or address.
-            run_name: The run.
-            options: Arguments of `Bucket`.
-
         Raises:
             UsageError: The path has another scheme, or AWS's configuration is broken.
         """
@@ -82,7 +77,10 @@ class RunStorage:
         """
         try:
             if self.is_local:
-                _check_folder(Path(self.path()))
+                folder = Path(self.path())
+                nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+                with tempfile.TemporaryFile(dir=nearest):  # in which the other folders would be created
+                    pass
             else:
                 probe = f"{self.base}/.write-check.{uuid4().hex}"  # another run may check at the same time
                 with self.store.writing(probe):
@@ -223,13 +221,6 @@ DECODER = json.JSONDecoder(
     parse_int=lambda text: int(text) if len(text) <= MAX_DIGITS else None,
     parse_constant=lambda _: None,
 )
-
-
-def _check_folder(folder: Path) -> None:
-    """Check the nearest existing folder, in which the others would be created."""
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    with tempfile.TemporaryFile(dir=nearest):
-        pass
 
 
 def _unusable(path: str, cause: Exception) -> UsageError:

@@ -96,7 +96,10 @@ def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
         raise UsageError(f"{storage.uri}/{name} is broken ({one_line(cause)}); use another run name") from cause
     files = {path: file for path, values in entries.items() if (file := _kept_file(values)) and not is_refused(path)}
     keys = {file.key for file in files.values() if file.key}
-    absent = keys_outside(storage, keys) | _folders(storage, keys)
+    absent = keys_outside(storage, keys)
+    if storage.is_local:  # where a folder, a socket or the like may be in the place of a file
+        paths = {key: storage.path(key) for key in keys}
+        absent |= {key for key, path in paths.items() if os.path.exists(path) and not os.path.isfile(path)}
     files = {path: file for path, file in files.items() if file.key not in absent}
     left_out = document.get("left_out")
     left_out = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
@@ -140,12 +143,6 @@ def keys_outside(storage: RunStorage, keys: Collection[str]) -> set[str]:
     return {key for key in below if not is_inside(base / key, base)}
 
 
-def _folders(storage: RunStorage, keys: Collection[str]) -> set[str]:
-    """Return the keys at which a disk has a folder, a socket or the like in the place of a file."""
-    paths = {key: storage.path(key) for key in keys} if storage.is_local else {}
-    return {key for key, path in paths.items() if os.path.exists(path) and not os.path.isfile(path)}
-
-
 def write_snapshot(storage: RunStorage, snapshot: Snapshot, name: str = layout.FILES) -> None:
     """Make this the last complete snapshot; all its files must have been stored."""
     defaults = asdict(KeptFile())
@@ -172,13 +169,7 @@ def key_of(folder: str, name: str) -> str:
 def restore(
     storage: RunStorage, files: Mapping[str, KeptFile], folder: Path, here: Mapping[str, Path] | None = None
 ) -> list[str]:
-    """Write the files of a snapshot into a folder, links last.
-
-    Args:
-        storage: The run's folder.
-        files: The files by their paths in the folder.
-        folder: The folder.
-        here: Files of the snapshot that are already on this disk, and are moved.
+    """Write the files of a snapshot into a folder, links last; files that are already `here` on this disk are moved.
 
     Returns:
         The names of files that this disk can't have beside the others; they are left out.

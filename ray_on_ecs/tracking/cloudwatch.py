@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from ray_on_ecs.aws import client
@@ -21,16 +19,11 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 5.0
 PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
-CONNECT_SECONDS = 5
-READ_SECONDS = 10
-ATTEMPTS = 2
+LIMITS: dict[str, Any] = {"connect_seconds": 5, "read_seconds": 10, "attempts": 2}
 MAX_DATA_PER_CALL = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 
 UNITS = {"SamplesPerSecond": "Count/Second"}
-
-Datum = dict[str, Any]
 
 
 @contextmanager
@@ -43,19 +36,16 @@ def publish_metrics(monitor: RunMonitor, namespace: str | None) -> Generator[Non
         yield
         return
     publisher = Publisher(monitor, namespace)
-    with run_every(POLL_SECONDS, publisher.publish_if_due, "cloudwatch"):
-        try:
+    try:
+        with run_every(PUBLISH_SECONDS, publisher.publish, "cloudwatch", at_once=True):
             yield
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:
+    finally:
+        if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
             publisher.publish()
-            raise
-    publisher.publish()
 
 
 class Publisher:
-    """Publishes new metrics: the first ones at once, later ones once a minute; `train_loss` becomes TrainLoss.
+    """Publishes new metrics; `train_loss` becomes TrainLoss.
 
     The idle alarm watches RunProgress: the steps since the last publication, and 1 if there were none. So a run that
     loads its data, validates or compiles is not idle. A run that hangs is ended, and publishes nothing afterwards.
@@ -66,17 +56,10 @@ class Publisher:
         self._namespace = namespace
         self._published_steps = 0
         self._published = 0
-        self._next_publish_at = 0.0
         self._warned = False
-
-    def publish_if_due(self) -> None:
-        """Publish if the last publication is a minute old."""
-        if time.monotonic() >= self._next_publish_at:
-            self.publish()
 
     def publish(self) -> None:
         """Publish new metrics. Only the first failure is shown; its metrics are published with the next ones."""
-        self._next_publish_at = time.monotonic() + PUBLISH_SECONDS
         try:
             self._publish_new()
         except Exception as cause:
@@ -89,17 +72,15 @@ class Publisher:
         steps_made = self._monitor.steps_made
         new = self._monitor.history[self._published :]
         steps = max(steps_made - self._published_steps, 1)
-        data: list[Datum] = [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps}]
-        for key, value in chain.from_iterable(metrics.items() for metrics in new):
-            if isinstance(value, float) and math.isfinite(value):  # CloudWatch rejects infinities and NaN
-                name = "".join(word[:1].upper() + word[1:] for word in key.split("_"))
-                data.append({"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value})
+        data: list[dict[str, Any]] = [{"MetricName": "RunProgress", "Unit": "Count", "Value": steps}]
+        for metrics in new:
+            for key, value in metrics.items():
+                if isinstance(value, float) and math.isfinite(value):  # CloudWatch rejects infinities and NaN
+                    name = "".join(word[:1].upper() + word[1:] for word in key.split("_"))
+                    data.append({"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value})
+        cloudwatch = client("cloudwatch", **LIMITS)
         for start in range(0, len(data), MAX_DATA_PER_CALL):
             chunk = data[start : start + MAX_DATA_PER_CALL]
-            self._client.put_metric_data(Namespace=self._namespace, MetricData=chunk)
+            cloudwatch.put_metric_data(Namespace=self._namespace, MetricData=chunk)
         self._published_steps = steps_made
         self._published += len(new)
-
-    @cached_property
-    def _client(self) -> Any:
-        return client("cloudwatch", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=ATTEMPTS)

@@ -8,31 +8,24 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, TypedDict
+from functools import partial
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ray_on_ecs import spot_prices
 from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
 # Prices change while a run trains: spot prices, and the stack's list at `pulumi up`.
-SPOT_SECONDS = 300.0
-INFO_SECONDS = 300.0
+PRICES_SECONDS = 300.0
 
 Document = Mapping[str, Any]
+T = TypeVar("T")
 
 
-class _SpotPrice(NamedTuple):
-    """Hourly price in dollars, None if EC2 has none, and the time (monotonic) of the request."""
-
-    usd: float | None
-    requested_at: float
-
-
-_spot_price_cache: dict[str, _SpotPrice] = {}
-# The stack's description, and the time (monotonic) of the request.
-_info_cache: tuple[ClusterInfo | None, float] = (None, -math.inf)
+# AWS's answers by question, and the times (monotonic) of the requests: a run asks for its cost every few seconds.
+_answers: dict[Hashable, tuple[Any, float]] = {}
 
 
 class InstanceKind(NamedTuple):
@@ -79,12 +72,13 @@ class Earlier(TypedDict):
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of the hours of each kind of instance, or None if a price is not known."""
-    info = _cluster_info()
+    info = _recent("workers", read_cluster_info)
     if info is None or info["prices"] is None:
         return None
     labelled_hours = _with_defaults(hours, info)
     on_spot = {instance_type for instance_type, market in labelled_hours if market == SPOT}
-    prices = {ON_DEMAND: info["prices"], SPOT: _spot_prices(info, on_spot)}
+    spot = _recent(frozenset(on_spot), partial(_spot_prices, info, on_spot)) if on_spot else {}
+    prices = {ON_DEMAND: info["prices"], SPOT: spot or {}}
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
     for (instance_type, market), count in labelled_hours.items():
@@ -152,28 +146,19 @@ def total_usd(status: Document, result: Document) -> float | None:
     return math.fsum((usd, earlier_usd))
 
 
-def _cluster_info() -> ClusterInfo | None:
-    """Return the stack's description: a run asks for its cost every few seconds."""
-    global _info_cache
-    info, requested_at = _info_cache
-    if time.monotonic() - requested_at > INFO_SECONDS:
-        info = read_cluster_info() or info
-        _info_cache = (info, time.monotonic())
-    return info
+def _recent(question: Hashable, ask: Callable[[], T | None]) -> T | None:
+    """Return an answer of at most PRICES_SECONDS ago; the last one if AWS has none now."""
+    answer, requested_at = _answers.get(question, (None, -math.inf))
+    if time.monotonic() - requested_at > PRICES_SECONDS:
+        answer = ask() or answer
+        _answers[question] = (answer, time.monotonic())
+    return answer
 
 
 def _spot_prices(info: ClusterInfo, instance_types: set[str]) -> dict[str, float]:
-    """Return the spot prices by type; a type without a price is missing."""
-    now = time.monotonic()
-    fresh = {name for name, price in _spot_price_cache.items() if now - price.requested_at <= SPOT_SECONDS}
-    if instance_types - fresh:  # a run asks for its cost every few seconds
-        response = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
-        prices = spot_prices.by_type(response) if response else {}
-        for name in instance_types:
-            last_price = _spot_price_cache.get(name, _SpotPrice(None, now)).usd
-            _spot_price_cache[name] = _SpotPrice(prices.get(name, last_price), now)
-    cached = {name: _spot_price_cache[name].usd for name in instance_types}
-    return {name: usd for name, usd in cached.items() if usd is not None}
+    """Return EC2's spot prices by type; a type without a price is missing."""
+    response = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
+    return spot_prices.by_type(response) if response else {}
 
 
 def _with_defaults(hours: Mapping[InstanceKind, float], info: ClusterInfo) -> dict[tuple[str, str], float]:

@@ -1,19 +1,16 @@
-"""Metrics of a run in its storage: a line per record, never rewritten as a whole while the run trains.
+"""Metrics of a run in its storage: a line per record, in numbered parts while an attempt trains.
 
-On a disk new records are appended to `metrics.jsonl`. S3 objects can't be appended to: there new records are in parts
-`metrics/<number>.jsonl` until the end of an attempt. A part's name is the index of its first record. Its records
-replace the ones of the same indices in `metrics.jsonl`, and nothing follows the last part. So a merge whose parts are
-not all deleted yet changes nothing.
+S3 objects can't be appended to, so that new records are in parts `metrics/<number>.jsonl` until the end of an attempt,
+when they are merged into `metrics.jsonl`. A part's name is the index of its first record. Its records replace the ones
+of the same indices in `metrics.jsonl`, and nothing follows the last part. So a merge whose parts are not all deleted
+yet changes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from ray_on_ecs.storage import layout
@@ -21,7 +18,6 @@ from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 
 # The metric that is the number of the step.
 STEP = "step"
-# Records per part. The last part is rewritten until it is full.
 PART_RECORDS = 5000
 DELETE_THREADS = 16
 
@@ -45,7 +41,7 @@ class Records(Protocol):
 
 
 class RecordFile:
-    """Stores the records of one attempt.
+    """Stores the records of one attempt in parts; only the last part is rewritten, until it is full.
 
     Args:
         storage: The run's folder.
@@ -53,10 +49,7 @@ class RecordFile:
 
     def __init__(self, storage: RunStorage) -> None:
         self._storage = storage
-        # On a disk: the number of records, and the byte offsets where the last one begins and ends.
-        self._count = self._last = self._end = 0
-        # In S3: the number of the last part.
-        self._last_part = -1 if storage.is_local else max(_parts(storage), default=-1)
+        self._last_part = max(_parts(storage), default=-1)
 
     def write(self, records: Records) -> None:
         """Store the new and changed records.
@@ -64,52 +57,19 @@ class RecordFile:
         Raises:
             OSError: They could not be stored; the next call tries again.
         """
-        first, new = records.take(self._begin)
+        first, new = records.take(_part_of)
         if not new:
             return
         try:
-            if self._storage.is_local:
-                self._append(first, new)
-            else:
-                self._write_parts(first, new)
+            for number in range(self._last_part, first, -PART_RECORDS):  # outdated ones, the last one first
+                self._storage.delete(_part(number))
+                self._last_part = number - PART_RECORDS
+            for begin in range(0, len(new), PART_RECORDS):
+                self._last_part = first + begin  # before the write, which may succeed although its response is lost
+                self._storage.write_lines(_part(first + begin), new[begin : begin + PART_RECORDS])
         except OSError:
-            self._count = 0  # the file may be half written
             records.put_back(first)
             raise
-
-    def _begin(self, changed: int) -> int:
-        if not self._storage.is_local:
-            return changed - changed % PART_RECORDS  # S3 takes whole objects
-        # Only the last record of a file can be replaced in place.
-        return changed if self._count and changed >= self._count - 1 else 0
-
-    def _append(self, first: int, new: Sequence[Record]) -> None:
-        lines = [_line(record).encode() for record in new]
-        content = b"".join(lines)
-        offset = 0
-        if first > 0:
-            offset = self._end if first == self._count else self._last
-        if first == 0:
-            self._storage.write(layout.METRICS, content)
-        elif offset + len(content) < self._end:  # the last record became shorter
-            before = self._storage.read(layout.METRICS)[:offset]
-            self._storage.write(layout.METRICS, before + content)
-        else:
-            with Path(self._storage.path(layout.METRICS)).open("r+b") as file:
-                file.seek(offset)
-                file.write(content)
-        self._count = first + len(new)
-        self._end = offset + len(content)
-        self._last = self._end - len(lines[-1])
-
-    def _write_parts(self, first: int, new: Sequence[Record]) -> None:
-        """Write the parts from this number on, after deleting later ones, the last one first."""
-        for number in range(self._last_part, first, -PART_RECORDS):
-            self._storage.delete(_part(number))
-            self._last_part = number - PART_RECORDS
-        for begin in range(0, len(new), PART_RECORDS):
-            self._last_part = first + begin  # before the write, which may succeed although its response is lost
-            self._storage.write(_part(first + begin), "".join(map(_line, new[begin : begin + PART_RECORDS])))
 
 
 def read_records(storage: RunStorage) -> list[Record]:
@@ -119,11 +79,12 @@ def read_records(storage: RunStorage) -> list[Record]:
         OSError: They can't be read.
         ValueError: A line is broken.
     """
-    parts: dict[int, list[Record]] = {}
-    while not storage.is_local:
-        with suppress(FileNotFoundError):  # merged or rewritten since it was listed
+    while True:
+        try:
             parts = {number: _read(storage, _part(number)) for number in _parts(storage)}
             break
+        except FileNotFoundError:  # merged or rewritten since it was listed
+            continue
     try:
         records = _read(storage, layout.METRICS)
     except FileNotFoundError:
@@ -142,7 +103,7 @@ def merge_records(storage: RunStorage) -> list[Record]:
         OSError: The storage failed; the remaining parts stay valid.
     """
     records = read_records(storage)
-    parts = [] if storage.is_local else _parts(storage)
+    parts = _parts(storage)
     if parts:
         storage.write_lines(layout.METRICS, records)
         # The last part goes last: readers drop the records behind the last part that is there.
@@ -162,17 +123,10 @@ def _part(number: int) -> str:
     return f"{layout.METRICS_PARTS}/{number:09d}.jsonl"
 
 
+def _part_of(index: int) -> int:
+    """Return the number of the part that has a record."""
+    return index - index % PART_RECORDS
+
+
 def _read(storage: RunStorage, name: str) -> list[Record]:
-    """Read the records of a file, without a last line that is only partly written."""
-    content = None
-    while True:
-        previous, content = content, storage.read(name)
-        try:
-            return [parse_json(line) for line in content.split(b"\n")[:-1]]
-        except ValueError:  # on a disk, a line may have been replaced while it was read
-            if content == previous:
-                raise
-
-
-def _line(record: Record) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
+    return [parse_json(line) for line in storage.read(name).splitlines()]

@@ -28,19 +28,15 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
 LOG_BYTES = 2**18
 MAX_TRIALS = 20
+MOMENTS = ("started", "updated", "script_start", "finished")
+FAILURE = ("time", "what", "rank", "stacks")  # of the error's document
 Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Contents of a run's folder; a missing document is empty.
-
-    Attributes:
-        uri: The run's folder.
-        curves: The plot of the metrics, as a PNG.
-        log: The last lines of the newest log.
-    """
+    """Contents of a run's folder; a missing document is empty."""
 
     run_name: str
     uri: str
@@ -115,23 +111,33 @@ def render(documents: Documents) -> str:
     """Return the report as HTML."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = template.from_string(TEMPLATE.read_text())
-    changed, defaults = _settings(documents)
+    result, status = documents.result, documents.status
+    given = documents.settings
+    others = {name: value for name, value in (result.get("config") or {}).items() if name not in given}
+    sections = {
+        "Hardware": result.get("hardware") or {},
+        "Times": result.get("times") or {name: status[name] for name in ("started", "updated") if status},
+        "Cost": _cost(result.get("cost") or status),
+        "Versions": result.get("versions") or {},
+        "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
+    }
+    trials = documents.trials
     return page.render(
         name=documents.run_name,
         uri=documents.uri,
         state=documents.state,
         outcome=_outcome(documents),
-        command=None if documents.result else (documents.status or documents.error).get("next"),
+        command=None if result else (status or documents.error).get("next"),
         is_under_way=documents.state in layout.UNDER_WAY,
-        url=layout.page_url(documents.status.get("url")),
-        facts=_facts(documents),
+        url=layout.page_url(status.get("url")),
+        facts=_rows(_facts(documents)),
         curves=base64.b64encode(documents.curves).decode(),
-        metrics=_metrics(documents),
-        trials=_trials(documents.trials),
-        more_trials=max(len(documents.trials) - MAX_TRIALS, 0),
-        changed=changed,
-        defaults=defaults,
-        sections=[(title, rows) for title, rows in _sections(documents).items() if rows],
+        metrics=_last_values(documents.metrics),
+        trials=_trials(trials),
+        more_trials=max(len(trials) - MAX_TRIALS, 0),
+        changed=[(_words(name), _setting(value)) for name, value in given.items()],
+        defaults=[(_words(name), _setting(value)) for name, value in others.items()],
+        sections=[(title, rows) for title, document in sections.items() if (rows := _rows(document))],
         log=documents.log,
     )
 
@@ -166,36 +172,28 @@ def _outcome(documents: Documents) -> str:
     return "; ".join(position)
 
 
-def _facts(documents: Documents) -> Rows:
+def _facts(documents: Documents) -> Document:
     """Return the summary at the top of the report."""
     status, result = documents.status, documents.result
-    seconds = total_seconds(status, result)
     usd = total_usd(status, result)
-    facts = {
+    return {
         "command": " ".join(documents.settings.get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
-        "time": None if seconds is None else _duration(seconds),
+        "time_seconds": total_seconds(status, result),
         "cost": None if usd is None else _usd(usd),
     }
-    return [(name, value) for name, value in facts.items() if value is not None]
 
 
-def _settings(documents: Documents) -> tuple[Rows, Rows]:
-    """Return the settings that the user gave and, of a finished run, the others."""
-    changed, defaults = [], []
-    for name, value in {**documents.settings, **(documents.result.get("config") or {})}.items():
-        text = "none" if value is None else str(value)
-        if isinstance(value, list):
-            text = " ".join(map(str, value)) or "none"
-        rows = changed if name in documents.settings else defaults
-        rows.append((_words(name), text))
-    return changed, defaults
+def _setting(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
-def _metrics(documents: Documents) -> Rows:
+def _last_values(records: Sequence[Document]) -> Rows:
     """Return the last value of each metric."""
     last: dict[str, Any] = {}
-    for record in documents.metrics:
+    for record in records:
         last |= record
     return [(_words(name), _shown(value)) for name, value in last.items() if name != "time"]
 
@@ -221,60 +219,34 @@ def _trials(trials: Document) -> Sequence[Sequence[str]]:
     return table
 
 
-def _sections(documents: Documents) -> dict[str, Rows]:
-    result = documents.result
-    return {
-        "Hardware": _rows(result.get("hardware")),
-        "Times": _times(documents),
-        "Cost": _cost(result.get("cost") or documents.status),
-        "Versions": _rows(result.get("versions")),
-        "Failure": _failure(documents),
-    }
-
-
-def _rows(document: Document | None) -> Rows:
-    return [(_words(name), _shown(value)) for name, value in (document or {}).items() if value is not None]
-
-
-def _times(documents: Documents) -> Rows:
-    if not documents.result:
-        names = ("started", "updated") if documents.status else ()
-        return [(name, _moment(documents.status[name])) for name in names]
-    rows = []
-    for name, value in documents.result["times"].items():
-        if name.endswith("_seconds"):
-            rows.append((_words(name.removesuffix("_seconds")), _duration(value)))
-        else:
-            rows.append((_words(name), _moment(value)))
-    return rows
-
-
-def _cost(document: Document) -> Rows:
-    """Return the hours and price of each kind of instance, and the total.
-
-    Args:
-        document: The `cost` of `result.json`, or `status.json`, whose total has another name.
-    """
-    instances = document.get("instances")
-    if not instances:
-        return ()
-    rows = []
-    for instance in instances:
+def _cost(document: Document) -> Document:
+    """Return the hours and price of each kind of instance, and the total, from `result.json` or `status.json`."""
+    if not document.get("instances"):
+        return {}
+    rows: dict[str, str] = {}
+    for instance in document["instances"]:
         hours, hourly_usd = instance["hours"], instance["hourly_usd"]
         cost = f"{hours:.2f} h at {hourly_usd:.4g} USD: {_usd(hours * hourly_usd)}"
-        rows.append((f"{instance['instance_type']}, {instance['market']}", cost))
-    rows.append(("total", _usd(document["usd"] if "usd" in document else document["cost_usd"])))
+        rows[f"{instance['instance_type']}, {instance['market']}"] = cost
+    rows["total"] = _usd(document["usd"] if "usd" in document else document["cost_usd"])  # that of a status
     if document.get("on_demand_usd") is not None:
-        rows.append(("on demand", _usd(document["on_demand_usd"])))
+        rows["on demand"] = _usd(document["on_demand_usd"])
     return rows
 
 
-def _failure(documents: Documents) -> Rows:
-    if documents.state != "failed":
-        return ()
-    fields = ("time", "what", "rank", "stacks")
-    error = documents.error
-    return [(name, _shown(error[name])) for name in fields if error.get(name) is not None]
+def _rows(document: Document) -> Rows:
+    """Return a table of a document's values: seconds as durations, and the moments of a run without fractions."""
+    rows = []
+    for name, value in document.items():
+        if value is None:
+            continue
+        if name in MOMENTS:
+            rows.append((_words(name), _moment(value)))
+        elif name.endswith("_seconds"):
+            rows.append((_words(name.removesuffix("_seconds")), _duration(value)))
+        else:
+            rows.append((_words(name), _shown(value)))
+    return rows
 
 
 def _words(name: str) -> str:

@@ -39,18 +39,10 @@ def write_results(
     cost: Cost | None,
     earlier: Earlier,
 ) -> dict[str, Any]:
-    """Write the results of a run that has ended well.
+    """Write the results of a run that has ended well; returns the document written to `result.json`.
 
-    Args:
-        storage: The run's folder.
-        config: The run's settings.
-        code: Its archive and its commit.
-        summary: The return value of rank 0: `hardware`, and `started_at`, when its script was started (Unix time).
-        cost: Cost of its instances, if that is known.
-        earlier: Time and cost of the commands before this one.
-
-    Returns:
-        The document written to `result.json`.
+    `code` is its archive and its commit; `summary` is the return value of rank 0: `hardware`, and `started_at`, the
+    start of its script (Unix time).
 
     Raises:
         OSError: A file could not be written.
@@ -151,11 +143,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def run_times(script_start: float) -> dict[str, Any]:
-    """Return the times of this command, from the start of its process.
-
-    Args:
-        script_start: The start of the script (Unix time).
-    """
+    """Return the times of this command, from the start of its process; the script's start is in Unix time."""
     started = psutil.Process().create_time()
     finished = time.time()
     return {

@@ -49,11 +49,7 @@ STACK = re.compile(r"(^|logging\.cc:\d+: )(PC: @|\s+@) ")
 
 
 class Filter:
-    """Filter of one stream, without Ray's lines about itself.
-
-    Args:
-        harmless: The lines to leave out, in addition to the lines that report a SIGTERM.
-    """
+    """Filter of one stream, which leaves out the harmless lines and those that report a SIGTERM."""
 
     def __init__(self, harmless: re.Pattern[str] = OF_JOBS) -> None:
         self._harmless = harmless
@@ -73,9 +69,7 @@ class Filter:
 def cut(line: str, omitted: int = 0) -> str:
     """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of omitted characters.
 
-    Args:
-        line: The line.
-        omitted: The number of characters of the line that have already been left out.
+    So does one of which some have already been left out.
     """
     if len(line) <= MAX_CHARACTERS and not omitted:
         return line
@@ -86,9 +80,7 @@ def cut(line: str, omitted: int = 0) -> str:
 def printable(line: str, *, has_colours: bool = False) -> str:
     """Return a line without what would change the terminal: escape sequences and control characters.
 
-    Args:
-        line: The line.
-        has_colours: Its colours stay, and end with it: they could conceal what is printed after it.
+    With `has_colours` its colours stay, and end with it: they could conceal what is printed after it.
     """
     parts = COLOURS.split(line)
     parts[::2] = [CONTROLS.sub("", ESCAPES.sub("", part)) for part in parts[::2]]
@@ -117,12 +109,7 @@ class ForwardedLines:
         self._filters: dict[tuple[Any, ...], Filter] = {}
 
     def print(self, batch: dict[str, Any], ignore_prefix: bool = False) -> None:
-        """Print the lines of one process.
-
-        Args:
-            batch: Ray's document: `lines`, `is_err` for standard error, and `pid`, `ip`, `actor_name` or `task_name`.
-            ignore_prefix: Unused; an argument of Ray's function.
-        """
+        """Print the lines of one process, as Ray's own function of these arguments does."""
         name = batch.get("actor_name") or batch.get("task_name")
         pid = batch.get("pid")
         is_error = batch["is_err"]

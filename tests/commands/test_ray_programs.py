@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.records import read_records
 from tests.commands.head import ON_HEAD, SECONDS, Head, commands, programs
 from tests.local_cluster import have_ended
 from tests.waiting import until
@@ -105,7 +107,4 @@ def test_program_started_on_every_worker_is_refused(typed: Start) -> None:
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
+    return read_records(RunStorage.open(str(run.parent), run.name))

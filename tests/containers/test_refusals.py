@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from infra.definitions.user_data import INSTANCE_FILE
+from ray_on_ecs.errors import GpuError, HeadError, StartError
 from ray_on_ecs.node import gpus
-from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 from tests.containers.cluster import HEAD_HOST, INSTANCE, S3, Cluster
 from tests.containers.engine import Engine
 

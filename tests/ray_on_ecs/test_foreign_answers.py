@@ -13,18 +13,19 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
+from ray_on_ecs.cli import status
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import head as cluster_head
-from ray_on_ecs.cluster import history, jobs, ray_status
+from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.clusters import HeadCluster
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
+from ray_on_ecs.errors import NodeError, ResourceError, TrainingError, UsageError
 from ray_on_ecs.node import api, dashboard, health, ports, protection, worker
 from ray_on_ecs.node import jobs as node_jobs
-from ray_on_ecs.node.errors import NodeError
 from tests.lazy import Lazy
 from tests.serving import serving
 
@@ -176,18 +177,23 @@ def supervised(url: str) -> None:
     dashboard._answers(cast(Any, SimpleNamespace(_ray_params=port)))
 
 
+def check_worker(url: str) -> None:
+    with patch("sys.argv", ["ray-health", "worker"]):
+        health.main()
+
+
 # Questions, and the errors that their callers expect.
 QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
     "a worker joins": (lambda url: worker.join_blocker("127.0.0.1") or pytest.fail("it joins"), (NodeError,)),
     "a head's jobs": (lambda url: node_jobs.any_under_way(), (OSError,)),
-    "a worker's health": (lambda url: health.check("worker", 0), (OSError,)),
+    "a worker's health": (check_worker, ()),
     "a hanging dashboard": (supervised, ()),
     "the agent of ECS": (lambda url: protection.put(url, {}), (OSError,)),
     "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
     "nodes": (lambda url: Head(url).nodes(), (TrainingError,)),
     "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
-    "jobs of runs": (lambda url: history.ray_jobs(Head(url)), (TrainingError,)),
-    "a status": (lambda url: ray_status.read_ray(HeadCluster(is_here=True), Head(url)), (TrainingError,)),
+    "jobs of runs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
+    "a status": (lambda url: status.read_ray(HeadCluster(is_here=True), Head(url)), (TrainingError,)),
     "a connection": (connected, (TrainingError,)),
     "submitted jobs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
     "a job": (lambda url: Head(url).job("mine"), (TrainingError,)),

@@ -14,13 +14,10 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import StorageError, UsageError, one_line
@@ -42,16 +39,12 @@ MAX_LINKS, MAX_NAMES = 500, 50
 # The file has been deleted, or replaced by a link, a folder or a socket.
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
-OnBytes = Callable[[int], object]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Stored code of a run.
+    """Stored code of a run: the name of the user's folder, and the address of the archive.
 
     Attributes:
-        name: The name of the user's folder.
-        archive: The address of the archive.
         links: The files that the archive lacks because they are on this machine, by their names.
         left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
         git: The commit as environment variables; empty outside a repository.
@@ -65,11 +58,7 @@ class Code:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Code:
-        """Return the code that a run's document names.
-
-        Raises:
-            TypeError, ValueError: A field is missing, unknown or of another form.
-        """
+        """Return the code of a run's document; TypeError or ValueError if a field is missing or of another form."""
         code = cls(**document)
         if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
             raise TypeError(f"its code is {document!r}")
@@ -82,11 +71,7 @@ class Code:
         return code
 
     def place(self, folder: Path) -> None:
-        """Write the code into a new folder.
-
-        Raises:
-            OSError: The archive or a file can't be read, or the folder not be written.
-        """
+        """Write the code into a new folder; OSError if a file can't be read or written."""
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
         fetch(RunStorage.open(base, FOLDER), digest, folder)
         for name, original in self.links.items():
@@ -97,13 +82,9 @@ class Code:
 
 
 def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> Code:
-    """Store the files of the working directory next to the runs.
+    """Store the files of the working directory next to the runs, and say what is not uploaded.
 
-    Args:
-        config: The settings.
-        storage: The folder of a run.
-        say: Shows a line about files that are not uploaded.
-        links: True to store links to large files, if the storage is a folder that all nodes see.
+    With `links`, links to large files are stored if the storage is a folder of this machine.
     """
     folder = config.folder
     results = Path(storage.base)  # that may lie in the folder with the code
@@ -122,12 +103,8 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     if not (config.include or config.exclude):
         check_size(folder, code.files)
     base = storage.storage_path
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("uploading the code", total=sum(file.size for file in code.files))
-            digest = put(code, storage.sibling(FOLDER), partial(bar.advance, task))
+        digest = put(code, storage.sibling(FOLDER))
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
     ignored = sorted((entry for entry in code.left_out if entry.why in IGNORE_FILES), key=lambda entry: -entry.size)
@@ -140,10 +117,10 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     )
 
 
-def put(code: CodeFiles, folder: RunStorage, on_bytes: OnBytes) -> str:
+def put(code: CodeFiles, folder: RunStorage) -> str:
     """Store the archive in a folder, unless it is there; return the SHA-256 by which it is fetched."""
     with tempfile.TemporaryFile() as archive:
-        pack(code, archive, on_bytes)
+        pack(code, archive)
         size = archive.tell()
         archive.seek(0)
         digest = hashlib.file_digest(archive, "sha256").hexdigest()
@@ -156,7 +133,7 @@ def put(code: CodeFiles, folder: RunStorage, on_bytes: OnBytes) -> str:
     return digest
 
 
-def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes) -> None:
+def pack(code: CodeFiles, target: BinaryIO) -> None:
     """Write the archive, whose bytes only depend on the names, contents, links and executable bits.
 
     A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
@@ -171,17 +148,19 @@ def pack(code: CodeFiles, target: BinaryIO, on_bytes: OnBytes) -> None:
                 entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777
                 tar.addfile(entry)
             else:
-                _add(tar, entry, code.folder / file.name, on_bytes)
+                _add(tar, entry, code.folder / file.name)
 
 
-def _add(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path, on_bytes: OnBytes) -> None:
+def _add(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
     try:
         with open(path, "rb", opener=_open) as source:
             status = os.fstat(source.fileno())
             if stat.S_ISREG(status.st_mode):
                 entry.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-                content = _Content(source, status.st_size, on_bytes)
-                entry.size = content.size
+                entry.size, content = status.st_size, _Padded(source)
+                if entry.size < PIECE_BYTES:
+                    text = source.read()
+                    entry.size, content = len(text), io.BytesIO(text)
                 tar.addfile(entry, content)
     except OSError as cause:
         if cause.errno not in VANISHED:
@@ -193,19 +172,14 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
-class _Content(io.RawIOBase):
-    """A file's content, cut or padded to its initial length, which the archive has already stored."""
+class _Padded(io.RawIOBase):
+    """A large file's content, padded to the length that the archive has stored: it may be cut off meanwhile."""
 
-    def __init__(self, source: BinaryIO, size: int, on_bytes: OnBytes) -> None:
-        if size < PIECE_BYTES:
-            source = io.BytesIO(source.read())
-            size = len(source.getvalue())
-        self.size, self._source, self._on_bytes = size, source, on_bytes
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
 
     def read(self, size: int = -1, /) -> bytes:
-        piece = self._source.read(size)
-        self._on_bytes(len(piece))
-        return piece.ljust(size, b"\0")  # a large file that is cut off while it is read
+        return self._source.read(size).ljust(size, b"\0")
 
 
 def fetch(folder: RunStorage, digest: str, target: Path) -> None:

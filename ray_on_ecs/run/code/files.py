@@ -36,12 +36,9 @@ UPLOADED = (TAKEN, INCLUDED, INCLUDED_KEY)
 
 @dataclass(frozen=True, order=True)
 class CodeFile:
-    """A file or a symbolic link.
+    """A file, or a symbolic link with its target.
 
-    Attributes:
-        name: Its path in the folder, with "/", and surrogate escapes for bytes that are not UTF-8.
-        size: In bytes.
-        link: The target of a link.
+    The name is the path in the folder, with "/", and surrogate escapes for bytes that are not UTF-8.
     """
 
     name: str
@@ -55,9 +52,8 @@ class LeftOut:
 
     Attributes:
         name: Path in the working directory, with "/" at the end for a folder, unless the name is the reason.
-        size: In bytes, without the few.
+        size: In bytes, without the few; a minimum if there were too many files to count.
         why: The kind of ignore file, or a word; empty if the name is the reason.
-        is_minimum: True if there were too many files to count.
     """
 
     name: str

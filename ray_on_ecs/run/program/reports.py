@@ -82,7 +82,7 @@ class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
         """Count from the last checkpoint, from which the workers start."""
         self._number = self._stored
         if self._is_counted:
-            self._report(self._stored)
+            self._log(self._stored, None)
 
     def after_report(self, training_report: Any, metrics: list[dict[str, Any]]) -> None:
         """Log the report of rank 0."""
@@ -91,13 +91,11 @@ class TrainReporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
             self._stored = self._number
         self._log(self._number, metrics[0])
 
-    def _log(self, number: int, metrics: dict[str, Any], *, again: bool = False) -> None:
-        self._report(number if self._is_counted else None, numbers_of(metrics), again=again)
-
-    def _report(self, number: int | None, values: dict[str, float] | None = None, *, again: bool = False) -> None:
+    def _log(self, number: int, metrics: dict[str, Any] | None, *, again: bool = False) -> None:
         if self._folder is not None:
             os.environ[sdk.FOLDER_VARIABLE] = self._folder
-            sdk.write_report(number, values, again=again)
+            values = None if metrics is None else numbers_of(metrics)
+            sdk.write_report(number if self._is_counted else None, values, again=again)
 
 
 class TuneReporter(Callback):

@@ -10,25 +10,15 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 
 # Classes and functions of Ray Train and Ray Tune that start workers.
+TUNE_RUN = "tune.run"
 STARTERS = (
-    "DataParallelTrainer",
-    "HorovodTrainer",
-    "JaxTrainer",
-    "LightGBMTrainer",
-    "TensorflowTrainer",
-    "TorchTrainer",
-    "Tuner",
-    "XGBoostTrainer",
+    *("DataParallelTrainer", "HorovodTrainer", "JaxTrainer", "LightGBMTrainer", "TensorflowTrainer", "TorchTrainer"),
+    *("Tuner", "XGBoostTrainer", TUNE_RUN),
 )
-TUNE_RUN = "run"
 
 
 def with_driver(config: RunConfig) -> RunConfig:
-    """Return the settings with --driver if the script's source calls for it.
-
-    Raises:
-        UsageError: A setting does not apply to Ray programs.
-    """
+    """Return the settings with --driver if the source calls for it; UsageError if one is not for Ray programs."""
     if config.driver:
         return config
     reason = driver_reason(config)
@@ -62,7 +52,7 @@ def syntax_error(config: RunConfig) -> str | None:
     except SyntaxError as cause:
         return f"SCRIPT: {config.command[0]}:{cause.lineno}: SyntaxError: {cause.msg}"
     except (OSError, ValueError):
-        return None
+        pass
     return None
 
 
@@ -72,31 +62,21 @@ def first_start(script: Path) -> str | None:
         tree = ast.parse(script.read_bytes())
     except (OSError, ValueError, SyntaxError):
         return None
-    nodes = list(ast.walk(tree))
-    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    if not any(name.split(".")[0] == "ray" for name in modules):
-        return None
+    imports_ray = False
     calls: list[tuple[int, str]] = []
-    for node in nodes:
-        if isinstance(node, ast.Call):
-            starter = _starter(node.func)
-            if starter:
-                calls.append((node.lineno, starter))
-    if not calls:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports_ray = imports_ray or any(alias.name.split(".")[0] == "ray" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            imports_ray = imports_ray or (node.module or "").split(".")[0] == "ray"
+        elif isinstance(node, ast.Call):
+            called = node.func
+            name = getattr(called, "id", None) or getattr(called, "attr", "")
+            if name == "run" and isinstance(called, ast.Attribute) and getattr(called.value, "id", "") == "tune":
+                name = TUNE_RUN
+            if name in STARTERS:
+                calls.append((node.lineno, name))
+    if not imports_ray or not calls:
         return None
     line, starter = min(calls)
     return f"{script.name}:{line} calls {starter}"
-
-
-def _starter(function: ast.expr) -> str | None:
-    """Return the name of a called class or function of Ray that starts workers, or None for any other."""
-    if isinstance(function, ast.Name) and function.id in STARTERS:
-        return function.id
-    if isinstance(function, ast.Attribute):
-        if function.attr in STARTERS:
-            return function.attr
-        owner = function.value
-        if function.attr == TUNE_RUN and isinstance(owner, ast.Name) and owner.id == "tune":
-            return "tune.run"
-    return None

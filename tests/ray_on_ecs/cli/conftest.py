@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.cli import checks, doctor
+from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws, head, session
 from tests.ray_on_ecs.cli.account import SECONDS, Account, Front, Laptop, RayHead, create_account
 from tests.serving import serving
 
 LIMITS = {
-    checks: ("ANSWER_SECONDS", "PROGRAM_SECONDS"),
+    doctor: ("ANSWER_SECONDS", "PROGRAM_SECONDS"),
     aws: ("CONNECT_SECONDS", "READ_SECONDS"),
     session: ("OPEN_SECONDS",),
     head: ("REQUEST_SECONDS",),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cli.status import queue as queue_of
 from ray_on_ecs.cluster.clusters import LocalCluster
-from ray_on_ecs.cluster.ray_status import QueuedRun, _queue
 from ray_on_ecs.storage import layout
 from tests.ray_on_ecs.cli.folders import Folders, job
 
@@ -78,9 +78,9 @@ QUEUED = {"state": "queued", "owner": "ana", "behind": "first"}
 @pytest.mark.parametrize(
     ("content", "queue"),
     [
-        (QUEUED, [QueuedRun("mine", "ana", "first")]),
-        ({**QUEUED, "owner": None}, [QueuedRun("mine", "", "first")]),
-        ({**QUEUED, "owner": 7, "behind": "a\nb"}, [QueuedRun("mine", "7", "a b")]),
+        (QUEUED, [{"run": "mine", "owner": "ana", "behind": "first"}]),
+        ({**QUEUED, "owner": None}, [{"run": "mine", "owner": "", "behind": "first"}]),
+        ({**QUEUED, "owner": 7, "behind": "a\nb"}, [{"run": "mine", "owner": "7", "behind": "a b"}]),
         ({"state": "queued"}, []),
         ({**QUEUED, "job": None}, []),
         ([1], []),
@@ -89,11 +89,11 @@ QUEUED = {"state": "queued", "owner": "ana", "behind": "first"}
     ],
 )
 def test_queue_has_the_runs_of_the_storage_path(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, content: Any, queue: list[QueuedRun]
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, content: Any, queue: list[dict[str, str]]
 ) -> None:
     document = {"job": "mine", **content} if isinstance(content, dict) else content
     folders.of("mine").write(layout.STATUS, json.dumps(document))
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
     jobs = [job("mine"), job("theirs", metadata=elsewhere), job("../mine"), job("x", metadata=None)]
-    assert _queue(LocalCluster(), jobs) == queue
+    assert queue_of(LocalCluster(), jobs) == queue

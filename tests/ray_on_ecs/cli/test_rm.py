@@ -4,14 +4,14 @@ import io
 import os
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from ray_on_ecs import secrets
-from ray_on_ecs.cli import rm
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import HeadCluster
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.ray_on_ecs.cli.folders import Folders, head, job
 
 NO_HEAD = "http://127.0.0.1:9"
@@ -223,7 +223,14 @@ def test_code_stays_with_an_unreadable_run(
     make(folders, "old", age=OLD)
     make(folders, "silent")
     code = code_of(folders, "aa")
-    monkeypatch.setattr(rm, "_settings_text", Mock(side_effect=OSError("the storage does not answer")))
+    read = RunStorage.read
+
+    def fail(storage: RunStorage, name: str) -> bytes:
+        if name == layout.SETTINGS and storage.run_name == "silent":
+            raise OSError("the storage does not answer")
+        return read(storage, name)
+
+    monkeypatch.setattr(RunStorage, "read", fail)
     assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 3
     assert "code that no run needs can't be deleted" in capsys.readouterr().err
     assert code.exists()

@@ -25,7 +25,7 @@ def upload() -> Callable[[], dict[str, str]]:
 
 
 def test_driver_gets_the_folder_of_the_run() -> None:
-    assert MINE.entrypoint == "python -P -m ray_on_ecs.run '/runs/my run'"
+    assert MINE.entrypoint == "exec python -P -m ray_on_ecs.run '/runs/my run'"
 
 
 def refusal(text: str) -> AnswerError:

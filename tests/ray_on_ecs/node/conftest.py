@@ -11,7 +11,8 @@ import boto3
 import grpc
 import pytest
 
-from ray_on_ecs.node import api, metrics, ports
+from ray_on_ecs.aws import client
+from ray_on_ecs.node import api, ports
 from tests.serving import serving
 
 TOKEN = "right"
@@ -94,14 +95,12 @@ def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcs]:
 
 
 @pytest.fixture
-def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cloudwatch(aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The head's client of the AWS that the environment names."""
     for name, value in aws_variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of another test
-    metrics.cloudwatch.cache_clear()
-    yield metrics.cloudwatch()
-    metrics.cloudwatch.cache_clear()
+    return client("cloudwatch")
 
 
 class Driver:

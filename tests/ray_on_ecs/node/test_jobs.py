@@ -306,7 +306,7 @@ def test_refused_resubmission_costs_one_line(
 def test_wrong_list_of_jobs_is_an_error(ray: Head, answer: object) -> None:
     ray.answer = answer
     with pytest.raises(OSError, match="not what Ray lists"):
-        JobRecovery(None).resubmit_lost_jobs()
+        jobs._submitted_jobs()
 
 
 WRONG = {
@@ -325,7 +325,7 @@ WRONG = {
 def test_wrong_field_of_a_job_is_an_error(ray: Head, field: str, value: object) -> None:
     ray.answer = [{**a_job({"status": "RUNNING"}, "mine"), field: value}]
     with pytest.raises(OSError, match="not what Ray lists"):
-        JobRecovery(None).resubmit_lost_jobs()
+        jobs._submitted_jobs()
 
 
 @pytest.mark.parametrize(

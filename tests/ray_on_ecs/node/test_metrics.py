@@ -201,7 +201,6 @@ def test_aws_errors_are_raised(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    metrics.cloudwatch.cache_clear()
     with pytest.raises(BotoCoreError, match=said):
         metrics.publish("head-e")
 

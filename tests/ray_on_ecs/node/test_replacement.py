@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
+from ray_on_ecs.errors import GpuError
 from ray_on_ecs.node import gpus, replacement, worker
-from ray_on_ecs.node.errors import GpuError
 from tests.aws import client
 
 COMMAND_NAME = "ray-worker"
@@ -61,11 +61,6 @@ def test_at_most_a_fifth_is_marked_unhealthy(autoscaling: Any) -> None:
     for each in instances(autoscaling):
         replacement.mark_unhealthy(each["InstanceId"], autoscaling)
     assert len(unhealthy(autoscaling)) == 2
-
-
-@pytest.mark.parametrize(("size", "most"), [(1, 1), (5, 1), (9, 1), (10, 2), (64, 12)])
-def test_the_limit_is_a_fifth(size: int, most: int) -> None:
-    assert replacement.most_unhealthy(size) == most
 
 
 def test_gpu_failure_marks_instance_and_ends_worker(

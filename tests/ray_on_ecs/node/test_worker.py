@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ray_on_ecs.errors import GpuError, HeadError, StartError
 from ray_on_ecs.node import gpus, ports, replacement, worker
-from ray_on_ecs.node.errors import GpuError, HeadError, StartError
 from tests.ray_on_ecs.node.conftest import Driver, Gcs, Head
 
 COMMAND_NAME = "ray-worker"

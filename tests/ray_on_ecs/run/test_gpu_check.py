@@ -17,7 +17,7 @@ import os, time
 from ray_on_ecs import logs
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE
 from ray_on_ecs.node import gpus
-from ray_on_ecs.node.errors import GpuError, StartError
+from ray_on_ecs.errors import GpuError, StartError
 from ray_on_ecs.run.gpu_check import stop_node_if_gpus_fail
 
 def check(expected):

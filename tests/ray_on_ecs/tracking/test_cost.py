@@ -1,7 +1,6 @@
 """Cost of a run, by the prices that the stack leaves in a parameter, and its totals over all commands."""
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +36,7 @@ def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
-    cost_module._spot_price_cache.clear()
-    monkeypatch.setattr(cost_module, "_cluster_info", cost_module.read_cluster_info)
+    monkeypatch.setattr(cost_module, "_answers", {})
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
@@ -70,9 +68,9 @@ def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch
     assert cost["usd"] == 0.01
     put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
     assert cost_of({G5_SPOT: 1000.0}) == cost
-    monkeypatch.setattr(cost_module, "SPOT_SECONDS", 0.0)
+    monkeypatch.setattr(cost_module, "PRICES_SECONDS", 0.0)
     assert cost_of({G5_SPOT: 1000.0}) == cost
-    cost_module._spot_price_cache.clear()
+    cost_module._answers.clear()
     assert cost_of({G5_SPOT: 1000.0}) is None
 
 
@@ -154,7 +152,7 @@ def test_description_of_the_stack_is_read_once_in_five_minutes(monkeypatch: pyte
     read: list[float] = []
     now = 1000.0
     monkeypatch.setattr(cost_module.time, "monotonic", lambda: now)
-    monkeypatch.setattr(cost_module, "_info_cache", (None, -math.inf))
+    monkeypatch.setattr(cost_module, "_answers", {})
     monkeypatch.setattr(cost_module, "read_cluster_info", lambda: read.append(now))
     for _ in range(60):
         cost_of({G5: 0.5})

@@ -103,37 +103,17 @@ def test_steps_that_are_made_again_are_replaced(storage: RunStorage, merged: boo
     assert merge_records(storage) == log.records
 
 
-def test_partly_written_line_is_skipped(tmp_path: Path) -> None:
-    storage = RunStorage.open(str(tmp_path), "mine")
-    log, file = attempt(storage)
-    make(log, 1, 2)
-    file.write(log)
-    with Path(storage.path("metrics.jsonl")).open("a") as lines:
-        lines.write('{"step": 3, "lo')
-    log, file = attempt(storage)
-    make(log, 3)
-    file.write(log)
-    assert read_records(storage) == log.records
-    assert steps(storage) == [1, 2, 3]
-
-
 def test_stored_records_are_not_rewritten(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     log, file = attempt(storage)
     make(log, *range(1, 20_001))
     file.write(log)
     written: list[int] = []
     monkeypatch.setattr(RunStorage, "write", lambda self, name, content: written.append(len(content)))
-    path = Path(storage.path("metrics.jsonl"))
-    before = path.stat().st_ino if storage.is_local else 0
     for step in range(20_001, 20_011):
         make(log, step)
         file.write(log)
-    if storage.is_local:
-        assert (written, path.stat().st_ino) == ([], before)
-        assert steps(storage) == list(range(1, 20_011))
-    else:
-        assert len(written) == 10
-        assert sum(written) < 10 * 10 * 100
+    assert len(written) == 10
+    assert sum(written) < 10 * 10 * 100
 
 
 def test_records_are_stored_after_a_storage_outage(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +123,11 @@ def test_records_are_stored_after_a_storage_outage(storage: RunStorage, monkeypa
     log, file = attempt(storage)
     make(log, 1, 2)
     file.write(log)
-    Path(storage.path("metrics.jsonl")).unlink(missing_ok=True)  # an open of it fails, too
     with monkeypatch.context() as patch:
         patch.setattr(RunStorage, "write", fail)
         for step in (3, 4):
             make(log, step)
-            with pytest.raises(OSError, match=r"away|No such file"):
+            with pytest.raises(OSError, match="away"):
                 file.write(log)
     file.write(log)
     assert steps(storage) == [1, 2, 3, 4]
@@ -159,10 +138,9 @@ class Killed(BaseException):
 
 
 class MortalStorage(RunStorage):
-    """A folder that is written as a bucket, until the process is killed before or after one of its changes."""
+    """A folder that is written until the process is killed before or after one of its changes."""
 
     changes_left = itertools.repeat(None)
-    is_local = False
 
     def write(self, name: str, content: bytes | str) -> None:
         self._change(lambda: RunStorage.write(self, name, content))
