@@ -47,6 +47,8 @@ OTHERS_SECONDS = 1.0
 GROW_SECONDS = 60.0
 # How long the last lines of the workers may take.
 LINES_SECONDS, LINES_POLL_SECONDS = 5.0, 0.05
+# Before Ray's reason why an actor's process ended, in its message.
+EXIT_DETAIL = "Worker exit detail:"
 # Calls of an actor at the same time: two polls, and a margin.
 CONCURRENCY = 4
 
@@ -354,5 +356,6 @@ def _nodes_on_shared_machines() -> set[str]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RayActorError):
-        return f"a process of the run ended ({one_line(error)})"
+        detail = str(error).partition(EXIT_DETAIL)[2] or error  # the IDs before it tell the user nothing
+        return f"a process of the run ended ({one_line(detail)})"
     return one_line(f"{type(error).__name__}: {error}")
