@@ -18,8 +18,11 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 # Ray imports these when a script calls Ray Train's or Ray Tune's `fit`.
 CALLBACK_VARIABLES = ("RAY_TRAIN_CALLBACKS", "RAY_TUNE_CALLBACKS")
 NOT_A_DRIVER = dict.fromkeys(CALLBACK_VARIABLES, "ray_on_ecs.run.program.not_a_driver.NotADriver")
-# Of Ray's own variables, what a script needs that joins the cluster itself.
-OF_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+# Of Ray's own variables, what a script needs that joins the cluster itself; the last one is of a head at 127.0.0.1.
+OF_CLUSTER = (
+    *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+)
 OF_RAY = ("RAY_", "__RAY_")
 OWN = "RAY_ON_ECS_"
 # W&B's variables of a run's ID and of resuming it, and the most characters of the former.
