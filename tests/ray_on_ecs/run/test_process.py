@@ -144,9 +144,7 @@ def test_script_ends_with_its_parent(tmp_path: Path, alone: bool) -> None:
     started = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True)
     assert started.stdout
     with started.stdout:
-        pids = [
-            int(started.stdout.readline()) for _ in range(2)
-        ]  # in any order
+        pids = [int(started.stdout.readline()) for _ in range(2)]  # in any order
         family = [psutil.Process(pid) for pid in pids]
         assert family[0] in family[1].children(recursive=True) or family[1] in family[0].children(recursive=True)
         assert not psutil.Process(started.pid).children(), "Ray kills those of a worker that ends"
