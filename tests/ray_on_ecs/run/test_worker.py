@@ -123,9 +123,8 @@ def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
     workers.say(action="end", end_at=2e9)
     workers.until(is_stored=True)
     workers.directive = Directive(1)
-    workers.until_begun()
     folder = Path(workers.storage.path("files/code"))
-    until(lambda: (folder / "begun").read_text() == "0-1\n")
+    until(lambda: workers.poll() and (folder / "begun").read_text() == "0-1\n", between=0)
     assert (folder / "saved").read_text() == "saved\n"
 
 
