@@ -12,7 +12,7 @@ from ray_on_ecs import logs, secrets
 
 DETAILS = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
 Capture = pytest.CaptureFixture[str]
-logger = logging.getLogger("ray_on_ecs.run.attempts")
+logger = logging.getLogger("ray_on_ecs.run.driver")
 
 
 def write_each_level() -> None:
@@ -48,7 +48,7 @@ def test_debug_lines_have_time_level_and_module(capsys: Capture, monkeypatch: py
     logs.set_up("ray-on-ecs")
     write_each_level()
     for level, line in zip(("DEBUG", "INFO", "WARNING", "ERROR"), lines(capsys), strict=True):
-        expected = rf"{DETAILS}{level} ray_on_ecs\.run\.attempts ray-on-ecs: a {level.lower()}"
+        expected = rf"{DETAILS}{level} ray_on_ecs\.run\.driver ray-on-ecs: a {level.lower()}"
         assert re.fullmatch(expected, line)
 
 

@@ -21,6 +21,7 @@ from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from tests.aws import client, environment
 from tests.ray_on_ecs.cli.folders import outputs
+from tests.starts import start_of
 
 RUN = "s3://bucket/runs/first"
 ARN = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
@@ -129,14 +130,9 @@ def test_a_flag_that_can_not_be_used(given: list[str], said: str) -> None:
     assert "hf_typed" not in str(caught.value), "it may be the value"
 
 
-def test_the_variables_of_the_runner_are_no_secrets() -> None:
-    from ray_on_ecs.run.environment import WorkerEnvironment  # and Ray Train
-
-    worker = WorkerEnvironment(
-        rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, max_world_size=1, run_name="run",
-        attempt=0, max_restarts=0, threads=1,
-    )  # fmt: skip
-    for name in (*worker.variables([("host", 1)]), "RUN_DIR", "INPUT_DATA", "GIT_COMMIT", SECRETS_VARIABLE):
+def test_the_variables_of_the_runner_are_no_secrets(tmp_path: Path) -> None:
+    of_torchrun = start_of(tmp_path).torchrun_variables()
+    for name in (*of_torchrun, "RUN_DIR", "INPUT_DATA", "GIT_COMMIT", SECRETS_VARIABLE):
         with pytest.raises(UsageError, match=f"{name} is a variable of the runner"):
             secrets.parse([name])
 

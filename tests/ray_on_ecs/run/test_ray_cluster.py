@@ -3,14 +3,13 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from ray.exceptions import AuthenticationError
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.run import nccl_interface
+from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.tracking.cost import InstanceKind
 from tests.lazy import Lazy
 from tests.run_folders import Clock
@@ -19,72 +18,10 @@ from tests.waiting import LIMIT_SECONDS
 COMMAND_NAME = "ray-on-ecs"
 
 ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
-report = Lazy("ray_on_ecs.run.failure_report")
 
 HEAD = {"CPU": 0.0, "memory": 1e9}
 G5_XLARGE = {"CPU": 4.0, "GPU": 1.0}
-G5_12XLARGE = {"CPU": 48.0, "GPU": 4.0}
 ON_A_GPU = (1, True, 4)  # an allocation of one worker
-
-
-@pytest.mark.parametrize(
-    ("nodes", "settings", "expected"),
-    [
-        ([HEAD, G5_XLARGE, G5_XLARGE], {}, (2, True, 4)),
-        ([HEAD, G5_12XLARGE], {}, (4, True, 12)),
-        ([HEAD, G5_12XLARGE], {"num_workers": 2}, (2, True, 12)),
-        ([HEAD, G5_XLARGE, G5_XLARGE], {"device": "cpu"}, (2, False, 4)),
-        ([{"CPU": 8.0}], {}, (2, False, 4)),
-        ([{"CPU": 3.0}, {"CPU": 3.0}], {"num_workers": 3}, (3, False, 1)),
-        ([HEAD, G5_XLARGE], {"num_workers": "1:4"}, (1, True, 4, (1, 4))),
-        ([HEAD, G5_12XLARGE, G5_12XLARGE], {"num_workers": "1:4"}, (4, True, 12, (1, 4))),
-        ([HEAD, G5_XLARGE], {"num_workers": "2:4"}, None),
-        ([HEAD], {}, None),
-        ([HEAD, G5_XLARGE], {"num_workers": 2}, None),
-        ([HEAD, {"CPU": 8.0}], {"device": "cuda"}, None),
-        ([], {}, None),
-    ],
-)
-def test_workers_get_the_most_cpus_that_fit(
-    nodes: list[dict[str, float]], settings: dict[str, object], expected: tuple[Any, ...] | None
-) -> None:
-    wanted = expected and ray_cluster.WorkerAllocation(*expected)
-    assert ray_cluster.allocate_workers(RunConfig(**settings), nodes) == wanted  # ty: ignore[invalid-argument-type]
-
-
-def test_interface_is_on_the_route_to_the_head() -> None:
-    assert nccl_interface.interface_towards("127.0.0.1") == _loopback(), "the route decides, not the name"
-    assert nccl_interface.interface_towards("no-such-host.invalid") is None
-
-
-def _loopback() -> str:
-    return next(name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in found])
-
-
-@pytest.fixture
-def head_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Context:
-        gcs_address = "127.0.0.1:6379"
-
-    monkeypatch.setattr(nccl_interface.ray, "get_runtime_context", Context)
-    for name in nccl_interface.VARIABLES:
-        monkeypatch.setenv(name, "")  # restored after the test
-        monkeypatch.delenv(name)
-
-
-@pytest.mark.usefixtures("head_on_loopback")
-def test_nccl_and_gloo_use_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_interface, "interface_towards", lambda host: {"127.0.0.1": "eth7"}[host])
-    nccl_interface.use_route_to_head()
-    assert nccl_interface.os.environ["NCCL_SOCKET_IFNAME"] == "=eth7", "without '=' NCCL would take eth70 as well"
-    assert nccl_interface.os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
-
-
-@pytest.mark.usefixtures("head_on_loopback")
-def test_interface_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
-    nccl_interface.use_route_to_head()
-    assert nccl_interface.os.environ["NCCL_SOCKET_IFNAME"] == "mine"
 
 
 def test_cluster_that_refuses_the_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +49,7 @@ def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
 def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
-    assert ray_cluster.wait_for_workers(RunConfig(), 60) == ray_cluster.WorkerAllocation(*ON_A_GPU)
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
 
 
 def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +104,7 @@ def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
     seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60) == ray_cluster.WorkerAllocation(*ON_A_GPU)
+    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
     assert capacity.looks == 1, "a look may end instances, so none is allowed before the run"
 
 
@@ -333,7 +270,7 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
     monkeypatch.setattr(ray_cluster, "failover_of", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
-    with ray_cluster.zone_failover(ray_cluster.WorkerAllocation(4, True, 4, limits=(2, 4))):
+    with ray_cluster.zone_failover(WorkerAllocation(4, True, 4, limits=(2, 4))):
         assert over.wait(LIMIT_SECONDS)
     first, second = watches
     assert second.looks > 0, "the next wait may try each zone again"

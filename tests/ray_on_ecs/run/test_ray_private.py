@@ -10,7 +10,7 @@ import pytest
 
 from tests.lazy import Lazy
 
-ray_private, failure_report = Lazy("ray_on_ecs.run.ray_private"), Lazy("ray_on_ecs.run.failure_report")
+ray_private = Lazy("ray_on_ecs.run.ray_private")
 
 
 def test_ray_has_the_replaced_print_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,63 +21,25 @@ def test_ray_has_the_replaced_print_function(monkeypatch: pytest.MonkeyPatch) ->
     assert getattr(worker, name) is print
 
 
-def test_trainer_accepts_the_arguments_of_a_run() -> None:
-    from ray.train import RunConfig, ScalingConfig
-
-    given = {"train_loop_config", "backend_config", "scaling_config", "run_config"}
-    assert given <= set(inspect.signature(ray_private.Trainer.__init__).parameters)
-    assert {"label_selector", "resources_per_worker"} <= set(inspect.signature(ScalingConfig).parameters)
-    assert {"failure_config", "logging_config"} <= set(inspect.signature(RunConfig).parameters)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's settings
-def test_trainer_has_default_callbacks_without_the_cleaner() -> None:
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-    of_ray, ours = (
-        [type(each).__name__ for each in trainer(lambda: None)._create_default_callbacks()]
-        for trainer in (DataParallelTrainer, ray_private.Trainer)
-    )
-    assert [each for each in of_ray if each not in ours] == ["PlacementGroupCleanerCallback"]
-
-
-@pytest.mark.parametrize("name", ["START_TIMEOUT", "PREEMPTION_WATCHER", "CHANGE_FOLDER"])
-def test_ray_train_reads_these_variables(name: str) -> None:
-    from ray.train import constants
-    from ray.train.v2._internal import constants as constants_of_v2
-
-    assert getattr(ray_private, name) in [*vars(constants_of_v2).values(), *vars(constants).values()]
-
-
-def test_startup_error_of_workers_is_known() -> None:
-    from ray.train import ControllerError
-
-    error = ray_private.WorkerGroupStartupTimeoutError(2)
-    assert failure_report.is_start_timeout(ControllerError(error))
-    assert not failure_report.is_start_timeout(ControllerError(ValueError("no")))
-    assert not failure_report.is_start_timeout(ValueError("no"))
-
-
 def test_draining_nodes_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_private.state, "get_draining_nodes", lambda: {"a": 1_700_000_000_500, "b": 0})
     assert ray_private.draining_nodes() == {"a": 1_700_000_000.5, "b": None}
 
 
-# Makes each call on a new local Ray. Eight threads create the run's actor at once, and a task finds it.
+# Makes each call on a new local Ray, with an actor.
 ASK = """
-import json, ray
-from concurrent.futures import ThreadPoolExecutor
+import json, os, ray
 from ray_on_ecs.run import ray_private
-from ray_on_ecs.tracking import run_actor
-run_actor.ANSWER_SECONDS = 300  # on a busy machine, too
 ray.init(address="local", num_cpus=1, include_dashboard=False)
 [resources] = ray_private.available_resources_per_node().values()
-client = run_actor.create_run_actor()
-with ThreadPoolExecutor(8) as threads:
-    states = list(threads.map(client.read, [-1] * 8))
-found = ray.get(ray.remote(lambda client: client.read(-1)).remote(client))
-actors = {state.incarnation for state in [*states, found, client.read(-1)]}
-print(json.dumps([ray_private.draining_nodes(), resources["CPU"], len(actors)]))
+class Actor:
+    def answer(self): pass
+actor = ray.remote(Actor).remote()
+ray.get(actor.answer.remote())
+[job] = ray_private.jobs_of({os.getpid()})
+assert job == ray.get_runtime_context().get_job_id()
+states = [actor["State"] for actor in ray_private.actors_of(job)]
+print(json.dumps([ray_private.draining_nodes(), resources["CPU"], states]))
 """
 
 
@@ -86,7 +48,7 @@ def test_running_ray_answers_all_calls() -> None:
     variables: dict[str, Any] = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", ASK], env=variables, capture_output=True, text=True, timeout=480)
-    assert done.stdout.splitlines()[-1:] == ["[{}, 1.0, 1]"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ['[{}, 1.0, ["ALIVE"]]'], done.stderr
 
 
 @pytest.mark.ray

@@ -1,137 +1,170 @@
-"""A worker's view of the driver, of its last files, and its script's variables."""
+"""Workers that are threads, with real scripts and files: starts, ends, lost drivers and errors."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_on_ecs.run.group_member import GroupMember
 
-from ray_on_ecs.run import group_member
-from ray_on_ecs.run.files import node_files
-from ray_on_ecs.run.files.node_files import NodeFiles
-from ray_on_ecs.run.group import Directive, FilesStatus, WorkerStatus
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run import exchange as exchange_module
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.group import Directive, WorkerStatus, WorkerStatuses
+from ray_on_ecs.run.launcher import TorchrunLauncher
+from ray_on_ecs.run.thread_group import ThreadGroup
+from ray_on_ecs.run.worker import Settings
+from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
-from tests.lazy import Lazy
-from tests.run_folders import Clock
+from tests.run_folders import in_manifest
+from tests.waiting import until
 
-environment_module = Lazy("ray_on_ecs.run.environment")
+# Writes a file, and another one at SIGTERM.
+SCRIPT = """
+import os, signal, sys, time
+
+def save(number, frame):
+    print("saved", file=open("saved", "w"))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print(f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", file=open("begun", "w"))
+time.sleep(600)
+"""
+OF_EACH_RANK = """
+import os
+print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank" + os.environ["RANK"], "w"))
+"""
 
 
-class Actor:
-    """An actor that may not answer."""
+class Workers:
+    """A group of threads, which a test polls as the driver does."""
 
-    answer: Any = (Directive("group", 0), {})
+    def __init__(self, folder: Path, count: int = 1, script: str = "train.py") -> None:
+        self.storage = RunStorage.open(str(folder / "storage"), "mine")
+        self.storage.write_json(layout.SETTINGS, {})
+        given: dict[str, Any] = {"storage_path": str(folder / "storage"), "run_name": "mine", "num_workers": count}
+        config = RunConfig(command=(script,), **given)
+        settings = Settings(
+            config=config,
+            storage=self.storage,
+            threads=1,
+            use_gpu=False,
+            code=Code(name="code", archive=""),
+            is_one_node=True,
+            run_id="first",
+            inputs={},
+            cluster="",
+            launcher=TorchrunLauncher(),
+        )
+        self.group = ThreadGroup(settings, count)
+        self.directive = Directive()
 
-    def update(self, *arguments: Any) -> Any:
-        return self.answer
+    def poll(self) -> WorkerStatuses:
+        statuses = self.group.poll(self.directive)
+        peers = [worker.peer for worker in statuses.values() if worker.generation == self.directive.generation]
+        if not self.directive.peers and len(peers) == len(self.group.ranks) and all(peers):
+            self.say(peers=tuple(peers))
+        if all(worker.has_ended for worker in statuses.values()):
+            self.say(ended=frozenset({0}))
+        return statuses
+
+    def say(self, **changes: object) -> None:
+        self.directive = Directive(**{**vars(self.directive), **changes})  # ty: ignore[invalid-argument-type]
+
+    def until(self, **wanted: object) -> WorkerStatus:
+        """Poll until rank 0's status has these values."""
+
+        def has_them() -> WorkerStatus | None:
+            status = self.poll()[0]
+            return status if all(getattr(status, name) == value for name, value in wanted.items()) else None
+
+        return until(has_them, between=0)
+
+    def until_begun(self) -> None:
+        until(lambda: all(worker.started_at for worker in self._healthy().values()), between=0)
+
+    def _healthy(self) -> WorkerStatuses:
+        statuses = self.poll()
+        assert not any(worker.error for worker in statuses.values()), [worker.where for worker in statuses.values()]
+        return statuses
 
 
-class Rounds:
-    """Snapshots with an unreachable storage."""
+@pytest.fixture(autouse=True)
+def code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(code: Code, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "train.py").write_text(SCRIPT)
+        (folder / "of_each_rank.py").write_text(OF_EACH_RANK)
 
-    status = FilesStatus(part=3)
-
-    def __init__(self, *arguments: Any) -> None:
-        pass
-
-    def poll(self, *arguments: Any) -> None:
-        self.finish()
-
-    def finish(self) -> None:
-        raise OSError("503 SlowDown")
+    monkeypatch.setattr(Code, "place", place)
 
 
 @pytest.fixture
-def actor() -> Actor:
-    return Actor()
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(tmp_path)
+    yield workers
+    workers.say(action="leave")
+    workers.until(has_left=True)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(group_member, "time", clock)
-    return clock
+def test_script_that_is_ended_may_save(workers: Workers) -> None:
+    workers.until_begun()
+    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    workers.say(action="end", end_at=2e9)
+    assert workers.until(is_stored=True).status == 0
+    assert in_manifest(workers.storage) == {"begun": "0-0\n", "saved": "saved\n"}
 
 
-@pytest.fixture
-def member(actor: Any, clock: Clock) -> GroupMember:
-    """The only worker of a group whose scripts run."""
-    member = GroupMember(actor, "group", 0, WorkerStatus("127.0.0.1", 1, 0))
-    member.begin(0)
-    return member
+def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
+    workers.until_begun()
+    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    workers.say(action="end", end_at=2e9)
+    workers.until(is_stored=True)
+    workers.directive = Directive(1)
+    folder = Path(workers.storage.path("files/code"))
+    until(lambda: workers.poll() and (folder / "begun").read_text() == "0-1\n", between=0)
+    assert (folder / "saved").read_text() == "saved\n"
 
 
-def test_late_poll_does_not_isolate_a_worker(member: GroupMember, clock: Clock) -> None:
-    member.report(None)
-    clock.now += group_member.LOST_SECONDS + 1
-    assert member.is_to_run, "it restored many files, or S3 was unreachable"
+def test_start_that_ends_before_all_have_met_starts_nothing(workers: Workers) -> None:
+    workers.group.poll(workers.directive)
+    until(lambda: workers.group.poll(workers.directive)[0].peer)
+    workers.directive = Directive(action="end")
+    status = workers.until(is_stored=True)
+    assert (status.started_at, status.status) == (None, None)
+    assert in_manifest(workers.storage) == {}
 
 
-def test_silent_driver_isolates_a_worker(member: GroupMember, actor: Actor, clock: Clock) -> None:
-    member.report(None)
-    actor.answer = None
-    member.report(None)
-    assert member.is_to_run
-    clock.now += group_member.LOST_SECONDS + 1
-    member.report(None)
-    assert not member.is_to_run
-    actor.answer = Actor.answer
-    member.report(None)
-    assert member.is_to_run
+def test_driver_that_is_lost_ends_the_script(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the script leaves is not stored: its worker does not know how the others have ended."""
+    workers.until_begun()
+    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    monkeypatch.setattr(exchange_module, "LOST_SECONDS", 1.0)
+    exchange = workers.group._exchanges[0]
+    until(lambda: exchange.status.has_left)
+    status = exchange.status
+    assert status.status == 0
+    assert "the driver has not answered for 60 s" in str(status.error)
+    assert in_manifest(workers.storage).get("saved") is None
 
 
-def test_only_workers_of_the_same_start_count(member: GroupMember, actor: Actor) -> None:
-    workers = {rank: WorkerStatus("127.0.0.1", 1, 0, generation=rank) for rank in range(2)}
-    actor.answer = (Directive("group", 0), workers)
-    member.report(None, wants_statuses=True)
-    assert member.statuses == {0: workers[0]}
-    member.begin(1)
-    member.report(None, wants_statuses=True)
-    assert member.statuses == {1: workers[1]}
+def test_error_of_a_worker_is_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(code: Code, folder: Path) -> None:
+        raise LookupError("no code")
+
+    monkeypatch.setattr(Code, "place", fail)
+    workers = Workers(tmp_path)
+    status = workers.until(has_left=True)
+    assert str(status.error) == "LookupError('no code')"
+    assert "in fail" in status.where
+    assert status.is_stored
 
 
-@pytest.mark.parametrize(
-    ("rank", "mpi", "users", "expected"),
-    [
-        (0, False, {}, {"WANDB_RUN_ID": "night-0123abcd", "WANDB_RESUME": "allow"}),
-        (1, False, {}, {}),
-        (0, True, {}, {}),
-        (0, False, {"WANDB_RUN_ID": "mine"}, {}),
-        (0, False, {"WANDB_RESUME": "never"}, {}),
-    ],
-    ids=["rank 0", "rank 1", "mpi", "the user's ID", "the user's mode"],
-)
-def test_only_rank_0_continues_a_wandb_run(
-    tmp_path: Path, rank: int, mpi: bool, users: dict[str, str], expected: dict[str, str]
-) -> None:
-    config: Any = type("Config", (), {"mpi": mpi, "variables": users})
-    environment = environment_module.ScriptEnvironment(
-        config=config,
-        storage=RunStorage.open(str(tmp_path), "night"),
-        run_id="0123abcd",
-        folder=tmp_path,
-        python="python",
-        secrets={},
-        inputs={},
-        git={},
-    )
-    assert environment.wandb_variables(rank) == expected
-
-
-def test_wandb_id_has_at_most_64_characters() -> None:
-    assert environment_module.wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
-
-
-def test_unstored_last_files_are_reported(
-    member: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(node_files, "SnapshotRounds", Rounds)
-    unused: Any = None
-    files = NodeFiles(unused, unused, member, is_mpi=False)
-    files.begin()
-    files.store()
-    assert member.status.not_stored is None
-    assert "will be tried again (503 SlowDown)" in capsys.readouterr().out
-    files.store_last()
-    assert member.status.not_stored == "503 SlowDown"
-    assert not capsys.readouterr().out
+def test_ranks_of_a_machine_share_its_folder(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, count=2, script="of_each_rank.py")
+    workers.until(is_stored=True)
+    assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
+    workers.say(action="leave")
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -13,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
 from ray_on_ecs.run.files import scan as folder_scan
+from ray_on_ecs.run.group import Directive
+from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.aws import BUCKET
@@ -147,39 +147,35 @@ class Attempt:
         self.nodes = Nodes(storage, root / f"disks{seed}", time, count)  # ty: ignore[invalid-argument-type]
         self.found = {check_folder(each.folder, count)[0] for each in self.nodes.nodes}
         self.torn = set().union(*(check_folder(each.folder, count)[1] for each in self.nodes.nodes))
-        self.errors = 0
+        self._telling = threading.Lock()
         self._stop = threading.Event()
         self._arguments = [str(count), str(seed), str(root), str(pause), str(STALL_SECONDS)]
         self._threads = [threading.Thread(target=self._poll, args=[node]) for node in range(count)]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ScriptProcess] = []
 
     def __enter__(self) -> Attempt:
         for node, each in enumerate(self.nodes.nodes):
             argv = [sys.executable, "-c", WRITER, str(node), *self._arguments]
-            self._processes.append(subprocess.Popen(argv, cwd=each.folder))
+            self._processes.append(ScriptProcess(argv, ProcessOptions(os.environ, each.folder, print)))
+        self.nodes.directive = Directive(pids={node: (each.pid,) for node, each in enumerate(self._processes)})
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop.set()
         for process in self._processes:
             process.kill()
         self.killed_at = time.monotonic()
-        for process in self._processes:
-            process.wait()
+        time.sleep(2 * QUIET_SECONDS)  # the driver, which would say that they were killed, is away
+        self._stop.set()
         for thread in self._threads:
             thread.join()
 
     def _poll(self, node: int) -> None:
-        writers = [psutil.Process(self._processes[node].pid)]
-        rounds, statuses = self.nodes.rounds[node], self.nodes.statuses
         while not self._stop.wait(SCAN_SECONDS):
-            try:
-                rounds.poll(dict(statuses), writers)
-            except OSError:
-                self.errors += 1
-            statuses[node] = rounds.status
+            with self._telling:
+                self.nodes.tell(node)
+            self.nodes.files[node].store()
 
 
 def restart(storage: RunStorage, root: Path, count: int, seed: int, pause: float) -> Attempt | None:

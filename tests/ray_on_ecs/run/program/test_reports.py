@@ -13,7 +13,7 @@ from ray_on_ecs import sdk
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
 from tests.lazy import Lazy
 
-program_reports, ray_private = Lazy("ray_on_ecs.run.program.reports"), Lazy("ray_on_ecs.run.ray_private")
+program_reports = Lazy("ray_on_ecs.run.program.reports")
 WITHOUT, WITH = SimpleNamespace(checkpoint=None), SimpleNamespace(checkpoint="folder")
 
 
@@ -36,7 +36,7 @@ def run_of(folder: Path, snapshot: dict[str, Any] | None) -> Any:
     """The context of a run of Ray Train, whose folder has a snapshot of the checkpoints."""
     (folder / "one").mkdir()
     if snapshot is not None:
-        (folder / "one" / ray_private.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME).write_text(json.dumps(snapshot))
+        (folder / "one" / program_reports.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME).write_text(json.dumps(snapshot))
     return SimpleNamespace(run_config=SimpleNamespace(storage_path=str(folder), name="one", storage_filesystem=None))
 
 

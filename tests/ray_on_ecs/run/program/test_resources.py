@@ -31,10 +31,10 @@ class Program:
         self.nodes: set[str] = set()
         self.draining: set[str] = set()
         self.watch = program_resources.ProgramWatch(
-            self.told.append, self._read, lambda: self.nodes, lambda: self.draining
+            self.told.append, self._read, lambda pid: self.nodes, lambda: self.draining
         )
 
-    def _read(self) -> Any:
+    def _read(self, pid: int) -> Any:
         if isinstance(self.needs, Exception):
             raise self.needs
         return self.needs
