@@ -30,9 +30,8 @@ class Silence:
         """Take note of a sign of life."""
         self._since = time.monotonic()
 
-    @property
-    def seconds(self) -> float:
-        """The time so far."""
+    def measure(self) -> float:
+        """Return the time so far in seconds; call it more often than every `PAUSE_SECONDS`."""
         now = time.monotonic()
         if now - self._looked_at > PAUSE_SECONDS:
             self._since = now
@@ -113,4 +112,4 @@ class Exchange:
     @property
     def has_lost_driver(self) -> bool:
         """True once the driver has not polled for long."""
-        return self._silence.seconds > LOST_SECONDS
+        return self._silence.measure() > LOST_SECONDS

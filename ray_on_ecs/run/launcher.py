@@ -96,7 +96,7 @@ class Start:
         values = {
             "RANK": rank.rank,
             "WORLD_SIZE": rank.world_size,
-            "MAX_WORLD_SIZE": max(rank.world_size, *(self.config.workers or ())),
+            "MAX_WORLD_SIZE": max([rank.world_size, *(self.config.workers or ())]),
             "LOCAL_RANK": rank.local_rank,
             "LOCAL_WORLD_SIZE": rank.local_world_size,
             "GROUP_RANK": rank.node_rank,

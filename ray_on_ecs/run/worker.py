@@ -129,7 +129,8 @@ class ScriptWorker:
             self._run()
         except Exception as error:
             # The exception of a library may not survive the way to the driver.
-            cause = error if isinstance(error, TrainingError | OSError) else ScriptError(one_line(repr(error)))
+            is_known = isinstance(error, TrainingError | ScriptError | OSError)
+            cause = error if is_known else ScriptError(one_line(repr(error)))
             self.exchange.report(error=cause, where=traceback.format_exc(), has_ended=True, is_stored=True)
         self.exchange.report(has_left=True)
 

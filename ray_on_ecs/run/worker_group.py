@@ -163,7 +163,7 @@ class RayGroup:
         self._take_answers()
         for rank, member in self._members.items():
             limit = BEGIN_SECONDS if member.beginning is not None else PATIENCE_SECONDS
-            if rank not in self.lost and member.silence.seconds > limit:
+            if rank not in self.lost and member.silence.measure() > limit:
                 self._lose(rank, f"its process has not answered for {limit:.0f} s")
         return {rank: member.status for rank, member in self._members.items() if rank not in self.lost}
 
