@@ -94,7 +94,7 @@ def ending_without_head(config: RunConfig) -> Generator[None]:
         try:
             _connect_to(address)
         except OSError as cause:
-            if silence.seconds > HEAD_SECONDS:
+            if silence.measure() > HEAD_SECONDS:
                 lost = f"the Ray head at {address} is lost ({cause}); continue with --run-name {config.run_name}"
                 logger.error(lost)
                 os._exit(ResourceError.exit_status)

@@ -133,9 +133,8 @@ def test_detached_run_is_followed_over_cuts_and_stopped(laptop: Start, head: Hea
         assert "run left is stopped" in err
         _, err = follower.communicate(timeout=SECONDS)
         assert follower.returncode == 130
-        assert err.endswith(
-            "ray-on-ecs: job left was stopped; nothing is stored yet, so the same command with --run-name left starts from the beginning\n"
-        )
+        way_on = "nothing is stored yet, so the same command with --run-name left starts from the beginning"
+        assert err.endswith(f"ray-on-ecs: job left was stopped; {way_on}\n")
     assert json.loads(status.read_text())["state"] == "interrupted"
 
 
