@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 # Ray ends a driver without a word of ours when the head has not answered for 60 s.
-HEAD_SECONDS, HEAD_POLL_SECONDS = 40.0, 3.0
+HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
 forwarded = ForwardedLines()
 WATCH_SECONDS = 20.0  # a look asks AWS
