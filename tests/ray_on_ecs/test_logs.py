@@ -132,13 +132,14 @@ def test_root_logger_is_left_alone(capsys: Capture) -> None:
 @pytest.mark.parametrize("text", ["100 % of {x} %s", "a lone \udcff half", "é"], ids=["percent", "surrogate", "accent"])
 def test_any_text_is_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
-    monkeypatch.setattr(logs.PACKAGE, "propagate", False)  # xdist can't send what pytest has caught of it
+    logs.set_up()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     logger.info(text)
     assert written.getvalue() == text.encode("ascii", "backslashreplace") + b"\n"
 
 
 def test_closed_stream_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.set_up()
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
