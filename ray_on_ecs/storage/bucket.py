@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -64,7 +65,12 @@ class Bucket:
 
     def __init__(self, attempts: int | None = None, **options: Any) -> None:
         self.client = aws.client("s3", attempts=attempts or MAX_ATTEMPTS, **options)
+        self._attempts = attempts
         self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make the client again in the other process, which has its own connections."""
+        return partial(Bucket, self._attempts, **self._options), ()
 
     def with_limits(self, seconds: float, attempts: int) -> Bucket:
         """Return the same with other timeouts and attempts."""

@@ -8,8 +8,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -33,18 +32,18 @@ class RunStorage:
         base: The storage path on the disk, or `bucket/prefix`.
         run_name: The name of the run, and of its folder below `base`; empty for the storage path itself.
         uri: The run's folder as a user would type it.
-        options: Arguments of `Bucket`.
     """
 
     store: Disk | Bucket
     base: str
     run_name: str
     uri: str
-    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, storage_path: str, run_name: str, **options: Any) -> RunStorage:
-        """Return the run's folder under `storage_path`, a folder or an `s3://bucket/prefix`, without creating it.
+        """Return the run's folder under a folder or an `s3://bucket/prefix`, without creating it.
+
+        The options are those of `Bucket`.
 
         Raises:
             UsageError: The path has another scheme, or AWS's configuration is broken.
@@ -54,11 +53,7 @@ class RunStorage:
         except ValueError as cause:
             raise _unusable(storage_path, cause) from cause
         root = base if isinstance(store, Disk) else storage_path
-        return cls(store, base, run_name, f"{root.rstrip('/')}/{run_name}".rstrip("/"), options)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Open the folder again in the other process, which has its own connections."""
-        return partial(RunStorage.open, **self.options), (self.storage_path, self.run_name)
+        return cls(store, base, run_name, f"{root.rstrip('/')}/{run_name}".rstrip("/"))
 
     @property
     def storage_path(self) -> str:
@@ -67,7 +62,7 @@ class RunStorage:
 
     def sibling(self, run_name: str) -> RunStorage:
         """Return the folder of another run of this storage path."""
-        return RunStorage(self.store, self.base, run_name, f"{self.storage_path}/{run_name}", self.options)
+        return RunStorage(self.store, self.base, run_name, f"{self.storage_path}/{run_name}")
 
     def check_writable(self) -> None:
         """Check the write access with a temporary file.
