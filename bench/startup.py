@@ -1,4 +1,7 @@
-"""Time from the command to the first line of a script, and from a crash to the next one: by Ray and by torchrun."""
+"""Time from the command to the first line of a script, and from a crash to the next one: by Ray and by torchrun.
+
+A run on a cluster is compared on a head that is up, and `run --local`, which needs none, with torchrun.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if len(sys.argv) > 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 time.sleep(1)
 print("last line at", time.time(), flush=True)
 """
-# The same under Ray Train only, on which a run is built.
+# The same under Ray Train.
 RAY_TRAIN = """
 import time
 from ray.train import RunConfig, ScalingConfig
@@ -43,32 +46,33 @@ DataParallelTrainer(
     train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path="STORAGE")
 ).fit()
 """
-RAY, TORCHRUN, RUNNER = "ray.train", "torch.distributed.run", "ray_on_ecs.run"
+RAY, TORCHRUN, RUNNER, LOCAL = "ray.train", "torch.distributed.run", "ray_on_ecs.run", "ray-on-ecs run --local"
 EMPTY = "Ray Train with an empty function"
 FIRST_LINE = "from the command to a script's first line"
-SCRIPT_NOTE = "two workers on a cluster that is up; the ratio is that of the best. Neither imports torch"
+SCRIPT_NOTE = "two workers, a cluster that is up, or none; the ratio is that of the best. Neither imports torch"
 
 
 def measure(bench: Bench) -> list[Comparison]:
     """Run a script of a few lines by Ray Train, by torchrun and by the runner, in turns."""
-    first: dict[str, list[float]] = {RAY: [], TORCHRUN: [], RUNNER: []}
-    end: dict[str, list[float]] = {TORCHRUN: [], RUNNER: []}
-    restart: dict[str, list[float]] = {TORCHRUN: [], RUNNER: []}
+    first: dict[str, list[float]] = {RAY: [], TORCHRUN: [], RUNNER: [], LOCAL: []}
+    end: dict[str, list[float]] = {TORCHRUN: [], RUNNER: [], LOCAL: []}
+    restart: dict[str, list[float]] = {TORCHRUN: [], RUNNER: [], LOCAL: []}
     with tempfile.TemporaryDirectory() as name, LocalCluster(2) as cluster:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
         (folder / "ray_train.py").write_text(RAY_TRAIN.replace("STORAGE", str(folder / "ray")))
-        flags = {
-            TORCHRUN: ("--nproc-per-node", "2", "--max-restarts", "1"),
-            RUNNER: ("--num-workers", "2", "--max-restarts", "1", "--storage-path", str(folder / "runs")),
+        of_run = ("--num-workers", "2", "--max-restarts", "1", "--storage-path", str(folder / "runs"))
+        programs = {
+            TORCHRUN: ("-m", TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1"),
+            RUNNER: (DIRECT, *of_run),
+            LOCAL: ("-m", "ray_on_ecs", "run", "--local", *of_run),
         }
         for repeat in range(REPEATS):
             bench.log(f"a script of a few lines: {repeat + 1} of {REPEATS}")
             alone = _Times([sys.executable, "ray_train.py"], cluster.environment, folder)
             first[RAY].append(alone.first - alone.started)
-            for launcher in flags:
-                program = [DIRECT] if launcher == RUNNER else ["-m", launcher]
-                command = [sys.executable, *program, *flags[launcher], "script.py"]
+            for launcher, program in programs.items():
+                command = [sys.executable, *program, "script.py"]
                 times = _Times(command, cluster.environment, folder)
                 first[launcher].append(times.first - times.started)
                 end[launcher].append(times.ended - times.last)
@@ -79,7 +83,8 @@ def measure(bench: Bench) -> list[Comparison]:
     return [
         by_ray,
         *(
-            _compare(name, note, (TORCHRUN, seconds[TORCHRUN]), (RUNNER, seconds[RUNNER]))
+            _compare(name, note, (TORCHRUN, seconds[TORCHRUN]), (launcher, seconds[launcher]))
+            for launcher in (RUNNER, LOCAL)
             for name, note, seconds in (
                 (FIRST_LINE, SCRIPT_NOTE, first),
                 ("from a script's end to the command's", ended, end),
