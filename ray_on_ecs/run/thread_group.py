@@ -9,7 +9,7 @@ from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatuses
 from ray_on_ecs.run.worker import ScriptWorker, Settings
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.05
 
 
 class ThreadGroup:
