@@ -20,7 +20,7 @@ from tests.aws import BUCKET
 from tests.disturbed_run import AT_ONCE, CLASSIFIER, FOLDER_VARIABLE, DisturbedRun, S3Run
 from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
-from tests.local_cluster import LocalCluster, have_ended, kill, kill_tree
+from tests.local_cluster import REPOSITORY, LocalCluster, have_ended, kill, kill_tree
 from tests.waiting import LIMIT_SECONDS, until
 
 # In the middle of the second epoch, with a checkpoint of that epoch.
@@ -212,6 +212,7 @@ def test_permanent_failure_leaves_a_resumable_run(start: Start, uninterrupted: D
     assert "about to fail" in error["log"]
     assert run.saved_step
     run.set_steps(0.0)
-    run.start_command(*shlex.split(error["next"])[3:])
+    code = REPOSITORY / "training"  # the command is for the folder with the code
+    run.start_command("--working-dir", str(code), *shlex.split(error["next"])[2:])
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
