@@ -305,7 +305,7 @@ class RunDriver:
                 self._moments.hear(rank.node_rank, worker.files, group.next_poll)
         pids: dict[int, tuple[int, ...]] = {}
         for rank, worker in workers.items():
-            if worker.pid and worker.status != 0:
+            if worker.pid and not (worker.has_ended and worker.status == 0):  # others of its node may train on
                 node = group.ranks[rank].node_rank
                 pids[node] = (*pids.get(node, ()), worker.pid)
         changes: dict[str, Any] = {"pids": pids, "ended": frozenset(ended), "killed": frozenset(killed)}
