@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, scripts, started
 from tests.commands.terminal import Terminal
-from tests.local_cluster import DIRECT, have_ended
+from tests.local_cluster import DIRECT, command_line, have_ended
 from tests.waiting import until
 
 # Waits for SIGTERM and then records it; or, on rank 1, ends as its argument says once all ranks run.
@@ -100,8 +100,19 @@ Start = Callable[..., Run]
 def _worker(script: int) -> psutil.Process:
     """Return the worker whose script this is: it holds the pipe that its supervisor listens to."""
     pipe = os.readlink(f"/proc/{psutil.Process(script).ppid()}/fd/0")
-    actors = [each for each in psutil.process_iter() if "ScriptActor" in "".join(each.cmdline()[:1])]
-    return next(each for each in actors if pipe in map(os.readlink, Path(f"/proc/{each.pid}/fd").iterdir()))
+    for process in psutil.process_iter():
+        with suppress(OSError):  # it has ended meanwhile
+            if "ScriptActor" in command_line(process) and pipe in _open_files(process.pid):
+                return process
+    raise LookupError(f"no worker has the script {script}")
+
+
+def _open_files(pid: int) -> set[str]:
+    names = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.add(os.readlink(descriptor))
+    return names
 
 
 @dataclass(frozen=True)
