@@ -15,7 +15,7 @@ from tests.disturbed_run import END_SECONDS, S3Run
 from tests.local_cluster import kill
 from tests.waiting import until
 
-SECONDS_BETWEEN_TWO_KILLS = (15.0, 60.0)
+SECONDS_BETWEEN_TWO_KILLS = (1.0, 10.0)
 OUTAGE_SECONDS = 60.0
 FREEZE_STALL_SECONDS = 30
 # Less than the time after which a worker that does not answer is lost.
@@ -62,7 +62,7 @@ class Disturber:
         kill(self._find(lambda: self.run.cluster.worker_processes(node, "raylet/raylet")).pid)
 
     def kill_twice(self) -> None:
-        """Kill two processes, each one of the script or a raylet, 15 to 60 s apart."""
+        """Kill two processes, each one of the script or a raylet, 1 to 10 s apart."""
         kill_one, kill_another = self.random.choices((self.kill_rank, self.kill_raylet), k=2)
         kill_one()
         if not wait_until(self.run, time.time() + self.random.uniform(*SECONDS_BETWEEN_TWO_KILLS)):
