@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,14 @@ def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
     workers.until(is_stored=True)
     workers.directive = Directive(1)
     folder = Path(workers.storage.path("files/code"))
-    until(lambda: workers.poll() and (folder / "begun").read_text() == "0-1\n", between=0)
+
+    def has_begun() -> bool:
+        workers.poll()
+        with suppress(FileNotFoundError):  # the folder is being made anew
+            return (folder / "begun").read_text() == "0-1\n"
+        return False
+
+    until(has_begun, between=0)
     assert (folder / "saved").read_text() == "saved\n"
 
 

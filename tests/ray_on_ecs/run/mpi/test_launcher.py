@@ -189,8 +189,10 @@ def test_lost_daemon_ends_the_program(start: Callable[..., Nodes]) -> None:
     nodes = start(WAIT)
     until(lambda: nodes.say("rank 0", "rank 1", "rank 2", "rank 3"), why=lambda: nodes.text)
     nodes.second.kill()
-    assert nodes.end() == 1, nodes.text
-    assert "lost communication with a remote daemon" in nodes.run.last_words.text
+    assert nodes.end(), nodes.text
+    # mpirun hears of it from the connection, or before that from the agent that has started it.
+    said = nodes.run.last_words.text
+    assert "lost communication with a remote daemon" in said or "daemon failed to report back" in said, nodes.text
     until(lambda: not nodes.programs())
 
 
