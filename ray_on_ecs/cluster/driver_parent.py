@@ -45,10 +45,11 @@ def write(path: str, document: object) -> None:
 
 def main(has_ray: bool, command: list[str]) -> None:
     """Run a driver, and record its end; then end Ray if it was started for it and no other job uses it."""
+    parent = os.getpid()  # which may be dead when the driver looks
     pid = os.fork()
     if pid == 0:
         # Before the driver can do anything: another command can stop it from its first moment.
-        pids = {"driver": os.getpid(), "parent": os.getppid()}
+        pids = {"driver": os.getpid(), "parent": parent}
         write(PROCESSES, {name: [pid, identity(pid)] for name, pid in pids.items()})
         for number in SIGNALS:  # a shell ignores some for the commands that it starts with & or nohup
             signal.signal(number, signal.SIG_DFL)

@@ -189,6 +189,8 @@ class ScriptWorker:
             requirements.resolve(self._storage)
         self.exchange.report(is_prepared=True)
         while not self.exchange.directive.is_prepared:
+            if self.exchange.directive.action == "leave":  # another worker has failed
+                raise ScriptError("the run ended before its packages were resolved")
             self._wait(1.0)
         python = requirements.install(packages.Resolution(**self._storage.read_json(layout.PACKAGES)))
         if self._is_first_of_node:
@@ -396,7 +398,9 @@ class ScriptWorker:
 
     def _on_line(self, line: str) -> None:
         # Cut here, too: Ray reads what is written of a line so far, and would hand on a long one in parts.
-        print(cut(self._prefix + line.removesuffix("\n")), flush=True)
+        # And in one piece: with --local the lines of all ranks come from threads of one process.
+        sys.stdout.write(cut(self._prefix + line.removesuffix("\n")) + "\n")
+        sys.stdout.flush()
         if self._recorder:
             self._recorder.read_line(line)
 

@@ -154,7 +154,7 @@ def test_driver_that_is_lost_ends_the_script(workers: Workers, monkeypatch: pyte
     until(lambda: exchange.status.has_left)
     status = exchange.status
     assert status.status == 0
-    assert "the driver has not answered for 60 s" in str(status.error)
+    assert "the driver has not answered for 600 s" in str(status.error)
     assert in_manifest(workers.storage).get("saved") is None
 
 
