@@ -9,8 +9,8 @@ from typing import Any
 
 from ray_on_ecs.run.group import Directive, WorkerStatus
 
-# The driver counts as lost when it has not polled for so long: it may wait for a slow storage meanwhile. The workers of a
-# driver that has died are ended by Ray.
+# The driver counts as lost when it has not polled for so long: it may wait for a slow storage meanwhile.
+# Ray ends the workers of a driver that has died.
 LOST_SECONDS = 600.0
 # Who waits looks more often than this, unless its process is stopped.
 PAUSE_SECONDS = 10.0
