@@ -287,7 +287,7 @@ class RunDriver:
         """Return what the directive says of the nodes: ends, files, and mpirun's daemons."""
         ended: set[int] = set()
         killed: set[int] = set()
-        nodes = {rank.node_rank for rank in group.ranks}
+        nodes = _nodes(group)
         for node in nodes:
             ranks = [rank.rank for rank in group.ranks if rank.node_rank == node]
             living = [workers[rank] for rank in ranks if rank in workers and rank not in group.lost]
@@ -330,7 +330,7 @@ class RunDriver:
         for rank, worker in sorted(workers.items()):
             if worker.files and worker.files.is_last:
                 parts[group.ranks[rank].node_rank] = worker.files.part
-        return parts if len(parts) == len({rank.node_rank for rank in group.ranks}) else {}
+        return parts if len(parts) == len(_nodes(group)) else {}
 
     def _has_committed(self, group: Group, workers: WorkerStatuses) -> bool:
         """Return whether the last snapshot of several nodes is written, or can't be."""
@@ -471,3 +471,8 @@ class RunDriver:
         except OSError:
             return "where the run was"
         return f"{newest[0]} of {newest[1].isoformat(timespec='milliseconds')}" if newest else "the beginning"
+
+
+def _nodes(group: Group) -> set[int]:
+    """Return the ranks of the nodes."""
+    return {rank.node_rank for rank in group.ranks}

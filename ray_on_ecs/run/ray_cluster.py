@@ -125,8 +125,7 @@ def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
     if allocation.use_gpu:  # which no CPU worker has
         return allocation
     # The nodes that prepare data are left to that if the others have room for the workers.
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    others = [node["Resources"] for node in nodes if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
+    others = [node["Resources"] for node in alive_nodes() if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
     allocation_on_others = allocate_workers(config, others)
     return replace(allocation_on_others, leaves_cpu_workers=True) if allocation_on_others else allocation
 
@@ -160,9 +159,8 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
     try:
         nodes = [
             node["Resources"]
-            for node in ray.nodes()
-            if node["Alive"]
-            and not (allocation.leaves_cpu_workers and node["Labels"].get(NODE_GROUP_LABEL) == CPU_WORKERS)
+            for node in alive_nodes()
+            if not (allocation.leaves_cpu_workers and node["Labels"].get(NODE_GROUP_LABEL) == CPU_WORKERS)
         ]
     except (RayError, RuntimeError, ValueError):
         return False
@@ -316,8 +314,13 @@ def _pending_placement_group(config: RunConfig) -> Generator[None]:
         remove_placement_group(group)
 
 
+def alive_nodes() -> list[dict[str, Any]]:
+    """Return Ray's table of the nodes that are alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
 def _nodes() -> list[Resources]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node["Resources"] for node in alive_nodes()]
 
 
 def failover_of(

@@ -27,7 +27,7 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.group import Directive, GroupError, NoPlacesError, Place, WorkerRank, WorkerStatus, WorkerStatuses
-from ray_on_ecs.run.ray_cluster import forwarded
+from ray_on_ecs.run.ray_cluster import alive_nodes, forwarded
 from ray_on_ecs.run.worker import ScriptWorker, Settings
 
 logger = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ class RayGroup:
             table: dict[str, Any] = placement_group_table(group)
             if table.get("state") != "CREATED" or table["bundles_to_node_id"][bundle] != self.places[rank].node_id:
                 return False
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = {node["NodeID"] for node in alive_nodes()}
         if any(self.places[rank].node_id not in alive for rank in self.lost):
             return False
         for rank in self.lost:
@@ -349,7 +349,7 @@ def _natural(gpus: Sequence[str]) -> list[tuple[int, str]]:
 
 def _nodes_on_shared_machines() -> set[str]:
     """Return the nodes that are not alone on their machines."""
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in alive_nodes()}
     counts = Counter(hosts.values())
     return {node for node, host in hosts.items() if counts[host] > 1}
 
