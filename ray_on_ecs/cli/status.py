@@ -88,7 +88,7 @@ def read_ray(cluster: Cluster, head: Jobs) -> dict[str, Any]:
         now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
         nodes = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
         used = sum(node.gpus_used for node in nodes)
-        # What pending tasks, actors and placement groups request.
+        # Requests of pending tasks, actors and placement groups.
         shapes = [*(load.get("resourceDemand") or ())]
         for group, count in load.get("pgDemand") or ():
             shapes += [(bundle, number * count) for bundle, number in group["bundles"]]

@@ -37,7 +37,7 @@ def identity(pid: int) -> str:
 
 
 def write(path: str, document: object) -> None:
-    """Write a document, which nobody reads half."""
+    """Write a document as a whole: a reader finds the old one or the new one."""
     with open(f"{path}.new", "w") as file:
         json.dump(document, file)
     os.replace(f"{path}.new", path)

@@ -1,6 +1,6 @@
 """Local jobs: the drivers of `--local` as processes of this machine, with the methods that a Ray head has for its jobs.
 
-A driver is in a session of its own, and outlives the command that started it. Each job has a folder below the user's
+A driver is in a separate session, and outlives the command that started it. Each job has a folder below the user's
 `~/.ray-on-ecs`:
 
     job.json         its ID, metadata and start
@@ -195,7 +195,7 @@ class LocalJobs:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# What has the jobs of a cluster.
+# The holder of a cluster's jobs.
 Jobs = Head | LocalJobs
 
 

@@ -12,7 +12,7 @@ from ray_on_ecs.run.group import Directive, WorkerStatus
 # The driver counts as lost when it has not polled for so long: it may wait for a slow storage meanwhile.
 # Ray ends the workers of a driver that has died.
 LOST_SECONDS = 600.0
-# Who waits looks more often than this, unless its process is stopped.
+# A waiting process looks more often than this, unless it is stopped.
 PAUSE_SECONDS = 10.0
 # Changes of these wait for the next poll; any other change answers the driver at once.
 UNHURRIED = ("silent_seconds", "step", "metrics", "guess")

@@ -69,7 +69,7 @@ class Bucket:
         self._options = options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make the client again in the other process, which has its own connections."""
+        """Make a client in the other process: connections can't be sent."""
         return partial(Bucket, self._attempts, **self._options), ()
 
     def with_limits(self, seconds: float, attempts: int) -> Bucket:

@@ -125,7 +125,7 @@ class NodeFiles:
         return replace(self._exchange.status.files or FilesStatus(), part=name)
 
     def commit(self) -> None:
-        """Write a snapshot on node 0: of its own part if it is the only node, otherwise of what the driver has named.
+        """Write a snapshot on node 0: of its part if it is the only node, otherwise of the parts that the driver names.
 
         Raises:
             OSError: The storage can't be read or written.

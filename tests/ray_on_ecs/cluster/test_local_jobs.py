@@ -116,7 +116,7 @@ def test_driver_goes_on_after_its_command_and_its_parent(submit: Submit, home: P
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     both, local = processes(home), LocalJobs()
-    assert os.getsid(both["driver"].pid) == both["parent"].pid, "a session of its own"
+    assert os.getsid(both["driver"].pid) == both["parent"].pid, "a separate session"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as at the end of a login session
         both["parent"].send_signal(number)
     assert local.job("mine")["status"] == "RUNNING"

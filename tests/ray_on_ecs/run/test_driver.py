@@ -519,7 +519,7 @@ def test_missing_places(tmp_path: Path, clock: Clock, has_nodes: bool, error: st
     run.record._state = "training"
     run.driver._train_in_group()
     clock.now += 10
-    run.driver._policy._requested_at -= 10  # its own clock
+    run.driver._policy._requested_at -= 10  # by the policy's clock
     if error:
         with pytest.raises(ResourceError, match=error):
             run.driver._train_in_group()

@@ -117,7 +117,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+@pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
 @pytest.mark.parametrize("then", ["sys.exit(0)", "time.sleep(600)"], ids=["it ends", "it is killed"])
 def test_children_end_with_the_script(start: Start, lines: list[str], then: str, alone: bool) -> None:
     process = start(FAMILY.format(then=then, alone=alone))
@@ -127,7 +127,7 @@ def test_children_end_with_the_script(start: Start, lines: list[str], then: str,
     until(lambda: has_ended(int(lines[0])))
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+@pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
 def test_script_ends_with_its_parent(tmp_path: Path, alone: bool) -> None:
     script = tmp_path / "family.py"
     script.write_text(FAMILY.format(then="time.sleep(600)", alone=alone))
@@ -190,7 +190,7 @@ def test_script_of_a_killed_worker_may_save(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+@pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
 def test_nothing_is_left_of_a_killed_supervisor(start: Start, lines: list[str], alone: bool) -> None:
     process = start(FAMILY.format(then="time.sleep(600)", alone=alone))
     until(lambda: lines)
@@ -201,7 +201,7 @@ def test_nothing_is_left_of_a_killed_supervisor(start: Start, lines: list[str], 
     until(lambda: have_ended([script]) and has_ended(int(lines[0])))
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["of its group", "of their own"])
+@pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
 def test_nothing_is_left_of_a_stopped_supervisor(
     start: Start, lines: list[str], alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
