@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from dataclasses import is_dataclass
@@ -20,6 +21,11 @@ from tests.flaky_s3 import flaky_proxy
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Signals that a shell ignores in its background jobs, and nohup. A handler that does nothing ignores them here, and the
+# processes that tests start, which would inherit the shell's choice, end by them.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda number, frame: None)
 
 # Folders whose tests take long, and the marker that keeps them out of `make test`.
 SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}
