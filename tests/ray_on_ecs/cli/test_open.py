@@ -4,15 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cli.open import dashboard
-from ray_on_ecs.cluster.stack import Stack
-from tests.ray_on_ecs.cli.folders import Folders, outputs
+from tests.ray_on_ecs.cli.folders import Folders
 
 
 @pytest.fixture
@@ -47,7 +44,6 @@ def test_report_is_rendered_here(folders: Folders, capsys: pytest.CaptureFixture
     assert "script" not in page
     assert "default-src 'none'" in page
     assert Path(shown["curves"]).read_bytes().endswith(b" picture")
-    assert shown["cloudwatch"] is None
     folders.of("first").write("curves.png", "<svg onload='alert(1)'/>")
     assert main(["open", "--local", "--no-browser", "--json", "first"]) == 0
     assert json.loads(capsys.readouterr().out)["curves"] is None
@@ -68,24 +64,6 @@ def test_report_is_opened_in_the_browser(folders: Folders, tmp_path: Path) -> No
     command = [sys.executable, "-m", "ray_on_ecs", "open", "--local", "first"]
     subprocess.run(command, env={**os.environ, "BROWSER": f"{browser} %s"}, check=True, capture_output=True)
     assert (tmp_path / "opened").read_text().strip() == (tmp_path / "runs/first/report.html").as_uri()
-
-
-@pytest.mark.parametrize(
-    ("region", "host"),
-    [
-        ("eu-central-1", "eu-central-1.console.aws.amazon.com"),
-        ("us-gov-west-1", "us-gov-west-1.console.amazonaws-us-gov.com"),
-        ("cn-north-1", "cn-north-1.console.amazonaws.cn"),
-    ],
-)
-def test_dashboard_url_matches_the_partition(region: str, host: str) -> None:
-    stack = replace(Stack(name="dev", **outputs("runs")), region=region)
-    assert dashboard(stack) == f"https://{host}/cloudwatch/home?region={region}#dashboards/dashboard/dev-cluster"
-
-
-def test_cloudwatch_needs_a_stack(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["open", "--local", "--cloudwatch", "first"]) == 2
-    assert "--cloudwatch" in capsys.readouterr().err
 
 
 def test_broken_run_is_one_line(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,11 +133,11 @@ def test_search_without_a_cluster_names_the_way_out(folders: Path) -> None:
 
 def test_use_of_the_checkout_is_said(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkout = project(folders / "checkout")
-    main(["open", "--cloudwatch", "first"])
+    main(["open", "first"])
     said = capsys.readouterr().err.splitlines()[0]
     assert said == f"using stack (selected) of the project in {checkout}, as none here or above has a cluster"
     start_in(checkout / "ml")
-    main(["open", "--cloudwatch", "first"])
+    main(["open", "first"])
     assert "using stack" not in capsys.readouterr().err
 
 
