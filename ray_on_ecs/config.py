@@ -12,7 +12,7 @@ import random
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePath
@@ -24,7 +24,6 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
 from ray_on_ecs.rules import (
     check_metric,
-    check_namespace,
     check_pairs,
     check_range,
     check_run_name,
@@ -64,15 +63,9 @@ def _number_or_text(value: str) -> int | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Settings of a run, in the order of `--help`. Values are checked on construction.
+    """Settings of a run, in the order of `--help`; UsageError with flag, value and rule if a value breaks its rule."""
 
-    Attributes:
-        command: The script or module and its flags, as typed.
-
-    Raises:
-        UsageError: A value breaks its rule. The message has the flag, the value and the rule.
-    """
-
+    # The script or module and its flags, as typed.
     command: tuple[str, ...] = ()
     module: bool = _script(False, "SCRIPT is a module, as for python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a Python file")
@@ -179,7 +172,6 @@ class RunConfig:
                 check(spec, value)
         check_range("--num-workers", self.num_workers)
         check_run_name(self.run_name)
-        check_namespace(self.cloudwatch_namespace)
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
@@ -220,24 +212,11 @@ class RunConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings of a run's document.
-
-        Raises:
-            ValueError: One is not known to this version, or has another type.
-            UsageError: One breaks its rule.
-        """
-        specs = {spec.name: spec for spec in fields(cls)}
-        if unknown := values.keys() - specs.keys():
-            raise ValueError(f"{min(unknown)!r} is not a setting of this version")
-        return cls(**{name: _of_json(specs[name], value) for name, value in values.items()})
+        """Return the settings of a run's document; TypeError for one that this version does not know."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the command line of a worker, with this Python interpreter.
-
-        Args:
-            python: The interpreter.
-            runner: Flags for a module that runs the script, such as `-m mpi4py`.
-        """
+        """Return a worker's command line; `runner` are flags for a module that runs the script, as `-m mpi4py`."""
         if self.no_python:
             return self.command
         module_flag = ("-m",) if self.module else ()
@@ -259,11 +238,7 @@ class RunConfig:
         return {name: metric_pattern(text) for name, text in pairs_of(self.metric).items()}
 
     def check_files(self) -> None:
-        """Check that the folder, the script and the requirements file exist.
-
-        Raises:
-            UsageError: One of them does not.
-        """
+        """Check that the folder, the script and the requirements file exist; UsageError if one of them does not."""
         folder = self.folder
         if not folder.is_dir():
             raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
@@ -272,14 +247,6 @@ class RunConfig:
             raise UsageError(
                 f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
             )
-        self._check_requirements()
-
-    @property
-    def requirements_in_folder(self) -> str | None:
-        """Path of the requirements file relative to the folder with the code, which is elsewhere on the nodes."""
-        return None if self.requirements is None else os.path.relpath(self.folder / self.requirements, self.folder)
-
-    def _check_requirements(self) -> None:
         name = self.requirements_in_folder
         if name is None:
             return
@@ -288,10 +255,13 @@ class RunConfig:
                 f"--requirements: {self.requirements!r} is not in {self.folder}, so the nodes don't have it; move it "
                 "there, or give a --working-dir above both"
             )
-        try:
-            (self.folder / name).read_bytes()
-        except OSError as cause:
-            raise UsageError(f"--requirements: {self.requirements!r} can't be read ({cause})") from cause
+        if not os.access(self.folder / name, os.R_OK) or not (self.folder / name).is_file():
+            raise UsageError(f"--requirements: there is no file {self.requirements!r} that can be read")
+
+    @property
+    def requirements_in_folder(self) -> str | None:
+        """Path of the requirements file relative to the folder with the code, which is elsewhere on the nodes."""
+        return None if self.requirements is None else os.path.relpath(self.folder / self.requirements, self.folder)
 
     @property
     def folder(self) -> Path:
@@ -357,33 +327,9 @@ SETTINGS = tuple(spec for spec in fields(RunConfig) if spec.metadata)
 
 
 def defaults_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that an environment has defaults for: those with one value.
-
-    Raises:
-        UsageError: A value is not a number.
-    """
+    """Return the settings with one value that an environment has defaults for; UsageError for a bad number."""
     found = {spec: environment.get(environment_variable(spec.name)) for spec in SETTINGS}
     return {spec.name: parse(spec, text) for spec, text in found.items() if text and has_value(spec)}
-
-
-def _of_json(spec: Field, value: Any) -> Any:
-    """Return a value of a document as its setting's.
-
-    Raises:
-        ValueError: It has another type.
-    """
-    is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    match spec.type:
-        case "bool":
-            fits = isinstance(value, bool)
-        case "tuple[str, ...]":
-            fits = is_list
-        case _:
-            kinds = {float: int | float, int: int, str: str}.get(spec.metadata["type"], int | str)
-            fits = isinstance(value, kinds) and not isinstance(value, bool)
-    if not fits:
-        raise ValueError(f"{spec.name} is {value!r}")
-    return tuple(value) if is_list else value
 
 
 def user_name() -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 
 from ray_on_ecs.errors import UsageError
 
@@ -55,12 +53,9 @@ def metric_pattern(text: str) -> str:
         return text
     before, _, after = text.partition(PLACEHOLDER)
     start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' must not match in 'val_loss: '
-    return f"{start}{_escape(before)}{NUMBER}{_escape(after)}"
-
-
-def _escape(text: str) -> str:
-    """Return a regular expression for a text, in which any white space stands for any other."""
-    return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
+    # Any white space stands for any other.
+    before, after = (r"\s+".join(re.escape(word) for word in re.split(r"\s+", part)) for part in (before, after))
+    return f"{start}{before}{NUMBER}{after}"
 
 
 def check_metric(name: str, text: str) -> None:
@@ -76,18 +71,6 @@ def check_metric(name: str, text: str) -> None:
             f"--metric: {name}={text!r} must have one {PLACEHOLDER}, or one group in parentheses, for the number; it "
             f"has {groups or 'none'}"
         )
-
-
-def metric_hints(items: Sequence[str]) -> list[str]:
-    """Return a line for each regular expression of `--metric` that would truncate a number such as 7e-06."""
-    hints = []
-    for name, text in pairs_of(tuple(items)).items():
-        group = None if PLACEHOLDER in text else re.search(r"(?<!\\)\((?!\?)([^()]*)\)", text)
-        with suppress(re.error):  # the group's content may not be a complete expression
-            if group and re.fullmatch(group[1], "0.5") and not re.fullmatch(group[1], "7e-06"):
-                better = f"{name}={text[: group.start()]}{PLACEHOLDER}{text[group.end() :]}"
-                hints.append(f"--metric: {name}={text!r} reads 7e-06 as 7; better --metric {shlex.quote(better)}")
-    return hints
 
 
 def secret_hints(variables: Mapping[str, str]) -> list[str]:
@@ -121,16 +104,4 @@ def check_run_name(name: str | None) -> None:
         raise UsageError(
             f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
             "up to 128, starting with a letter or digit"
-        )
-
-
-def check_namespace(name: str | None) -> None:
-    """Apply CloudWatch's rules.
-
-    https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
-    """
-    if name is not None and not re.fullmatch(r"(?!AWS/|:| *$)[A-Za-z0-9._/#: -]{1,255}", name):
-        raise UsageError(
-            f"--cloudwatch-namespace: {name!r} is not allowed; use 1 to 255 letters, digits, '.', '-', '_', '/', '#', "
-            "':' and spaces, not beginning with 'AWS/' or ':'"
         )

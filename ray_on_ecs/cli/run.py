@@ -30,7 +30,7 @@ from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, WORKERS, RunConfig, us
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.node.jobs import SECRETS
-from ray_on_ecs.rules import metric_hints, secret_hints
+from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run.program.source import syntax_error
 from ray_on_ecs.signals import SIGNALLED
 
@@ -91,7 +91,7 @@ def _run(
         note(f"{', '.join(needless)}: not needed; the cluster sets the rendezvous")
     config, given = settings_of({**settings, "command": command})  # a mistake needs no cluster
     values = secrets.take_from_environment(config.secret)
-    for hint in (*metric_hints(config.metric), *secret_hints(config.variables)):
+    for hint in secret_hints(config.variables):
         note(hint)
     if "--local" in command[1:] and not flags["local"]:
         note(f"--local after {command[0]} goes to the script; before it, it means this machine")

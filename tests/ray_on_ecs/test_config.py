@@ -34,11 +34,6 @@ def parsed(*flags: str, environment: Mapping[str, str] = {}) -> RunConfig:
         (["--device", "tpu"], ["--device", "tpu", "auto, cuda, cpu"]),
         (["--run-name", "a/b"], ["--run-name", "a/b", "letters"]),
         (["--run-name", ".."], ["--run-name", "..", "letters"]),
-        (["--cloudwatch-namespace", ""], ["--cloudwatch-namespace", "''", "letters"]),
-        (["--cloudwatch-namespace", "a" * 256], ["--cloudwatch-namespace", "255"]),
-        (["--cloudwatch-namespace", "AWS/ECS"], ["--cloudwatch-namespace", "AWS/"]),
-        (["--cloudwatch-namespace", "naïve"], ["--cloudwatch-namespace", "naïve"]),
-        (["--cloudwatch-namespace", ":a"], ["--cloudwatch-namespace", "':'"]),
         (["--max-restart", "3"], ["--max-restart", "did you mean --max-restarts?"]),
     ],
 )

@@ -12,7 +12,6 @@ import pytest
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.rules import metric_hints
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader, tracker_url
 
 PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}
@@ -184,23 +183,6 @@ def test_number_in_a_text_is_read_whole(text: str, line: str, value: float | Non
     log = MetricsLog(config.metrics)
     log.read_line(line)
     assert [each["eval/top-1"] for each in log.records] == ([] if value is None else [value])
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        (
-            "loss=loss: ([0-9.]+)",
-            ["--metric: loss='loss: ([0-9.]+)' reads 7e-06 as 7; better --metric 'loss=loss: {number}'"],
-        ),
-        (r"loss=loss: (\S+)", []),
-        (r"step=step (\d+)", []),
-        (r"loss=loss\(([^)]+)\)", []),
-        ("loss=loss: {number}", []),
-    ],
-)
-def test_regular_expression_that_cuts_numbers_has_a_hint(text: str, hint: list[str]) -> None:
-    assert metric_hints(RunConfig(command=("train.py",), metric=(text,)).metric) == hint
 
 
 @pytest.mark.parametrize(
