@@ -36,11 +36,7 @@ NOT_THIS_VERSION = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchK
 
 
 class StorageFault(OSError):
-    """S3's error, or none of its answers.
-
-    Attributes:
-        error: The same as an error of a command.
-    """
+    """S3's error, or none of its answers; `error` is the same as an error of a command."""
 
     def __init__(self, error: TrainingError) -> None:
         super().__init__(str(error))
@@ -56,12 +52,7 @@ class NoBucket(StorageFault):
 
 
 class Bucket:
-    """Objects in S3; a path is `bucket/key`.
-
-    Args:
-        attempts: The maximum number of requests per call.
-        options: More arguments of `aws.client`.
-    """
+    """Objects in S3; a path is `bucket/key`. `options` are those of `aws.client`."""
 
     def __init__(self, attempts: int | None = None, **options: Any) -> None:
         self.client = aws.client("s3", attempts=attempts or MAX_ATTEMPTS, **options)
@@ -86,8 +77,7 @@ class Bucket:
 
     def listing(self, path: str, *, recursive: bool = False) -> Listing:
         """List a folder, or all objects below it."""
-        bucket, _, key = path.partition("/")
-        prefix = f"{key}/" if key else ""
+        bucket, prefix = _folder(path)
         found = Listing()
         now = 0.0
         for page in self._pages(bucket, prefix, {} if recursive else {"Delimiter": "/"}):
@@ -102,17 +92,13 @@ class Bucket:
         return Listing(found.files, found.folders, now)
 
     def read(self, path: str, start: int = 0, size: int | None = None, version: str = "") -> bytes:
-        """Read an object, or a part of it that is not empty.
-
-        Raises:
-            FileNotFoundError: It is missing.
-            Changed: It has another version.
-        """
+        """Read an object, or a part of it that is not empty; Changed if it has another version."""
         arguments = {"Range": f"bytes={start}-{'' if size is None else start + size - 1}"} if start or size else {}
         if version:
             arguments["IfMatch"] = version
         attempt = 0
         while True:
+            attempt += 1
             try:
                 response = self.call("get_object", path, **arguments)
             except StorageFault as cause:
@@ -120,14 +106,11 @@ class Bucket:
                     raise Changed(f"s3://{path}") from cause
                 raise
             try:
-                return response["Body"].read()
-            except Exception as cause:
-                attempt += 1
-                fault = _fault(cause, path)
-                if fault is None:
-                    raise
+                with _translated(path):
+                    return response["Body"].read()
+            except StorageFault:
                 if attempt == READ_ATTEMPTS:
-                    raise fault from cause
+                    raise
                 time.sleep(2**attempt / 10)
 
     def open_reader(self, path: str) -> io.RawIOBase:
@@ -151,8 +134,7 @@ class Bucket:
     def write_if(self, path: str, content: bytes, version: str | None) -> str | None:
         """Write an object if it has this version, None for a missing one.
 
-        Returns:
-            The new version; None if it had another one, or if the answer to a successful write was lost.
+        Returns the new version; None if it had another one, or if the answer to a successful write was lost.
         """
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
@@ -183,37 +165,24 @@ class Bucket:
 
     def delete_folder(self, path: str) -> None:
         """Delete all objects below a path."""
-        bucket, _, key = path.partition("/")
-        for page in self._pages(bucket, f"{key}/" if key else "", {}):
+        bucket, prefix = _folder(path)
+        for page in self._pages(bucket, prefix, {}):
             if keys := [{"Key": item["Key"]} for item in page.get("Contents", ())]:
                 answer = self.call("delete_objects", bucket, Delete={"Objects": keys, "Quiet": True})
                 for error in answer.get("Errors", ()):
                     raise OSError(f"s3://{bucket}/{error['Key']} can't be deleted ({error['Code']})")
 
     def call(self, method: str, path: str, **arguments: Any) -> Any:
-        """Call S3 for a bucket, or for an object.
-
-        Raises:
-            OSError: It is missing, access is denied, or S3 doesn't answer.
-        """
+        """Call S3 for a bucket, or for an object; OSError if it is missing, access is denied, or S3 doesn't answer."""
         bucket, _, key = path.partition("/")
         if key:
             arguments["Key"] = key
-        try:
+        with _translated(path):
             return getattr(self.client, method)(Bucket=bucket, **arguments)
-        except Exception as cause:
-            if (fault := _fault(cause, path)) is None:
-                raise
-            raise fault from cause
 
     def _pages(self, bucket: str, prefix: str, arguments: Mapping[str, str]) -> Iterator[Any]:
-        token: dict[str, str] = {}
-        while True:
-            page = self.call("list_objects_v2", bucket, Prefix=prefix, **arguments, **token)
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+        with _translated(bucket):
+            yield from self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, **arguments)
 
 
 class _Reader(io.RawIOBase):
@@ -270,11 +239,7 @@ class Upload:
         return written
 
     def finish(self) -> None:
-        """Make the object.
-
-        Raises:
-            OSError: S3 refuses, or doesn't answer.
-        """
+        """Make the object; OSError if S3 refuses, or doesn't answer."""
         if self._id is None:
             self._bucket.call("put_object", self._path, Body=self._buffer)
             return
@@ -316,25 +281,35 @@ class Upload:
         return {"PartNumber": number, "ETag": answer["ETag"], **checksum}
 
 
+def _folder(path: str) -> tuple[str, str]:
+    """Return the bucket and the prefix of a folder's objects."""
+    bucket, _, key = path.partition("/")
+    return bucket, f"{key}/" if key else ""
+
+
 def _code(error: TrainingError) -> str:
     """Return AWS's error code; empty if it was another fault."""
     return error.code if isinstance(error, aws.Refused) else ""
 
 
-def _fault(cause: Exception, path: str) -> StorageFault | None:
-    """Return the OSError for an exception of boto3, or None for other exceptions."""
-    error = aws.explain(cause, f"s3://{path}")
-    if error is None:
-        return None
-    code = _code(error)
-    if code in MISSING:
-        return Missing(error)
-    if code == "NoSuchBucket":
-        bucket = path.partition("/")[0]
-        return NoBucket(UsageError(f"bucket {bucket} does not exist; correct its name, or create it"))
-    if code in DENIED:
-        return StorageFault(ResourceError(f"{error}; ask for access to this bucket, or set AWS_PROFILE"))
-    return StorageFault(error)
+@contextmanager
+def _translated(path: str) -> Generator[None]:
+    """Translate boto3's errors in this block into StorageFault."""
+    try:
+        yield
+    except Exception as cause:
+        error = aws.explain(cause, f"s3://{path}")
+        if error is None:
+            raise
+        code = _code(error)
+        if code in MISSING:
+            raise Missing(error) from cause
+        if code == "NoSuchBucket":
+            missing = f"bucket {path.partition('/')[0]} does not exist; correct its name, or create it"
+            raise NoBucket(UsageError(missing)) from cause
+        if code in DENIED:
+            error = ResourceError(f"{error}; ask for access to this bucket, or set AWS_PROFILE")
+        raise StorageFault(error) from cause
 
 
 def _ns(moment: Any) -> int:

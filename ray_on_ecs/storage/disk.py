@@ -21,34 +21,21 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class StoredFile(NamedTuple):
-    """File on a disk, or object in S3.
+    """File on a disk, or object in S3."""
 
-    Attributes:
-        path: The path on the disk, or `bucket/key`.
-        size: Bytes.
-        mtime_ns: Modification time (ns since 1970); S3 has whole seconds.
-        version: The file's inode, or the object's ETag, by which a replaced one is noticed.
-    """
-
-    path: str
+    path: str  # on the disk, or `bucket/key`
     size: int
-    mtime_ns: int = 0
-    version: str = ""
+    mtime_ns: int = 0  # S3 has whole seconds
+    version: str = ""  # the inode or the ETag, by which a replaced one is noticed
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Content of a folder.
-
-    Attributes:
-        files: The files by their paths in the folder.
-        folders: The names of its subfolders.
-        now: The moment, by the storage's clock (Unix time).
-    """
+    """Content of a folder: files by their paths in it, and the names of its subfolders."""
 
     files: dict[str, StoredFile] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
-    now: float = 0.0
+    now: float = 0.0  # by the storage's clock (Unix time)
 
 
 class Changed(OSError):
@@ -83,12 +70,7 @@ class Disk:
         return Listing(dict(sorted(found.files.items())), sorted(found.folders), found.now)
 
     def read(self, path: str, start: int = 0, size: int | None = None, version: str = "") -> bytes:
-        """Read a file, or a part of it.
-
-        Raises:
-            FileNotFoundError: It is missing.
-            Changed: It has another version.
-        """
+        """Read a file, or a part of it; FileNotFoundError if it is missing, and Changed if it has another version."""
         with open(path, "rb") as file:
             if version and version != _version(os.fstat(file.fileno())):
                 raise Changed(path)
@@ -114,12 +96,9 @@ class Disk:
                 part.unlink()
 
     def write_if(self, path: str, content: bytes, version: str | None) -> str | None:
-        """Write a file if it has this version, None for a missing one; see `read_version`.
+        """Write a file if it has this version, None for a missing one; return the new version, or None if it had not.
 
         Two that replace the same version at once both succeed, and the later one wins.
-
-        Returns:
-            The new version; None if it had another one.
         """
         new = Path(f"{path}.{uuid4().hex}")
         new.parent.mkdir(parents=True, exist_ok=True)

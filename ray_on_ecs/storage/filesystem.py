@@ -29,9 +29,7 @@ SHOWN_NAMES = 3
 def open_filesystem(address: str, **options: Any) -> tuple[Disk | Bucket, str]:
     """Return the disk of a folder or the S3 of an `s3://bucket/prefix`, and the path on it, without a request.
 
-    Raises:
-        UsageError: It may have a key in it, which errors would show, or AWS's configuration is broken.
-        ValueError: The address has another scheme.
+    UsageError if it may have a key in it, which errors would show; ValueError if it has another scheme.
     """
     check_address("storage", address)
     if "://" not in address:
@@ -49,12 +47,8 @@ def short_reason(cause: BaseException) -> str:
 def fetch(address: str, flag: str, hint: str = "give less") -> Path:
     """Return the local path of a folder or an `s3://` address.
 
-    Objects are fetched to the node's disk, once for all its workers and runs.
-
-    Args:
-        address: A folder, a prefix, whose objects become a folder, or one object, which becomes a file.
-        flag: The flag with the address, for errors.
-        hint: The way out if the disk is too small, besides a larger one.
+    Objects are fetched to the node's disk, once for all its workers and runs: those of a prefix become a folder. Errors
+    have the flag, and the hint as a way out if the disk is too small.
 
     Raises:
         UsageError: The address is empty or may have a key in it, or the disk is too small for it.
@@ -106,11 +100,7 @@ def check_names(address: str, names: Collection[str], flag: str, hint: str) -> N
 
 
 def copy_to_disk(store: Disk | Bucket, files: Mapping[Path, StoredFile]) -> None:
-    """Copy files to these paths, in parallel pieces.
-
-    Raises:
-        OSError: A file can't be read, is another one than when it was listed, or the disk is full.
-    """
+    """Copy files to these paths, in parallel pieces; OSError also for one that has changed since it was listed."""
     with closing(copy_each(store, files)) as copies:
         for _, error in copies:
             if error:
@@ -159,11 +149,7 @@ def copy_each(
 
 
 def upload(folder: Path, address: str) -> None:
-    """Copy the files of a folder to a folder or an `s3://bucket/prefix`, several at once.
-
-    Raises:
-        OSError: A file can't be read or written.
-    """
+    """Copy the files of a folder to a folder or an `s3://bucket/prefix`, several at once."""
     store, path = open_filesystem(address)
 
     def copy(source: Path) -> None:

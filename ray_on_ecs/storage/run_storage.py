@@ -25,28 +25,18 @@ MAX_DIGITS = 20
 
 @dataclass(frozen=True)
 class RunStorage:
-    """Folder of one run.
-
-    Attributes:
-        store: The disk, or S3.
-        base: The storage path on the disk, or `bucket/prefix`.
-        run_name: The name of the run, and of its folder below `base`; empty for the storage path itself.
-        uri: The run's folder as a user would type it.
-    """
+    """Folder of one run. Its methods raise OSError if the storage can't be read or written."""
 
     store: Disk | Bucket
-    base: str
-    run_name: str
-    uri: str
+    base: str  # the storage path on the disk, or `bucket/prefix`
+    run_name: str  # and of its folder below `base`; empty for the storage path itself
+    uri: str  # the run's folder as a user would type it
 
     @classmethod
     def open(cls, storage_path: str, run_name: str, **options: Any) -> RunStorage:
         """Return the run's folder under a folder or an `s3://bucket/prefix`, without creating it.
 
-        The options are those of `Bucket`.
-
-        Raises:
-            UsageError: The path has another scheme, or AWS's configuration is broken.
+        The options are those of `Bucket`. UsageError if the path has another scheme, or AWS's configuration is broken.
         """
         try:
             store, base = open_filesystem(storage_path, **options)
@@ -65,11 +55,7 @@ class RunStorage:
         return RunStorage(self.store, self.base, run_name, f"{self.storage_path}/{run_name}")
 
     def check_writable(self) -> None:
-        """Check the write access with a temporary file.
-
-        Raises:
-            UsageError: The folder or bucket is missing, or may not be written.
-        """
+        """Raise UsageError unless a temporary file can be written."""
         try:
             if self.is_local:
                 folder = Path(self.path())
@@ -85,11 +71,7 @@ class RunStorage:
             raise _unusable(self.storage_path, cause) from cause
 
     def check_shared(self) -> None:
-        """Refuse a folder without the run's document: it is local to this node.
-
-        Raises:
-            UsageError: The document is not there.
-        """
+        """Raise UsageError for a folder without the run's document: it is local to this node."""
         if not self.exists(layout.SETTINGS):
             raise UsageError(
                 f"--storage-path: {self.uri} is not the same folder on every node; give s3://bucket/prefix, or a "
@@ -150,11 +132,7 @@ class RunStorage:
         self.write(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON object, which is a dict; None if it is missing. See `parse_json` for its numbers.
-
-        Raises:
-            UsageError: The file is not a JSON object.
-        """
+        """Read a JSON object (see `parse_json`); None if it is missing, UsageError if the file has another content."""
         try:
             document = parse_json(self.read(name))
         except FileNotFoundError:
@@ -166,11 +144,7 @@ class RunStorage:
         return document
 
     def read_settings(self) -> dict[str, Any]:
-        """Read the settings of the run's last command; empty before the first.
-
-        Raises:
-            UsageError: The file is broken.
-        """
+        """Read the settings of the run's last command; empty before the first; UsageError if the file is broken."""
         settings = (self.read_json(layout.SETTINGS) or {}).get("settings") or {}
         if not isinstance(settings, dict):
             raise self._broken(layout.SETTINGS, "its settings are not a JSON object")
@@ -196,11 +170,7 @@ class RunStorage:
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse a document of the storage; a number that is not finite, or above 64 bits, becomes None.
-
-    Raises:
-        ValueError: It is not JSON, or is nested too deeply.
-    """
+    """Parse a document; a number that is not finite, or above 64 bits, becomes None. ValueError if it is not JSON."""
     try:
         return DECODER.decode(content.decode())
     except RecursionError as cause:

@@ -34,42 +34,26 @@ ESCAPED = re.compile(r"[\x00-\x1f\x7f\udc80-\udcff]|%(?=[0-9A-F]{2})")
 
 @dataclass(frozen=True)
 class KeptFile:
-    """File of a snapshot, or a symbolic link.
+    """File of a snapshot, or a symbolic link."""
 
-    Attributes:
-        key: The path of its object in the run's folder; empty for a link.
-        size: Bytes.
-        written_at: Modification time (ns since 1970).
-        mode: Permissions.
-        link: The target of a link, or None.
-        is_log: The file is stored in place while it grows, so that its object may be newer than the snapshot.
-        node: The rank of the node whose script wrote it.
-    """
-
-    key: str = ""
+    key: str = ""  # of its object in the run's folder; empty for a link
     size: int = 0
-    written_at: int = 0
+    written_at: int = 0  # ns since 1970
     mode: int = 0o644
-    link: str | None = None
-    is_log: bool = False
-    node: int = 0
+    link: str | None = None  # the target
+    is_log: bool = False  # stored in place while it grows, so that its object may be newer than the snapshot
+    node: int = 0  # the rank of the node whose script wrote it
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Files of a script at one moment.
-
-    Attributes:
-        files: The files by their paths in the script's folder.
-        left_out: Lines that name the files that were not stored, and the reason.
-        folder: The subfolder of the run's folder that has the files at the run's end.
-        refused: Names in the manifest that count as absent: a disk can't have them, git would read them, links lead to
-            files of others, or their entries do not describe files.
-    """
+    """Files of a script at one moment, by their paths in its folder."""
 
     files: Mapping[str, KeptFile] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-    folder: str = layout.FILES_FOLDER
+    left_out: tuple[str, ...] = ()  # lines that name files that were not stored, and the reason
+    folder: str = layout.FILES_FOLDER  # that has the files at the run's end
+    # Names in the manifest that count as absent: a disk can't have them, git would read them, links lead to files of
+    # others, or their entries do not describe files.
     refused: tuple[str, ...] = ()
 
     @property
@@ -79,12 +63,7 @@ class Snapshot:
 
 
 def read_snapshot(storage: RunStorage, name: str = layout.FILES) -> Snapshot:
-    """Return the last complete snapshot; before the first, an empty one.
-
-    Raises:
-        OSError: The storage can't be read.
-        UsageError: The manifest is broken.
-    """
+    """Return the last complete snapshot, or an empty one before the first; UsageError for a broken manifest."""
     document = storage.read_json(name)
     if document is None:
         return Snapshot()
@@ -159,11 +138,7 @@ def key_of(folder: str, name: str) -> str:
     Control characters, which S3's list of objects can't hold, and bytes that are not UTF-8 are escaped as %XX, and so
     is a % in front of two hexadecimal digits.
     """
-
-    def escape(match: re.Match[str]) -> str:
-        return f"%{ord(match[0]) & 0xFF:02X}"
-
-    return f"{folder}/{ESCAPED.sub(escape, name)}"
+    return f"{folder}/{ESCAPED.sub(lambda match: f'%{ord(match[0]) & 0xFF:02X}', name)}"
 
 
 def restore(
@@ -171,11 +146,7 @@ def restore(
 ) -> list[str]:
     """Write the files of a snapshot into a folder, links last; files that are already `here` on this disk are moved.
 
-    Returns:
-        The names of files that this disk can't have beside the others; they are left out.
-
-    Raises:
-        OSError: A file can't be read from the storage or written to the folder.
+    Returns the names of files that this disk can't have beside the others; they are left out.
     """
     here = here or {}
     left_out = conflicts(files, folder)
@@ -205,11 +176,7 @@ def restore(
 
 
 def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, StoredFile]:
-    """Return those of these keys that the storage has, in a bucket from lists.
-
-    Raises:
-        OSError: The storage can't be read.
-    """
+    """Return those of these keys that the storage has, in a bucket from lists; OSError if the storage can't be read."""
     if storage.is_local:
         return {key: info for key in sorted(keys) if (info := storage.find(key))}
     folders = STORED if keys else ()
@@ -237,11 +204,7 @@ def _make_room(folder: Path, path: Path) -> None:
 def publish(storage: RunStorage) -> Snapshot:
     """Copy the files of the last snapshot to their final keys, and delete stored files that are not in it.
 
-    Returns:
-        The last snapshot, with the final keys.
-
-    Raises:
-        OSError: The storage can't be read or written; the snapshot stays complete.
+    Returns the last snapshot, with the final keys. It stays complete if the storage fails.
     """
     snapshot = read_snapshot(storage)
     taken = snapshot.keys
@@ -260,11 +223,7 @@ def publish(storage: RunStorage) -> Snapshot:
 
 
 def delete_others(storage: RunStorage, snapshot: Snapshot) -> None:
-    """Delete the stored files that are not in a snapshot, except below `files/` if the script itself writes there.
-
-    Raises:
-        OSError: The storage can't be read or written.
-    """
+    """Delete the stored files that are not in a snapshot, except below `files/` if the script itself writes there."""
     folders = [layout.VERSIONS_FOLDER]
     if snapshot.folder == layout.FILES_FOLDER:
         folders.append(layout.FILES_FOLDER)
