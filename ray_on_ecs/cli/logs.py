@@ -121,11 +121,7 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
 
 
 def _stored(cluster: Cluster, run: str) -> str:
-    """Return the logs in the run's folder.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the logs in the run's folder; UsageError if there is none."""
     from ray_on_ecs.cluster.history import find_run
     from ray_on_ecs.storage import layout
 

@@ -53,12 +53,7 @@ class Group:
 
 
 def read_services(stack: Stack) -> dict[str, Service]:
-    """Return the service of each kind of node, without missing and inactive ones.
-
-    Raises:
-        StackNotFound: The stack is down.
-        TrainingError: AWS refuses.
-    """
+    """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down."""
     names = list(stack.services.values())
     try:
         found = aws.call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=names)["services"]

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
+from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
+from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
 from ray_on_ecs.node import api, ports
@@ -25,7 +27,6 @@ from ray_on_ecs.node.api import AnswerError
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
-    from ray_on_ecs.cluster.stack import Stack
     from ray_on_ecs.config import RunConfig
     from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -46,36 +47,20 @@ DEFAULT_WORKERS = 2
 
 
 class Cluster(ABC):
-    """Cluster that a command is for; it need not be up.
+    """Cluster that a command is for; it need not be up."""
 
-    Attributes:
-        name: Its name in errors.
-        storage_path: The folder or prefix of its runs, as this machine reaches it.
-        typed: The cluster flag that the user typed, with a space before it; empty without one.
-        typed_path: The storage path that the user typed, which hints repeat as an environment variable.
-        start_seconds: Time to wait for its head.
-        stack: The stack, or None for a cluster of this machine.
-        is_here: True if its jobs can read the files of this machine.
-        ends_with_command: True if Ctrl-C ends the run that is followed; else it continues on the cluster.
-        default_workers: The number of workers of a run that does not say it; None if its driver decides.
-    """
-
-    name: str
-    storage_path: str
-    typed: str = ""
-    typed_path: str = ""
+    name: str  # in errors
+    storage_path: str  # as this machine reaches it
+    typed: str = ""  # the cluster flag that the user typed, with a space before it
+    typed_path: str = ""  # the storage path that the user typed, which hints repeat as an environment variable
     start_seconds: float = HEAD_SECONDS
     stack: Stack | None = None
-    is_here: bool = False
-    ends_with_command: bool = False
-    default_workers: int | None = None
+    is_here: bool = False  # its jobs can read the files of this machine
+    ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
+    default_workers: int | None = None  # of a run that does not say it; None if its driver decides
 
     def command(self, words: str) -> str:
-        """Return a command on the same cluster, for hints.
-
-        Args:
-            words: The subcommand and its arguments, such as `logs RUN`.
-        """
+        """Return a command on the same cluster, such as `logs RUN`, for hints."""
         subcommand, space, arguments = words.partition(" ")
         path = f"{STORAGE_PATH}={shlex.quote(self.typed_path)} " if self.typed_path else ""
         return f"{path}ray-on-ecs {subcommand}{self.typed}{space}{arguments}"
@@ -85,11 +70,7 @@ class Cluster(ABC):
         return storage_path
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
-        """Return the folder for a run's document, which this machine can write.
-
-        Args:
-            storage: The run's folder.
-        """
+        """Return the folder for a run's document, which this machine can write; `storage` is the run's own."""
         return storage
 
     def code_storage(self, storage: RunStorage) -> RunStorage:
@@ -98,12 +79,7 @@ class Cluster(ABC):
 
     @contextmanager
     def connect(self) -> Generator[Jobs]:
-        """Connect to what has the jobs, until the block ends.
-
-        Raises:
-            UsageError: The head refuses the token, or a program for the connection is not installed.
-            ResourceError: The head can't be reached.
-        """
+        """Connect to what has the jobs, until the block ends; ResourceError if it can't be reached."""
         with self.connect_to_ray() as head:
             yield head
 
@@ -121,11 +97,7 @@ class Cluster(ABC):
 
     @contextmanager
     def connect_when_up(self, say: Callable[[str], None]) -> Generator[Jobs]:
-        """Connect like `connect`, and wait for a head that is starting.
-
-        Args:
-            say: Prints the reason of the wait, whenever it changes.
-        """
+        """Connect like `connect`, and wait for a head that is starting; `say` prints each reason of the wait."""
         deadline = time.monotonic() + self.start_seconds
         last_reason = ""
         with ExitStack() as connection:
@@ -144,15 +116,7 @@ class Cluster(ABC):
 
     @contextmanager
     def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
-        """Have what a run needs beside its driver, until the block has submitted it.
-
-        Args:
-            config: The run's settings.
-            say: Prints a line about it.
-
-        Raises:
-            ResourceError: It does not start.
-        """
+        """Have what a run needs beside its driver, until the block has submitted it; ResourceError if it fails."""
         yield
 
     @property
@@ -165,11 +129,7 @@ class Cluster(ABC):
         return cause
 
     def storage(self, run_name: str, path: str = "") -> RunStorage:
-        """Return the folder of a run, without creating it; `path` replaces the storage path.
-
-        Raises:
-            UsageError: The storage path can't be reached.
-        """
+        """Return the folder of a run, without creating it; `path` replaces the storage path."""
         from ray_on_ecs.storage.run_storage import RunStorage
 
         return RunStorage.open(path or self.storage_path, run_name, **self.s3_options())
@@ -180,11 +140,7 @@ class Cluster(ABC):
 
     def s3_options(self) -> dict[str, Any]:
         """Return the arguments of `Bucket` for its storage path: a command gives up sooner than a run."""
-        if "://" not in self.storage_path:
-            return {}
-        from ray_on_ecs.cluster import aws
-
-        return aws.limits()
+        return aws.limits() if "://" in self.storage_path else {}
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
@@ -211,7 +167,6 @@ class StackCluster(Cluster):
 
     @property
     def token_hint(self) -> str:
-        """See Cluster."""
         stack = self._stack
         return (
             f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
@@ -220,16 +175,13 @@ class StackCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        from ray_on_ecs.cluster import aws
-
         token = aws.token(self._stack)
         with self.forward(self._stack.head_host, ports.DASHBOARD) as port:
             yield Head(f"http://127.0.0.1:{port}", token)
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
-        """See Cluster: through the head's instance, from which every node is reachable."""
-        from ray_on_ecs.cluster import aws
+        # Through the head's instance, from which every node is reachable.
         from ray_on_ecs.cluster.session import forwarded_port
 
         instance_id = aws.head_instance(self._stack)
@@ -238,47 +190,32 @@ class StackCluster(Cluster):
             yield local
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
-        """See Cluster: in the stack's bucket if the storage path is a folder of the nodes, apart from other runs."""
+        # In the stack's bucket if the storage path is a folder of the nodes, apart from other runs.
         if not storage.is_local:
             return storage
         of_path = hashlib.sha256(self.storage_path.encode()).hexdigest()[:12]
         return self.storage(storage.run_name, f"{self._stack.storage_path}/.documents/{of_path}")
 
     def code_storage(self, storage: RunStorage) -> RunStorage:
-        """See Cluster."""
         return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        """See Cluster."""
         from ray_on_ecs.cluster.aws_status import explain_head
 
         return explain_head(self._stack) or cause
 
     def s3_options(self) -> dict[str, Any]:
-        """See Cluster."""
-        from ray_on_ecs.cluster import aws
-
         return {**aws.limits(), "region_name": self._stack.region}
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        """See Cluster."""
-        from ray_on_ecs.cluster import aws
-
         return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
 
     def shell(self) -> list[str]:
-        """See Cluster."""
-        from ray_on_ecs.cluster import aws
-
         return aws.shell_command(self._stack)
 
 
 class HeadCluster(Cluster):
-    """Cluster of a Ray head at an address: in the head's container, or at `RAY_API_SERVER_ADDRESS`.
-
-    Args:
-        is_here: The head's jobs can read the files of this machine; else the workers are in other containers.
-    """
+    """Cluster of a Ray head at an address: in the head's container, or at `RAY_API_SERVER_ADDRESS` (`is_here`)."""
 
     start_seconds = DASHBOARD_SECONDS
 
@@ -292,7 +229,7 @@ class HeadCluster(Cluster):
         self._url = address if "://" in address else f"http://{address}"
 
     def absolute(self, storage_path: str) -> str:
-        """See Cluster: a job starts in another folder."""
+        # A job starts in another folder.
         return storage_path if "://" in storage_path else str(Path(storage_path).expanduser().absolute())
 
     @contextmanager
@@ -300,7 +237,7 @@ class HeadCluster(Cluster):
         yield Head(self._url, api.own_token())
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        """See Cluster: in the container it is unavailable for a moment, as the head restarts its dashboard."""
+        # In the container it is unavailable for a moment, as the head restarts its dashboard.
         if not self.is_here:
             return HeadUnavailable(f"its dashboard doesn't answer at {self._url} ({cause.reason})")
         return ResourceError(
@@ -308,7 +245,6 @@ class HeadCluster(Cluster):
         )
 
     def shell(self) -> list[str]:
-        """See Cluster."""
         with self._reach() as head:
             os.environ["RAY_API_SERVER_ADDRESS"] = head.url
             if head.token:
@@ -330,12 +266,11 @@ class LocalCluster(HeadCluster):
 
     @contextmanager
     def connect(self) -> Generator[LocalJobs]:
-        """See Cluster."""
         yield LocalJobs(self._ray)
 
     @contextmanager
     def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
-        """See Cluster: a Ray program needs Ray, which ends with its driver."""
+        # A Ray program needs Ray, which ends with its driver.
         cpus = os.cpu_count() or 1
         workers = config.workers[0] if config.workers else DEFAULT_WORKERS
         if not config.driver:
@@ -365,7 +300,6 @@ class LocalCluster(HeadCluster):
         yield Head(started.url, started.token)
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        """See Cluster."""
         stop = self.command("stop --all")
         return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stop} ends it with its runs")
 
@@ -378,53 +312,40 @@ class ComposeCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        yield Head(DASHBOARD_URL, os.environ.get("RAY_AUTH_TOKEN") or self._token())
+        # The token that compose reads, unless the command runs in another folder.
+        lines = COMPOSE_VARIABLES.read_text().splitlines() if COMPOSE_VARIABLES.is_file() else []
+        file = dict(line.split("=", 1) for line in lines if "=" in line)
+        yield Head(DASHBOARD_URL, os.environ.get("RAY_AUTH_TOKEN") or file.get("RAY_AUTH_TOKEN", ""))
 
     @property
     def token_hint(self) -> str:
-        """See Cluster."""
         return f"set RAY_AUTH_TOKEN to the one in {COMPOSE_VARIABLES}, or run the command in the folder of the project"
 
-    def _token(self) -> str:
-        """Return the token that compose reads; empty if the command runs in another folder."""
-        try:
-            lines = COMPOSE_VARIABLES.read_text().splitlines()
-        except OSError:
-            return ""
-        return next((line.partition("=")[2] for line in lines if line.startswith("RAY_AUTH_TOKEN=")), "")
-
     def explain(self, cause: AnswerError) -> ResourceError:
-        """See Cluster."""
         return ResourceError(
             f"no Ray head answers at {DASHBOARD_URL}; docker compose --file docker/compose.yaml up --detach starts it"
         )
 
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
-        """See Cluster: compose publishes the ports of the head's dashboard and notebook."""
+        # Compose publishes the ports of the head's dashboard and notebook.
         yield COMPOSE_PORTS.get(port, port)
 
     def s3_options(self) -> dict[str, Any]:
-        """See Cluster."""
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        """See Cluster: in the emulated AWS of its bucket."""
+        # In the emulated AWS of its bucket.
         ask = partial(secrets.ask, "ssm", options=self.s3_options())
         return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, ask)
 
     def shell(self) -> list[str]:
-        """See Cluster."""
         return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
-    """Return the cluster of the flags.
-
-    Raises:
-        TrainingError: The stack can't be found (see `stack.find`).
-    """
+    """Return the cluster of the flags; TrainingError if the stack can't be found (see `stack.find`)."""
     if sum(map(bool, (local, compose, stack, outputs))) > 1:
         raise UsageError("--stack, --outputs, --local and --compose: give one of them")
     if local:
@@ -433,6 +354,4 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
         return ComposeCluster()
     if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:
         return HeadCluster()
-    from ray_on_ecs.cluster.stack import find
-
     return StackCluster(find(stack, outputs))

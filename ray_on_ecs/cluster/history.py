@@ -38,29 +38,21 @@ Job = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """State of a run; unknown values are None, times are in UTC (ISO 8601).
-
-    Attributes:
-        state: The state in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a
-            job without a status yet; lost, the driver is gone; unreadable, a document is broken.
-        metrics: The last value of each metric that its script logged.
-        started: The start of the last command.
-        started_seconds_ago: The time since then by the storage's clock; never negative.
-        updated: The driver's last write.
-        cost_usd: The cost of its workers over all commands.
-    """
+    """State of a run; unknown values are None, times are in UTC (ISO 8601)."""
 
     name: str
+    # That in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a job without a
+    # status yet; lost, the driver is gone; unreadable, a document is broken.
     state: str
     owner: str | None = None
     behind: str | None = None
     step: int | None = None
     loss: float | None = None
-    metrics: dict[str, float] | None = None
-    started: str | None = None
-    started_seconds_ago: float | None = None
-    updated: str | None = None
-    cost_usd: float | None = None
+    metrics: dict[str, float] | None = None  # the last value of each
+    started: str | None = None  # of the last command
+    started_seconds_ago: float | None = None  # by the storage's clock; never negative
+    updated: str | None = None  # the driver's last write
+    cost_usd: float | None = None  # of its workers over all commands
     workers: int | None = None
     job: str | None = None
     url: str | None = None
@@ -153,10 +145,6 @@ def list_folders(cluster: Cluster, storage: RunStorage, names: Collection[str] |
     """List the folders of all runs below `cluster.storage("")`, or of these, without reading them.
 
     A folder's own files are listed, and not those below it, which may be a million.
-
-    Raises:
-        UsageError: The bucket does not exist, or credentials are missing.
-        ResourceError: It can't be reached.
     """
     root = _list(cluster, storage)
     runs = [name for name in root.folders if is_run_name(name) and (names is None or name in names)]

@@ -19,8 +19,7 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.shown_log import printable
 
-# Resubmissions of a run in a row.
-DEFAULT_MAX_RESUBMISSIONS = 3
+DEFAULT_MAX_RESUBMISSIONS = 3  # in a row
 # Time to wait for the head to resubmit a lost run; it polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
@@ -36,12 +35,7 @@ WriteDocument = Callable[[], dict[str, str]]
 
 @dataclass(frozen=True)
 class Submission:
-    """Run to submit.
-
-    Attributes:
-        run: The metadata that all jobs of a run share.
-        uri: The folder with the run's document.
-    """
+    """Run to submit: the metadata that all its jobs share (`run_of`), and the folder with its document."""
 
     run: dict[str, str]
     uri: str
@@ -69,12 +63,10 @@ def find_or_submit(head: Jobs, work: Submission, upload: Callable[[], WriteDocum
     Args:
         head: What has the jobs.
         work: The run.
-        upload: Stores the code, unless the run is under way. It returns a function that writes the run's document, and
-            returns the metadata of the job.
+        upload: Stores the code, unless the run is under way; the result writes the document.
         follows: The caller shows the log.
 
     Raises:
-        UsageError: The head refuses the token.
         ResourceError: The head does not accept the job.
     """
     name = work.run["run_name"]
@@ -165,11 +157,8 @@ def resubmitted(head: Jobs, run: Mapping[str, str], lost: Job) -> str | None:
 def driver_exit_status(job_id: str, job: Job, storage: RunStorage, way_on: Callable[[], str]) -> int:
     """Return the exit status of a job that has ended; print a line if it was killed, as the log doesn't show that.
 
-    Args:
-        job_id: Its ID.
-        job: The job.
-        storage: The folder of its run, whose results count more than the end of its processes.
-        way_on: Returns what is kept of the run, and the command that continues it.
+    The results of the run count more than the end of its processes. `way_on` returns what is kept of it, and the
+    command that continues it.
 
     Raises:
         Interrupted: The job was stopped.

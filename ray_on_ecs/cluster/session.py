@@ -20,10 +20,8 @@ from typing import IO
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError, one_line
 
-OPEN_SECONDS = 60.0
-CLOSE_SECONDS = 5.0
-POLL_SECONDS = 0.05
-OUTPUT_BYTES = 2**16
+OPEN_SECONDS = 60.0  # AWS's agent may have to open it again
+CLOSE_SECONDS = 5.0  # the plugin tells AWS first
 # The plugin's line once it listens.
 OPENED = re.compile(r"Port (\d+) opened for sessionId")
 AWS_CLI = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
@@ -37,10 +35,6 @@ def forwarded_port(
     """Forward a local port to `host:port` through an instance; yields the local port.
 
     The host's name is as the instance resolves it, and the environment has the credentials of the AWS CLI.
-
-    Raises:
-        UsageError: The AWS CLI or its plugin is not installed, or credentials are missing.
-        ResourceError: Session Manager can't reach the instance.
     """
     for program, instructions in (("aws", AWS_CLI), ("session-manager-plugin", PLUGIN)):
         if shutil.which(program) is None:
@@ -75,7 +69,7 @@ def _opened_port(process: subprocess.Popen[bytes], output: IO[str]) -> int:
             raise _session_error(_read(output))
         if opened := OPENED.search(_read(output)):
             return int(opened[1])
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.05)
     raise HeadUnavailable(
         f"Session Manager did not open a port within {OPEN_SECONDS:.0f} s ({one_line(_read(output))})"
     )
@@ -95,24 +89,20 @@ def _session_error(output: str) -> Exception:
 
 def _read(output: IO[str]) -> str:
     """Return what the processes have written; their position in the file stays where it is."""
-    return os.pread(output.fileno(), OUTPUT_BYTES, 0).decode(errors="replace")
+    return os.pread(output.fileno(), 2**16, 0).decode(errors="replace")
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
     """End the session. On SIGINT the plugin also closes it in AWS, and the AWS CLI waits for the plugin."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if _ends(process, number, CLOSE_SECONDS):
-                return
+        _signal(process, signal.SIGINT)
     finally:  # also on a second Ctrl-C
-        _ends(process, signal.SIGKILL, 0)
+        _signal(process, signal.SIGKILL)
 
 
-def _ends(process: subprocess.Popen[bytes], number: signal.Signals, seconds: float) -> bool:
-    """Send a signal to the session's processes; return True if they end in time."""
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the session's processes, and wait for their end for a while."""
     with suppress(ProcessLookupError, PermissionError):  # macOS refuses the signal once they have ended
         os.killpg(process.pid, number)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-        return True
-    return False
+        process.wait(CLOSE_SECONDS)

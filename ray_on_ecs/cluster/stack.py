@@ -51,33 +51,23 @@ class AnotherProgram(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Output `connection` of a stack that is up.
+    """Output `connection` of a stack that is up."""
 
-    Attributes:
-        name: That of the stack, or of the file with its outputs.
-        head_instance_id: The EC2 instance of the head at the time of `pulumi up`.
-        head_host: The DNS name of the head in the VPC.
-        services: The ECS service of each kind of node: `head`, `workers` and, if there can be any, `cpu-workers`.
-        estimated_hourly_usd: The hourly price of all instances, or None if it is not known.
-        project: The folder of the Pulumi project; None for a file.
-    """
-
-    name: str
+    name: str  # of the stack, or of the file with its outputs
     region: str
     bucket: str
     cluster_name: str
-    head_instance_id: str
-    head_host: str
+    head_instance_id: str  # at the time of `pulumi up`
+    head_host: str  # DNS name in the VPC
     token_parameter: str
     cluster_info_parameter: str
     shell_document: str
     forward_document: str
-    services: dict[str, str]
+    services: dict[str, str]  # by kind of node: `head`, `workers` and, if there can be any, `cpu-workers`
     default_gpus: int
     log_group: str
-    metrics_dashboard: str
-    estimated_hourly_usd: float | None
-    project: Path | None = None
+    estimated_hourly_usd: float | None  # of all instances
+    project: Path | None = None  # None for a file
 
     @property
     def storage_path(self) -> str:
@@ -89,12 +79,7 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
     """Return the stack. If it is of a Pulumi project, set AWS_PROFILE to the project's `aws:profile` (`_use_profile`).
 
     The project is the nearest whose stack has a cluster: in the working directory, a parent, or the checkout of this
-    code. An app's project may be nearer.
-
-    Args:
-        name: The stack's name, or None for the one that Pulumi has selected.
-        outputs: A file with the JSON of `pulumi stack output --json`, or None to run Pulumi.
-        seconds: The timeout of Pulumi.
+    code. An app's project may be nearer. Without a name it is the stack that Pulumi has selected.
 
     Raises:
         UsageError: The project, the stack or the file is missing, or the outputs are another program's.
@@ -128,11 +113,10 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
 
 def _use_profile(folder: Path, name: str | None, seconds: float) -> None:
     """Set AWS_PROFILE to the stack's `aws:profile`, unless the environment chooses, or this machine lacks it."""
+    if os.environ.keys() & CREDENTIALS:
+        return
     # Running Pulumi again takes a second.
-    configured = (
-        file.read_bytes() for file in folder.glob("Pulumi.*.y*ml") if os.access(file, os.R_OK) and file.is_file()
-    )
-    if os.environ.keys() & CREDENTIALS or not any(b"aws:profile" in content for content in configured):
+    if not any(b"aws:profile" in file.read_bytes() for file in folder.glob("Pulumi.*.y*ml")):
         return
     process = _pulumi(folder, ["config", "get", "aws:profile"], name, seconds)
     profile = process.stdout.strip()
