@@ -259,7 +259,7 @@ def nodes(findings: Findings) -> str:
     listed = findings.head.nodes()
     alive = [node for node in listed if node["state"] == ALIVE]
     line = f"{len(alive) - 1} and the head"
-    now = findings.head.clock() or time.time()
+    now = time.time()
     dead = [node for node in listed if node["state"] != ALIVE and now - node["end_time_ms"] / 1000 < 3600]
     failed = [node for node in dead if "unexpected" in (node["state_message"] or "").lower()]
     if failed:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -38,13 +37,6 @@ class Head:
     def get(self, path: str, *keys: str) -> Any:
         """Return the JSON document at a path of the dashboard, or what it has below these keys."""
         return api.below(self.url, api.get(f"{self.url}{path}", REQUEST_SECONDS, self.token), *keys)
-
-    def clock(self) -> float | None:
-        """Return the head's time (Unix time), or None if HTTP's Date header is missing."""
-        _, headers = api.ask(f"{self.url}/api/version", REQUEST_SECONDS, self.token)
-        with suppress(TypeError, ValueError):
-            return parsedate_to_datetime(headers["Date"]).timestamp()
-        return None
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes, dead ones included."""
@@ -87,7 +79,7 @@ class Head:
     def log(self, job_id: str) -> str:
         """Return the log of a job so far."""
         url = f"{self.url}/api/jobs/{quote(job_id)}/logs"
-        document, _ = api.ask(url, JOB_SECONDS, self.token, longest=LOG_SECONDS)
+        document = api.ask(url, JOB_SECONDS, self.token, longest=LOG_SECONDS)
         return str(api.below(self.url, document, "logs"))
 
     def tail(self, job_id: str, show: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Sequence
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Any
@@ -26,33 +26,13 @@ CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 BUSY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 Job = dict[str, Any]
-Fields = dict[str, Any]
-# Fields of a job and of a node that commands use; those that may be missing may be None.
-JOB: Fields = {
-    "status": str,
-    "submission_id": str | None,
-    "metadata": dict | None,
-    "start_time": int | float | None,
-    "end_time": int | float | None,
-    "driver_exit_code": int | None,
-    "error_type": str | None,
-    "message": str | None,
-}
-NODE: Fields = {
-    "state": str,
-    "node_id": str | None,
-    "is_head_node": bool | None,
-    "labels": dict | None,
-    "resources_total": dict | None,
-    "start_time_ms": int | float | None,
-}
+# Fields of a job and of a node that commands use; all but the first may be missing.
+JOB = ("status", "submission_id", "metadata", "start_time", "end_time", "driver_exit_code", "error_type", "message")
+NODE = ("state", "node_id", "is_head_node", "labels", "resources_total", "start_time_ms")
 
 
 class AnswerError(ResourceError, OSError):
-    """A server doesn't answer, refuses a request (with an HTTP status), or is not Ray.
-
-    It is passing if there was not an answer, as from a server that is starting.
-    """
+    """A server doesn't answer, which may pass, refuses a request (with an HTTP status), or is not Ray."""
 
     def __init__(self, address: str, reason: object, status: int = 0, *, is_passing: bool = False) -> None:
         self.reason, self.status, self.is_passing = one_line(reason), status, is_passing
@@ -84,26 +64,21 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirec
 
 def get(url: str, timeout: float = TIMEOUT_SECONDS, token: str | None = None) -> Any:
     """Return the JSON document, or the text, at `url`; raise as `ask` does."""
-    return ask(url, timeout, token)[0]
+    return ask(url, timeout, token)
 
 
 def post(url: str, body: object = None, timeout: float = TIMEOUT_SECONDS, token: str | None = None) -> Any:
     """Send a POST request, with a JSON body if there is one; return and raise as `get` does."""
-    return ask(url, timeout, token, method="POST", body=body)[0]
+    return ask(url, timeout, token, method="POST", body=body)
 
 
 def ask(
     url: str, timeout: float, token: str | None = None, *, method: str = "GET", body: object = None, longest: float = 0
-) -> tuple[Any, Mapping[str, str]]:
-    """Send a request; return the JSON document, or the text, and the headers of the response.
+) -> Any:
+    """Send a request; return the JSON document, or the text.
 
-    Args:
-        url: The URL.
-        timeout: Seconds of silence until the request is given up, and in which the body has to come.
-        token: The cluster's token; None for the environment's.
-        method: The HTTP method.
-        body: A JSON document to send, or None.
-        longest: Seconds in which the body has to come instead, or 0.
+    It is given up after `timeout` seconds of silence, or if the body has not come within them, or within `longest`.
+    The token is the environment's if it is None.
 
     Raises:
         TokenError: Ray refuses the token.
@@ -118,7 +93,7 @@ def ask(
         with OPENER.open(question, timeout=timeout) as response:
             text = _read(response, longest or timeout).decode()
             is_json = response.headers.get_content_type() == "application/json" or text.startswith(("{", "["))
-            return (json.loads(text) if is_json else text), response.headers
+            return json.loads(text) if is_json else text
     except HTTPError as refusal:
         with refusal:
             raise _refusal(address, refusal, timeout) from refusal
@@ -157,22 +132,15 @@ def below(url: str, document: Any, *keys: str) -> Any:
     return document
 
 
-def items_in(url: str, answer: Any, types: Fields) -> list[dict[str, Any]]:
-    """Return an answer that has to be a list of objects with these fields; AnswerError if it has another form."""
-    if isinstance(answer, list) and all(isinstance(item, dict) for item in answer):
-        items = [{**dict.fromkeys(types), **item} for item in answer]
-        if all(isinstance(item[name], kind) for item in items for name, kind in types.items()):
-            return items
+def items_in(url: str, answer: Any, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Return an answer that has to be a list of objects, with None for missing fields; else AnswerError."""
+    if isinstance(answer, list) and all(isinstance(item, dict) and item.get(fields[0]) for item in answer):
+        return [{**dict.fromkeys(fields), **item} for item in answer]
     raise AnswerError(url, f"not what Ray lists: {answer!r:.100}")
 
 
 def check_gcs(address: str, timeout: float = TIMEOUT_SECONDS, token: str | None = None) -> None:
-    """Return if the GCS at `host:port`, which holds the state of a cluster, is alive and accepts the token.
-
-    Raises:
-        TokenError: It refuses the token.
-        AnswerError: It doesn't answer, or is not a GCS.
-    """
+    """Return if the GCS at `host:port`, which holds the state of a cluster, is alive; else raise as `ask` does."""
     import grpc  # a command on a laptop doesn't need it
 
     token = os.environ.get("RAY_AUTH_TOKEN", "") if token is None else token

@@ -29,13 +29,9 @@ class Demand:
     """Resources of the cluster and the demand for them, as numbers of GPUs or CPUs.
 
     Used are those that run work, or that a placement group reserves. Pending tasks, actors and placement groups wait
-    for others; CPUs count as waiting or requested only in bundles without a GPU.
-
-    Attributes:
-        gpus_requested: GPUs requested by `ray.autoscaler.sdk.request_resources`, independent of pending work. Ray Data
-            also requests them, for pipelines that keep half of their resources busy.
-        cpus_requested: The same of CPUs. Ray Data repeatedly requests enough to double a busy pipeline's throughput.
-        has_cpu_workers: True if the stack can have CPU workers.
+    for others; CPUs count as waiting or requested only in bundles without a GPU. Requested are those of
+    `ray.autoscaler.sdk.request_resources`, independent of pending work: Ray Data uses it to double the resources of a
+    busy pipeline.
     """
 
     gpus: float = 0
@@ -49,7 +45,7 @@ class Demand:
     cpu_workers_in_use: int = 0
     cpus_waiting: float = 0
     cpus_requested: float = 0
-    has_cpu_workers: bool = False
+    has_cpu_workers: bool = False  # the stack can have some
 
     @property
     def gpus_needed(self) -> int:

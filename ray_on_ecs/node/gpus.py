@@ -21,18 +21,11 @@ TIMEOUT_SECONDS = 120.0  # torch is read from a cold disk
 CHECK = (sys.executable, "-m", "ray_on_ecs.node.gpus")
 # Exit status of the subprocess if a GPU is at fault; any other failure is the image's.
 GPU_FAULT = 3
-DRIVER = "libcuda.so.1"
-DEVICE = re.compile(r"/dev/nvidia\d+")
 SIDE = 256
 
 
 def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
-    """Check that this many GPUs compute.
-
-    Raises:
-        GpuError: A GPU is missing, computes wrongly, or hangs for that time.
-        StartError: The image can't use the GPUs.
-    """
+    """Raise GpuError unless this many GPUs compute within that time; StartError if the image can't use them."""
     if not expected:
         return
     logger.debug(f"checking {counted(expected, 'GPU')}, for up to {seconds:.0f} s")
@@ -52,7 +45,7 @@ def check(expected: int, seconds: float = TIMEOUT_SECONDS) -> None:
 def load_driver() -> ctypes.CDLL:
     """Load the CUDA driver, which NVIDIA's container runtime puts into the container; StartError if it is missing."""
     try:
-        return ctypes.CDLL(DRIVER)
+        return ctypes.CDLL("libcuda.so.1")
     except OSError as cause:
         raise StartError(f"the CUDA driver is missing: {cause}; does the instance have NVIDIA's runtime?") from cause
 
@@ -80,17 +73,13 @@ def are_in_use(processes: Path = Path("/proc")) -> bool:
     """Return True if a process of this container has a GPU open."""
     for file in processes.glob("[0-9]*/fd/*"):
         with suppress(OSError):  # a process or its file may be gone
-            if DEVICE.fullmatch(os.readlink(file)):
+            if re.fullmatch(r"/dev/nvidia\d+", os.readlink(file)):
                 return True
     return False
 
 
 def gpu_error(expected: int) -> str | None:
-    """Return the fault of the first `expected` GPUs of this container, or None.
-
-    Raises:
-        StartError: The image's PyTorch can't use the driver's GPUs.
-    """
+    """Return the fault of the first `expected` GPUs of this container, or None; StartError if PyTorch is at fault."""
     fault = driver_error(load_driver(), expected)
     if fault:
         return fault

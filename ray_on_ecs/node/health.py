@@ -31,16 +31,12 @@ def main() -> int:
             api.check_gcs(ports.own_gcs())
         else:
             api.get(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
-            _check_gpus(arguments.num_gpus)
+            fault = gpus.driver_error(gpus.load_driver(), arguments.num_gpus) if arguments.num_gpus else None
+            if fault and not gpus.are_in_use():
+                raise GpuError(fault)
+            if fault:
+                logger.warning(f"{fault}; a process still uses a GPU")
     except (NodeError, OSError) as cause:
         logger.error(cause)
         return 1
     return 0
-
-
-def _check_gpus(expected: int) -> None:
-    fault = gpus.driver_error(gpus.load_driver(), expected) if expected else None
-    if fault and not gpus.are_in_use():
-        raise GpuError(fault)
-    if fault:
-        logger.warning(f"{fault}; a process still uses a GPU")

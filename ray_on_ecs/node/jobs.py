@@ -48,16 +48,15 @@ KILLED = {-number for number in FATAL_SIGNALS} | {128 + number for number in FAT
 # waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 
-POLL_SECONDS = 5.0
-SUBMIT_SECONDS = 30.0
+POLL_SECONDS = 5.0  # a lost run costs more
+SUBMIT_SECONDS = 30.0  # Ray's agent starts a supervisor first
 # Grace period of a stopped job before Ray kills it. Ray's default, 3 s, is too short: a script has 30 s after SIGTERM,
 # and its workers 30 s more to store its files.
 JOB_LIMIT, JOB_LIMIT_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S", "70"
 STOP_SECONDS = 75.0  # longer than that
 # A client that follows a job's log receives its last line only after two polls of Ray's, a second apart.
 LAST_LINE_SECONDS = 2.5
-ORPHANS_SECONDS = 120.0  # Ray's agent may still be starting
-ORPHANS_POLL_SECONDS = 2.0
+ORPHANS_SECONDS, ORPHANS_POLL_SECONDS = 120.0, 2.0  # Ray's agent may still be starting
 
 
 def url() -> str:
@@ -170,18 +169,14 @@ class JobRecovery:
         ids = {job["submission_id"] for job in jobs}
         for job in _last_jobs(jobs):
             try:
-                if self._is_lost(job) and not self._stopping.is_set():
+                was_interrupted = job["status"] == "STOPPED" and job["submission_id"] in self._interrupted
+                lost_its_driver = job["error_type"] in SUPERVISOR_LOST or job["driver_exit_code"] in KILLED
+                is_lost = was_interrupted or (job["status"] == "FAILED" and lost_its_driver)
+                if is_lost and not self._stopping.is_set():
                     self._resubmit(job, ids)
             # Another client may have submitted the job with any metadata; the others are resubmitted nevertheless.
             except Exception as cause:
                 self._report(job["submission_id"], f"can't be submitted again ({one_line(repr(cause))})")
-
-    def _is_lost(self, job: Job) -> bool:
-        if job["status"] == "STOPPED":
-            return job["submission_id"] in self._interrupted
-        if job["status"] != "FAILED":
-            return False
-        return job["error_type"] in SUPERVISOR_LOST or job["driver_exit_code"] in KILLED
 
     def _resubmit(self, job: Job, taken: set[str]) -> None:
         lost = job["submission_id"]

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,8 +22,6 @@ CODE = "code"
 PACKAGES = ("ray_on_ecs", "training")
 # Files that a build packs; others, such as caches, differ between machines.
 SUFFIXES = (".py", ".j2")
-DIGITS = 12
-LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 
 
 def flags() -> list[str]:
@@ -44,7 +41,7 @@ def fingerprint() -> str:
                 if file.suffix in SUFFIXES and file.is_file():
                     content = file.read_bytes()
                     digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:DIGITS]
+    return digest.hexdigest()[:12]
 
 
 def of_instance() -> dict[str, str]:
@@ -54,12 +51,8 @@ def of_instance() -> dict[str, str]:
         return {}
     try:
         document = json.loads(Path(name).read_text())
-        labels = {label: document[key] for key, label in INSTANCE_LABELS.items()}
-        for label, value in labels.items():
-            if not re.fullmatch(LABEL_VALUE, value):
-                raise ValueError(f"{value!r} for {label} is not a valid Ray label")
+        return {label: document[key] for key, label in INSTANCE_LABELS.items()}
     except (LookupError, OSError, TypeError, ValueError) as cause:
         line = f"{name} does not describe this instance ({one_line(cause)}); this node gets no instance labels"
         logger.warning(f"{INSTANCE_FILE_VARIABLE}: {line}")
         return {}
-    return labels

@@ -48,10 +48,7 @@ def source_address_for(host: str) -> str:
     """Return this node's IP address on the route to `host`.
 
     An ECS task in awsvpc mode has a network interface in the VPC and another one to the agent, and a container may be
-    on several networks: the other nodes are on the network of the head.
-
-    Raises:
-        OSError: `host` does not resolve, or is not routable.
+    on several networks: the other nodes are on the network of the head. OSError if the host has no route.
     """
     [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     with socket.socket(family, kind) as probe:

@@ -50,12 +50,8 @@ def ray_start(
 ) -> int:
     """Run `ray start --block` until it ends; return 0 if it exited cleanly after a stop signal, else its exit status.
 
-    Args:
-        arguments: Arguments of `ray start`, in addition to the ports of all nodes.
-        before_stop: Called on a stop signal; returns the signal for Ray. On SIGTERM Ray drains the node: it does not
-            accept new work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On SIGINT Ray
-            exits at once.
-        ray: Ray's command.
+    On a stop signal `before_stop` returns the signal for Ray. On SIGTERM Ray drains the node: it does not accept new
+    work, and running work has RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S seconds to end. On SIGINT Ray exits at once.
     """
     received: list[int] = []
     for stop_signal in STOP_SIGNALS:

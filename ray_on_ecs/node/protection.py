@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray_on_ecs.errors import failure_of
+from ray_on_ecs.errors import failure_of, one_line
 from ray_on_ecs.node import api
 
 logger = logging.getLogger(__name__)
@@ -66,16 +66,16 @@ class Protection:
         """Check the use once, and set or renew the protection; a failure costs at most one line."""
         now = time.monotonic()
         is_needed = now <= self._needed_until
-        check_failure = failure_of(lambda: self._check(now))
-        if check_failure and is_needed:
+        check_failure = None
+        try:
+            is_in_use = self._in_use()
+        except Exception as cause:
+            check_failure, is_in_use = one_line(f"{type(cause).__name__}: {cause}"), is_needed
+        if is_in_use:
             self._needed_until = now + IDLE_SECONDS
         # Also after a failed check: the protection may have to be renewed.
         update_failure = failure_of(lambda: self._update(now))
         self._report(now, check_failure or update_failure)
-
-    def _check(self, now: float) -> None:
-        if self._in_use():
-            self._needed_until = now + IDLE_SECONDS
 
     def _update(self, now: float) -> None:
         if now <= self._needed_until and now - self._set_at >= RENEW_SECONDS:
@@ -105,7 +105,7 @@ class Protection:
 def put(url: str, state: dict[str, Any]) -> None:
     """Send a state to the agent, which passes it on to ECS; OSError if it doesn't answer, or ECS refuses."""
     try:
-        answer, _ = api.ask(url, TIMEOUT_SECONDS, token="", method="PUT", body=state)
+        answer = api.ask(url, TIMEOUT_SECONDS, token="", method="PUT", body=state)
     except api.AnswerError as cause:
         raise OSError(f"ECS's agent doesn't answer at {url} ({cause.reason})") from cause
     # A response with status 200 may have a `failure` instead, such as DEPLOYMENT_BLOCKED if a service has more

@@ -49,8 +49,7 @@ class State:
         """Count a start; first quarantine a state whose last starts failed. OSError if the folder can't be written."""
         starts, quarantine = self._beside("starts"), self._beside("quarantine")
         if starts.exists() and starts.stat().st_size >= MAX_FAILED_STARTS:
-            line = f"{MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine} and starting"
-            logger.info(f"{line} without state")
+            logger.info(f"{MAX_FAILED_STARTS} starts with {self.folder} failed; moving it to {quarantine}")
             shutil.rmtree(quarantine, ignore_errors=True)
             if self.folder.exists():
                 self.folder.rename(quarantine)

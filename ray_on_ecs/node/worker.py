@@ -23,7 +23,7 @@ from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protectio
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_WAIT_SECONDS = 300.0
+DEFAULT_WAIT_SECONDS = 300.0  # a new head pulls its image
 # Time that a joined worker waits for a new head, which may have to pull its image first.
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RECONNECT_SECONDS = "600"
@@ -60,10 +60,6 @@ def check_gpus(expected: int) -> None:
     """Check the GPUs, twice if the first check fails; then request a replacement of this instance.
 
     On an instance that has just started they may need a moment, such as GPUs that a fabric manager connects.
-
-    Raises:
-        GpuError: They failed twice.
-        StartError: The image can't use the GPUs.
     """
     try:
         return gpus.check(expected)
@@ -107,12 +103,7 @@ def stop_signal(host: str) -> signal.Signals:
 
 
 def wait_for_head(host: str, seconds: float) -> None:
-    """Return once the head accepts this node.
-
-    Raises:
-        StartError: The head refuses this token, or runs another version of Ray.
-        HeadError: The head has not answered within `seconds`.
-    """
+    """Return once the head accepts this node; HeadError if it has not within `seconds`, StartError if it never will."""
     started_at = time.monotonic()
     while True:
         reason = join_blocker(host)

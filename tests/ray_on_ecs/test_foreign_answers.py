@@ -191,7 +191,6 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "the agent of ECS": (lambda url: protection.put(url, {}), (OSError,)),
     "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
     "nodes": (lambda url: Head(url).nodes(), (TrainingError,)),
-    "a clock": (lambda url: Head(url).clock(), (TrainingError,)),
     "jobs of runs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
     "a status": (lambda url: status.read_ray(HeadCluster(is_here=True), Head(url)), (TrainingError,)),
     "a connection": (connected, (TrainingError,)),

@@ -73,8 +73,6 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
         "null",
         "[]",
         '{"instance_type": "g5.xlarge"}',
-        json.dumps(SPOT | {"zone": None}),
-        json.dumps(SPOT | {"market": "a=b"}),
     ],
 )
 def test_broken_instance_file_costs_one_line(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

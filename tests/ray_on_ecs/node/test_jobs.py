@@ -309,43 +309,6 @@ def test_wrong_list_of_jobs_is_an_error(ray: Head, answer: object) -> None:
         jobs._submitted_jobs()
 
 
-WRONG = {
-    "status": [1, None, ["RUNNING"]],
-    "submission_id": [4, ["mine"], {}],
-    "metadata": [[1], "run_name", 5],
-    "start_time": ["x", [], {}],
-    "end_time": ["2026", [1]],
-    "driver_exit_code": ["0", 1.5, []],
-    "error_type": [5, {}],
-    "message": [5, ["a"]],
-}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field in WRONG for value in WRONG[field]])
-def test_wrong_field_of_a_job_is_an_error(ray: Head, field: str, value: object) -> None:
-    ray.answer = [{**a_job({"status": "RUNNING"}, "mine"), field: value}]
-    with pytest.raises(OSError, match="not what Ray lists"):
-        jobs._submitted_jobs()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"state": None},
-        {"node_id": 1},
-        {"is_head_node": "no"},
-        {"labels": []},
-        {"resources_total": 4},
-        {"start_time_ms": "x"},
-    ],
-)
-def test_wrong_field_of_a_node_is_an_error(changed: dict[str, Any]) -> None:
-    node = {"state": "ALIVE", "node_id": "a", "is_head_node": True, "labels": {}, "resources_total": {"CPU": 2.0}}
-    assert api.items_in("url", [{**node, "start_time_ms": 1}], api.NODE)
-    with pytest.raises(OSError, match="not what Ray lists"):
-        api.items_in("url", [{**node, **changed}], api.NODE)
-
-
 @pytest.mark.parametrize(
     ("statuses", "under_way"),
     [([], False), (["SUCCEEDED", "FAILED", "STOPPED"], False), (["PENDING"], True), (["SUCCEEDED", "RUNNING"], True)],
