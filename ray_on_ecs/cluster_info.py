@@ -1,9 +1,11 @@
-"""Cluster info: the SSM parameter with the stack's description of its workers, for runs and for `ray-on-ecs`."""
+"""Cluster info: the SSM parameter with the stack's description of its workers, and their current spot prices."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from ray_on_ecs.aws import client, translated
@@ -30,27 +32,17 @@ class Scaling(TypedDict):
 
 
 class ClusterInfo(TypedDict):
-    """Workers of the stack.
+    """Workers of the stack."""
 
-    Attributes:
-        group: Their Auto Scaling group.
-        types: The instance types that it may start, the preferred one first.
-        zones: The zones that it may use, the preferred one first.
-        spread: The workers of one job may be in several zones.
-        prices: On-demand price in dollars an hour, by instance type; None if the stack doesn't know them.
-        scaling: The limits by kind of node: `workers` and, if the stack can have them, `cpu-workers`.
-        gpus: GPUs per instance.
-    """
-
-    group: str
-    types: list[str]
-    zones: list[Zone]
+    group: str  # their Auto Scaling group
+    types: list[str]  # that it may start, the preferred one first
+    zones: list[Zone]  # that it may use, the preferred one first
     spot: bool
-    spread: bool
-    prices: dict[str, float] | None
+    spread: bool  # the workers of one job may be in several zones
+    prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
-    scaling: dict[str, Scaling]
-    gpus: int
+    scaling: dict[str, Scaling]  # by kind of node: `workers` and, if the stack can have them, `cpu-workers`
+    gpus: int  # per instance
 
 
 def read_cluster_info() -> ClusterInfo | None:
@@ -79,3 +71,23 @@ def parse_cluster_info(text: str) -> ClusterInfo | None:
         return None
     is_complete = isinstance(document, dict) and ClusterInfo.__required_keys__ <= document.keys()
     return document if is_complete else None
+
+
+def spot_question(info: ClusterInfo, instance_types: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the arguments of EC2's DescribeSpotPriceHistory, for these types or all of the workers'."""
+    return {
+        "InstanceTypes": sorted(instance_types or info["types"]),
+        "ProductDescriptions": ["Linux/UNIX"],
+        "Filters": [{"Name": "availability-zone", "Values": [zone["zone"] for zone in info["zones"]]}],
+        # With the current time EC2 returns the current prices.
+        "StartTime": datetime.now(UTC),
+    }
+
+
+def spot_prices(answer: dict[str, Any]) -> dict[str, float]:
+    """Return dollars an hour by type, in the most expensive zone; types without a spot price are missing."""
+    prices: dict[str, float] = {}
+    for entry in answer["SpotPriceHistory"]:
+        instance_type = entry["InstanceType"]
+        prices[instance_type] = max(float(entry["SpotPrice"]), prices.get(instance_type, 0.0))
+    return prices

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from ray_on_ecs import spot_prices
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws
@@ -22,7 +21,7 @@ from ray_on_ecs.cluster.head import ALIVE
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import ClusterInfo, Scaling
+from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
 from ray_on_ecs.errors import ResourceError, TrainingError, one_line
 from ray_on_ecs.node.api import AnswerError
@@ -180,8 +179,7 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
     on_demand = info["prices"] or {}
     spot: Mapping[str, float] = {}
     if any(market == SPOT for _, market in rented):
-        question = spot_prices.question(info)
-        spot = spot_prices.by_type(aws.call("ec2", stack, "describe_spot_price_history", **question))
+        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)))
     prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
     known = [price for price in [info["head_usd"], *prices] if price is not None]
     if len(known) <= len(prices):

@@ -10,20 +10,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
-from functools import partial
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict
 
-from ray_on_ecs import spot_prices
-from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info, spot_prices, spot_question
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
 # Prices change while a run trains: spot prices, and the stack's list at `pulumi up`.
 PRICES_SECONDS = 300.0
 
 Document = Mapping[str, Any]
-T = TypeVar("T")
-
-
 # AWS's answers by question, and the times (monotonic) of the requests: a run asks for its cost every few seconds.
 _answers: dict[Hashable, tuple[Any, float]] = {}
 
@@ -45,26 +40,16 @@ class InstanceCost(TypedDict):
 
 
 class Cost(TypedDict):
-    """Cost of a command's workers.
-
-    Attributes:
-        usd: The hours at their prices, in dollars, without the head, disks and traffic.
-        on_demand_usd: The same hours at on-demand prices.
-        instance_hours: The hours of all instances on which the command reserved a worker.
-    """
+    """Cost of a command's workers in dollars, without the head, disks and traffic."""
 
     usd: float
-    on_demand_usd: float
+    on_demand_usd: float  # the same hours at on-demand prices
     instance_hours: float
     instances: list[InstanceCost]
 
 
 class Earlier(TypedDict):
-    """Totals of the commands before this one.
-
-    Attributes:
-        usd: Cost of the workers, in dollars; None if the cost of one of the commands is not known.
-    """
+    """Time and cost of the workers of the commands before this one; None if a cost is not known."""
 
     seconds: float
     usd: float | None
@@ -72,13 +57,20 @@ class Earlier(TypedDict):
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of the hours of each kind of instance, or None if a price is not known."""
-    info = _recent("workers", read_cluster_info)
+    info: ClusterInfo | None = _recent("workers", read_cluster_info)
     if info is None or info["prices"] is None:
         return None
-    labelled_hours = _with_defaults(hours, info)
-    on_spot = {instance_type for instance_type, market in labelled_hours if market == SPOT}
-    spot = _recent(frozenset(on_spot), partial(_spot_prices, info, on_spot)) if on_spot else {}
-    prices = {ON_DEMAND: info["prices"], SPOT: spot or {}}
+    # A node without labels counts as the stack's first choice.
+    default_market = SPOT if info["spot"] else ON_DEMAND
+    labelled_hours: dict[tuple[str, str], float] = defaultdict(float)
+    for kind, count in hours.items():
+        labelled_hours[kind.instance_type or info["types"][0], kind.market or default_market] += count
+    on_spot = frozenset(instance_type for instance_type, market in labelled_hours if market == SPOT)
+    answer = None
+    if on_spot:
+        question = spot_question(info, on_spot)
+        answer = _recent(on_spot, lambda: ask_aws("ec2", "describe_spot_price_history", **question))
+    prices = {ON_DEMAND: info["prices"], SPOT: spot_prices(answer) if answer else {}}
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
     for (instance_type, market), count in labelled_hours.items():
@@ -119,11 +111,7 @@ def earlier_of(status: Document | None) -> Earlier:
 
 
 def total_seconds(status: Document, result: Document) -> float | None:
-    """Return the total time of a run's commands, or None if it has not begun.
-
-    Raises:
-        Exception: A document is not one of the runner's, such as TypeError for a text in place of a number.
-    """
+    """Return the total time of a run's commands, or None if it has not begun; any error if a document is broken."""
     if not (status or result):
         return None
     if result:
@@ -146,28 +134,13 @@ def total_usd(status: Document, result: Document) -> float | None:
     return math.fsum((usd, earlier_usd))
 
 
-def _recent(question: Hashable, ask: Callable[[], T | None]) -> T | None:
+def _recent(question: Hashable, ask: Callable[[], Any]) -> Any:
     """Return an answer of at most PRICES_SECONDS ago; the last one if AWS has none now."""
     answer, requested_at = _answers.get(question, (None, -math.inf))
     if time.monotonic() - requested_at > PRICES_SECONDS:
         answer = ask() or answer
         _answers[question] = (answer, time.monotonic())
     return answer
-
-
-def _spot_prices(info: ClusterInfo, instance_types: set[str]) -> dict[str, float]:
-    """Return EC2's spot prices by type; a type without a price is missing."""
-    response = ask_aws("ec2", "describe_spot_price_history", **spot_prices.question(info, instance_types))
-    return spot_prices.by_type(response) if response else {}
-
-
-def _with_defaults(hours: Mapping[InstanceKind, float], info: ClusterInfo) -> dict[tuple[str, str], float]:
-    """Return the hours by type and market; a node without labels counts as the stack's first choice."""
-    default_market = SPOT if info["spot"] else ON_DEMAND
-    labelled_hours: dict[tuple[str, str], float] = defaultdict(float)
-    for kind, count in hours.items():
-        labelled_hours[kind.instance_type or info["types"][0], kind.market or default_market] += count
-    return labelled_hours
 
 
 def _earlier(status: Document, result: Document) -> Earlier:

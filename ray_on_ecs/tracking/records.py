@@ -30,8 +30,7 @@ class Records(Protocol):
     def take(self, begin: Callable[[int], int]) -> tuple[int, list[Record]]:
         """Return the records that have changed since the last call, and the index of the first.
 
-        Args:
-            begin: Maps the index of the first changed record to the index of the first one to return.
+        `begin` maps the index of the first changed record to the index of the first one to return.
         """
         ...
 
@@ -41,22 +40,14 @@ class Records(Protocol):
 
 
 class RecordFile:
-    """Stores the records of one attempt in parts; only the last part is rewritten, until it is full.
-
-    Args:
-        storage: The run's folder.
-    """
+    """Stores the records of one attempt in parts; only the last part is rewritten, until it is full."""
 
     def __init__(self, storage: RunStorage) -> None:
         self._storage = storage
         self._last_part = max(_parts(storage), default=-1)
 
     def write(self, records: Records) -> None:
-        """Store the new and changed records.
-
-        Raises:
-            OSError: They could not be stored; the next call tries again.
-        """
+        """Store the new and changed records; after an OSError the next call tries again."""
         first, new = records.take(_part_of)
         if not new:
             return
@@ -73,12 +64,7 @@ class RecordFile:
 
 
 def read_records(storage: RunStorage) -> list[Record]:
-    """Read the records of a run's metrics, also while it trains; an empty list before the first.
-
-    Raises:
-        OSError: They can't be read.
-        ValueError: A line is broken.
-    """
+    """Read the records of a run's metrics, also while it trains; ValueError if a line is broken."""
     while True:
         try:
             parts = {number: _read(storage, _part(number)) for number in _parts(storage)}
@@ -97,11 +83,7 @@ def read_records(storage: RunStorage) -> list[Record]:
 
 
 def merge_records(storage: RunStorage) -> list[Record]:
-    """Merge the parts into `metrics.jsonl` and delete them; return the records.
-
-    Raises:
-        OSError: The storage failed; the remaining parts stay valid.
-    """
+    """Merge the parts into `metrics.jsonl` and delete them; return the records. An OSError leaves valid parts."""
     records = read_records(storage)
     parts = _parts(storage)
     if parts:

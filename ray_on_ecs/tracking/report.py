@@ -70,9 +70,7 @@ def write_report(storage: RunStorage) -> None:
 def render_here(storage: RunStorage) -> bytes:
     """Return the report of a run as this program renders it: the one in its folder may be a page of others.
 
-    Raises:
-        OSError: The folder can't be read.
-        UsageError: A document in it is broken.
+    OSError if the folder can't be read, UsageError if a document in it is broken.
     """
     try:
         return render(read_documents(storage)).encode()
@@ -83,16 +81,7 @@ def render_here(storage: RunStorage) -> bytes:
 
 
 def read_documents(storage: RunStorage) -> Documents:
-    """Read the documents of a report.
-
-    Raises:
-        OSError: The folder can't be read.
-        UsageError: A document in it is broken.
-    """
-    try:
-        curves = storage.read(layout.CURVES)
-    except FileNotFoundError:
-        curves = b""
+    """Read the documents of a report."""
     return Documents(
         run_name=storage.run_name,
         uri=storage.uri,
@@ -102,7 +91,7 @@ def read_documents(storage: RunStorage) -> Documents:
         error=storage.read_json(layout.ERROR) or {},
         metrics=read_records(storage),
         trials=storage.read_json(layout.TRIALS) or {},
-        curves=curves,
+        curves=storage.read(layout.CURVES) if storage.exists(layout.CURVES) else b"",
         log=_read_log(storage),
     )
 
@@ -121,6 +110,16 @@ def render(documents: Documents) -> str:
         "Versions": result.get("versions") or {},
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }
+    usd = total_usd(status, result)
+    facts = {
+        "command": " ".join(given.get("command", ())) or None,
+        "workers": (result.get("hardware") or status).get("workers"),
+        "time_seconds": total_seconds(status, result),
+        "cost": None if usd is None else _usd(usd),
+    }
+    last: dict[str, Any] = {}  # value of each metric
+    for record in documents.metrics:
+        last |= record
     trials = documents.trials
     return page.render(
         name=documents.run_name,
@@ -130,9 +129,9 @@ def render(documents: Documents) -> str:
         command=None if result else (status or documents.error).get("next"),
         is_under_way=documents.state in layout.UNDER_WAY,
         url=layout.page_url(status.get("url")),
-        facts=_rows(_facts(documents)),
+        facts=_rows(facts),
         curves=base64.b64encode(documents.curves).decode(),
-        metrics=_last_values(documents.metrics),
+        metrics=[(_words(name), _shown(value)) for name, value in last.items() if name != "time"],
         trials=_trials(trials),
         more_trials=max(len(trials) - MAX_TRIALS, 0),
         changed=[(_words(name), _setting(value)) for name, value in given.items()],
@@ -172,30 +171,10 @@ def _outcome(documents: Documents) -> str:
     return "; ".join(position)
 
 
-def _facts(documents: Documents) -> Document:
-    """Return the summary at the top of the report."""
-    status, result = documents.status, documents.result
-    usd = total_usd(status, result)
-    return {
-        "command": " ".join(documents.settings.get("command", ())) or None,
-        "workers": (result.get("hardware") or status).get("workers"),
-        "time_seconds": total_seconds(status, result),
-        "cost": None if usd is None else _usd(usd),
-    }
-
-
 def _setting(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def _last_values(records: Sequence[Document]) -> Rows:
-    """Return the last value of each metric."""
-    last: dict[str, Any] = {}
-    for record in records:
-        last |= record
-    return [(_words(name), _shown(value)) for name, value in last.items() if name != "time"]
 
 
 def _trials(trials: Document) -> Sequence[Sequence[str]]:
@@ -238,13 +217,12 @@ def _rows(document: Document) -> Rows:
     """Return a table of a document's values: seconds as durations, and the moments of a run without fractions."""
     rows = []
     for name, value in document.items():
-        if value is None:
-            continue
-        if name in MOMENTS:
-            rows.append((_words(name), _moment(value)))
-        elif name.endswith("_seconds"):
-            rows.append((_words(name.removesuffix("_seconds")), _duration(value)))
-        else:
+        if name in MOMENTS and value is not None:
+            value = _moment(value)
+        elif name.endswith("_seconds") and value is not None:
+            name = name.removesuffix("_seconds")
+            value = f"{value:.1f} s" if value < 60 else timedelta(seconds=round(value))
+        if value is not None:
             rows.append((_words(name), _shown(value)))
     return rows
 
@@ -267,10 +245,6 @@ def _shown(value: Any) -> str:
 
 def _usd(value: float) -> str:
     return f"{value:.2f} USD"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def _moment(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import platform
 import runpy
@@ -27,8 +28,6 @@ from ray_on_ecs.tracking.records import STEP, merge_records
 
 COLUMNS = 3
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
-# Of the files that a Checkpointer exports into the run's folder.
-WEIGHTS = ".safetensors"
 
 
 def write_results(
@@ -43,9 +42,6 @@ def write_results(
 
     `code` is its archive and its commit; `summary` is the return value of rank 0: `hardware`, and `started_at`, the
     start of its script (Unix time).
-
-    Raises:
-        OSError: A file could not be written.
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
@@ -57,8 +53,9 @@ def write_results(
         storage.write(layout.CURVES, plot(records, names))
         storage.write(layout.EVENTS, event_file(records, names))
         files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
-    files |= {PurePath(name).stem: name for name in sorted(storage.file_sizes()) if _is_weights(name)}
-    files |= {name: f"{name}/" for name in storage.folders("") if any(map(_is_weights, storage.file_sizes(name)))}
+    weights = "*.safetensors"  # that a Checkpointer exports into the run's folder, or into one below it
+    files |= {PurePath(name).stem: name for name in fnmatch.filter(sorted(storage.file_sizes()), weights)}
+    files |= {name: f"{name}/" for name in storage.folders("") if fnmatch.filter(storage.file_sizes(name), weights)}
     document = {
         "run_name": config.run_name,
         "storage_path": storage.uri,
@@ -75,10 +72,6 @@ def write_results(
     }
     storage.write_json(layout.RESULT, document)
     return document
-
-
-def _is_weights(name: str) -> bool:
-    return name.endswith(WEIGHTS)
 
 
 def check_not_finished(storage: RunStorage) -> None:

@@ -34,17 +34,14 @@ class RunLog:
         """Store the log if it has changed; the next call repeats a failed one."""
         try:
             with self._lock:
-                self._store()
+                sys.stdout.flush()
+                status = os.fstat(self._descriptor)
+                version = (status.st_size, status.st_mtime_ns)
+                if stat.S_ISREG(status.st_mode) and version != self._stored:
+                    self._storage.write(self._name, self._read_end(status.st_size).encode())
+                    self._stored = version
         except (OSError, ValueError) as cause:
             logger.debug(f"the log could not be stored, and will be tried again ({one_line(cause)})")
-
-    def _store(self) -> None:
-        sys.stdout.flush()
-        status = os.fstat(self._descriptor)
-        version = (status.st_size, status.st_mtime_ns)
-        if stat.S_ISREG(status.st_mode) and version != self._stored:
-            self._storage.write(self._name, self._read_end(status.st_size).encode())
-            self._stored = version
 
     def _read_end(self, size: int) -> str:
         """Return the shown lines of the last `MAX_BYTES`, from the start of a line."""

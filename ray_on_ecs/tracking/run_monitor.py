@@ -6,26 +6,17 @@ from typing import Any
 
 
 class RunMonitor:
-    """Progress and metrics of a run.
-
-    Attributes:
-        step: The steps that the script has reported since its last start, or None before the first.
-        history: The metrics that were reported during this command, each once.
-        metrics: The last value of each of them.
-        url: The page that an experiment tracker has for the run, or None.
-        guess: Loss and step of the output of a script that reports none; empty if there are none.
-        steps_made: Steps that this command has made; steps that were lost and made again count twice.
-    """
+    """Progress and metrics of a run."""
 
     def __init__(self) -> None:
         self._start = -1
         self._last_number = -1
-        self.step: int | None = None
-        self.history: list[dict[str, Any]] = []
-        self.metrics: dict[str, Any] = {}
-        self.url: str | None = None
-        self.guess: dict[str, Any] = {}
-        self.steps_made = 0
+        self.step: int | None = None  # that the script has reported since its last start
+        self.history: list[dict[str, Any]] = []  # of this command, each record once
+        self.metrics: dict[str, Any] = {}  # the last value of each
+        self.url: str | None = None  # the run's page at an experiment tracker
+        self.guess: dict[str, Any] = {}  # loss and step of the output of a script that reports none
+        self.steps_made = 0  # by this command; steps that were lost and made again count twice
 
     def update(
         self,
@@ -35,14 +26,9 @@ class RunMonitor:
         url: str | None = None,
         guess: dict[str, Any] | None = None,
     ) -> None:
-        """Take a report.
+        """Take a report of the scripts' start with this number.
 
-        Args:
-            start: The number of the scripts' start.
-            step: The steps of that start, or None before the first.
-            record: Number and content of the last record of the metrics, which grows until the next step.
-            url: See RunMonitor.
-            guess: See RunMonitor.
+        The record is number and content of the last one of the metrics, which grows until the next step.
         """
         before = self.step if start == self._start else None
         self._start, self.step = start, step

@@ -28,68 +28,40 @@ from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
-WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0
+WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0  # each write of a log stores all of it
 
 State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
 
 
 class Status(TypedDict):
-    """Document `status.json`. Times are in UTC (ISO 8601), and unknown values are null.
-
-    Attributes:
-        owner: The user who started the run.
-        behind: The run that this one is queued behind.
-        started: The start of the command.
-        updated: The time of this document.
-        step: Steps done since the start of the training.
-        loss: The last loss that the script logged, or printed if it reports nothing.
-        metrics: The last value of each metric that this command has logged; null for one that was not finite.
-        workers: The number of workers.
-        cost_usd: The cost of this command's workers so far.
-        earlier: Time and cost of the commands before this one.
-        instances: The instances of `cost_usd`.
-        job: The submission ID of the Ray job.
-        url: The run's page at an experiment tracker, such as W&B or MLflow.
-        error: The reason why the run failed, on one line.
-        next: The command that resumes the run.
-    """
+    """Document `status.json`. Times are in UTC (ISO 8601), and unknown values are null."""
 
     run_name: str
     state: State
-    owner: str
-    behind: str | None
-    started: str
+    owner: str  # the user who started the run
+    behind: str | None  # the run that this one is queued behind
+    started: str  # of the command
     updated: str
-    step: int | None
-    loss: float | None
-    metrics: dict[str, float | None]
+    step: int | None  # steps done since the start of the training
+    loss: float | None  # the last one that the script logged, or printed if it reports nothing
+    metrics: dict[str, float | None]  # the last value of each; null for one that was not finite
     workers: int | None
-    cost_usd: float | None
+    cost_usd: float | None  # of this command's workers so far, on these instances
     earlier: Earlier
     instances: list[InstanceCost] | None
-    job: str | None
-    url: str | None
-    error: str | None
-    next: str
+    job: str | None  # Ray's submission ID
+    url: str | None  # the run's page at an experiment tracker, such as W&B or MLflow
+    error: str | None  # why the run failed, on one line
+    next: str  # the command that resumes the run
 
 
 class RunRecord:
-    """Writer of the status, log and report of one command on a run.
-
-    Args:
-        storage: The run's folder.
-        config: The run's settings.
-
-    Attributes:
-        owner: The user who started the run.
-        behind: The run that this one is queued behind.
-        earlier: Time and cost of the run's commands before this one.
-    """
+    """Writer of the status, log and report of one command on a run."""
 
     def __init__(self, storage: RunStorage, config: RunConfig) -> None:
         self.owner = job_metadata().get(OWNER) or user_name()
-        self.behind: str | None = None
-        self.earlier = earlier_of(None)
+        self.behind: str | None = None  # the run that this one is queued behind
+        self.earlier = earlier_of(None)  # commands of the run
         self._storage = storage
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
@@ -108,8 +80,7 @@ class RunRecord:
     def closing(self, is_ours: Callable[[], bool]) -> Generator[None]:
         """Write the final status when the block ends, if the command has begun to wait or to train.
 
-        Args:
-            is_ours: Returns False once another command has taken the run over.
+        `is_ours` returns False once another command has taken the run over.
         """
         self._is_ours = is_ours
         try:
@@ -151,10 +122,7 @@ class RunRecord:
     ) -> Generator[None]:
         """Write the state `training` and the progress until the block ends, and store the log.
 
-        Args:
-            monitor: Source of the progress.
-            hours: The hours of its instances so far; the caller keeps counting.
-            workers: The number of workers; None if a Ray program starts them.
+        The caller keeps counting the hours of the instances. `workers` is None if a Ray program starts them.
         """
         self._keep_before()
         self._monitor, self._hours, self._workers = monitor, hours, workers
@@ -174,13 +142,12 @@ class RunRecord:
 
     def status(self) -> Status:
         """Return the current status."""
-        history = self._monitor.history if self._monitor else []
-        metrics = self._monitor.metrics if self._monitor else {}
-        step = self._monitor.step if self._monitor else None
+        monitor = self._monitor or RunMonitor()
+        history, step = monitor.history, monitor.step
         if step is None and history:
             step = history[-1]["step"]
         # Numbers that the script has printed, without reporting them.
-        printed = self._monitor.guess if self._monitor and step is None and not history else {}
+        printed = monitor.guess if step is None and not history else {}
         cost = cost_of(dict(self._hours))
         return {
             "run_name": self._storage.run_name,
@@ -191,13 +158,13 @@ class RunRecord:
             "updated": _iso(datetime.now(UTC)),
             "step": printed.get("step") if step is None else step,
             "loss": _last_loss(history) if history else printed.get("loss"),
-            "metrics": {name: value for name, value in metrics.items() if name not in ("step", "time")},
+            "metrics": {name: value for name, value in monitor.metrics.items() if name not in ("step", "time")},
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
             "instances": cost and cost["instances"],
             "job": submission_id(),
-            "url": self._monitor.url if self._monitor else None,
+            "url": monitor.url,
             "error": self._error,
             "next": self._next,
         }
@@ -224,8 +191,13 @@ class RunRecord:
     def _close(self, error: BaseException | None) -> None:
         if self._state is None or not self._is_ours():
             return
-        if self._monitor is None and isinstance(error, UsageError):
-            self._restore_before()
+        if self._monitor is None and isinstance(error, UsageError):  # it was refused, and has changed nothing
+            with self._writing, suppress(OSError):
+                self._state = None
+                if self._before is None:
+                    self._storage.delete(layout.STATUS)
+                else:
+                    self._storage.write(layout.STATUS, self._before)
             return
         with self._lock:
             if error is None:
@@ -242,15 +214,6 @@ class RunRecord:
         self._log.store()
         atexit.register(self._log.store)  # for the lines after this
         write_report(self._storage)
-
-    def _restore_before(self) -> None:
-        """Restore the status of the command before: this one was refused and has changed nothing."""
-        with self._writing, suppress(OSError):
-            self._state = None
-            if self._before is None:
-                self._storage.delete(layout.STATUS)
-            else:
-                self._storage.write(layout.STATUS, self._before)
 
 
 def submission_id() -> str | None:

@@ -30,8 +30,6 @@ RESETS = ("\x1b[m", "\x1b[0m")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # The actors whose standard output is the script's: workers of a run, and of a program that uses Ray Train.
 WORKERS = ("ScriptActor", "RayTrainWorker")
-# Ray's autoscaler does not start nodes here.
-AUTOSCALER = "autoscaler"
 # Lines that Ray's processes write at every start of workers.
 OF_PROCESSES = re.compile(
     r"core_worker\.cc:\d+: Actor with class name: 'PreemptionWatcher' "
@@ -67,10 +65,7 @@ class Filter:
 
 
 def cut(line: str, omitted: int = 0) -> str:
-    """Return a line of at most `MAX_CHARACTERS`; a longer one ends with the number of omitted characters.
-
-    So does one of which some have already been left out.
-    """
+    """Return a line of at most `MAX_CHARACTERS`; a longer or already cut one ends with the number of those omitted."""
     if len(line) <= MAX_CHARACTERS and not omitted:
         return line
     shown = line[: MAX_CHARACTERS - MARK_CHARACTERS]
@@ -96,16 +91,11 @@ def shows_colours(stream: IO[str]) -> bool:
 
 
 class ForwardedLines:
-    """Printer of the lines that Ray forwards to the driver; all but a script's get their actor's name as a prefix.
-
-    Attributes:
-        mark: The last line of each worker, which is not shown.
-        ended: How many workers' last lines have arrived.
-    """
+    """Printer of the lines that Ray forwards to the driver; all but a script's get their actor's name as a prefix."""
 
     def __init__(self) -> None:
-        self.mark = uuid.uuid4().hex
-        self.ended = 0
+        self.mark = uuid.uuid4().hex  # the last line of each worker, which is not shown
+        self.ended = 0  # how many of these have arrived
         self._filters: dict[tuple[Any, ...], Filter] = {}
 
     def print(self, batch: dict[str, Any], ignore_prefix: bool = False) -> None:
@@ -113,7 +103,7 @@ class ForwardedLines:
         name = batch.get("actor_name") or batch.get("task_name")
         pid = batch.get("pid")
         is_error = batch["is_err"]
-        if pid == AUTOSCALER:
+        if pid == "autoscaler":  # it does not start nodes here
             return
         if name in WORKERS and not is_error:
             lines: Iterable[str] = [cut(line) for line in batch["lines"] if line != self.mark]
