@@ -82,7 +82,9 @@ def folders_of(name: str) -> set[str]:
 def conflicts(names: Iterable[str], folder: Path) -> list[str]:
     """Return the names that a folder can't have beside the others: one is a folder of another, or a second file."""
     names = list(names)
-    folded = {name: _fold(name) for name in names} if ignores_case(folder) else dict(zip(names, names, strict=True))
+    folded = {name: name for name in names}
+    if ignores_case(folder):
+        folded = {name: unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold()) for name in names}
     folders = {above for name in folded.values() for above in folders_of(name)}
     taken: set[str] = set()
     found = []
@@ -102,10 +104,6 @@ def ignores_case(folder: Path) -> bool:
     return False
 
 
-def _fold(name: str) -> str:
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
-
-
 def leads_out(name: str, target: str) -> bool:
     """Return whether a link leads out of the folder in which it has this path, by its text."""
     place = posixpath.join(posixpath.dirname(name), target)
@@ -121,11 +119,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def make_way(folder: Path, path: Path, *, over_files: bool = False) -> None:
-    """Make the parent folders of a path in a folder; links in their place are deleted, and files with `over_files`.
-
-    Raises:
-        OSError: A file is in the place of a folder.
-    """
+    """Make the parent folders of a path in a folder; links in their place are deleted, and files with `over_files`."""
     for parent in reversed(path.relative_to(folder).parents[:-1]):
         ancestor = folder / parent
         if ancestor.is_symlink() or (over_files and ancestor.is_file()):

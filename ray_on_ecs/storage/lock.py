@@ -44,10 +44,7 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunL
     """Hold the lock of a run and refresh it until the block ends.
 
     This process gets SIGTERM if another command takes the run over, because this one did not refresh for too long.
-    `say` prints why this command waits or ends.
-
-    Raises:
-        HeldError: Another command trains the run.
+    `say` prints why this command waits or ends. HeldError if another command trains the run.
     """
 
     def refresh() -> None:
@@ -64,11 +61,7 @@ class HeldError(UsageError):
 
 
 class RunLock:
-    """Lock of a run as a context manager. Call `refresh` every `REFRESH_SECONDS`.
-
-    Raises:
-        HeldError: Another command holds it and is alive.
-    """
+    """Lock of a run as a context manager; HeldError if another command holds it. Call `refresh` at an interval."""
 
     def __init__(self, storage: RunStorage, say: Callable[[str], None] = print) -> None:
         self._storage = storage
@@ -126,7 +119,10 @@ class RunLock:
         """
         for _ in range(WRITE_ATTEMPTS):
             began = time.time()
-            content = self._next_content()
+            self._write_count += 1  # makes every content unique
+            process = psutil.Process()
+            owner = {"machine": _machine(), "pid": process.pid, "created": process.create_time()}
+            content = {"host": socket.gethostname(), **owner, "token": self._token, "refreshed": self._write_count}
             version = self._store.write_if(self._path, json.dumps(content).encode(), replaces)
             if version is None:
                 current = self._read()
@@ -149,7 +145,11 @@ class RunLock:
 
     def _read(self) -> _Version:
         version, content = self._store.read_version(self._path)
-        return _Version(version, _parsed(content))
+        try:
+            owner = json.loads(content)
+        except ValueError:
+            owner = None
+        return _Version(version, owner if isinstance(owner, dict) else {})
 
     def _delete(self) -> None:
         """Delete the lock, and on a disk the temporary files of commands that were killed during a write."""
@@ -190,26 +190,12 @@ class RunLock:
             "or stop it, or give another --run-name"
         )
 
-    def _next_content(self) -> dict[str, Any]:
-        self._write_count += 1  # makes every content unique
-        process = psutil.Process()
-        owner = {"machine": _machine(), "pid": process.pid, "created": process.create_time()}
-        return {"host": socket.gethostname(), **owner, "token": self._token, "refreshed": self._write_count}
-
 
 class _Version(NamedTuple):
     """Version of the lock and its content; None and empty for a missing lock."""
 
     version: str | None
     content: Mapping[str, Any]
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    try:
-        owner = json.loads(content)
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
 
 
 def _owner_name(owner: Mapping[str, Any]) -> str:

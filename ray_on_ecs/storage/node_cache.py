@@ -17,18 +17,15 @@ from filelock import FileLock
 
 from ray_on_ecs.private_folder import node_folder, temporary
 
-MAX_AGE_SECONDS = 30 * 24 * 3600.0
+MAX_AGE_SECONDS = 30 * 24 * 3600.0  # a data set may be trained on again
 # File descriptors of `C.used`, whose locks protect this process's caches from deletion.
 _held: dict[Path, int] = {}
 
 
 def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return a complete folder, which is not deleted before this process ends.
+    """Return the complete folder of a kind with this key, which is not deleted before this process ends.
 
-    Args:
-        kind: The purpose, such as `inputs`.
-        key: The identity among folders of this kind.
-        make: Creates the folder at a path; called only if another process has not created it.
+    `make` creates it at a path, unless another process has created it.
     """
     folder = node_folder(kind, key)
     complete = _beside(folder, "complete")
@@ -57,17 +54,13 @@ def make_room(needed: int) -> None:
     """Delete unused caches: old ones, and then the least recently used until the disk has the needed bytes free."""
     root = temporary()
     oldest = time.time() - MAX_AGE_SECONDS
-    caches = [(_last_use(used), used.with_suffix("")) for used in root.glob("*/*.used")]
+    caches = []
+    for used in root.glob("*/*.used"):
+        with suppress(FileNotFoundError):  # another process has just deleted it
+            caches.append((used.stat().st_mtime, used.with_suffix("")))
     for last_use, folder in sorted(caches):
         if folder not in _held and (last_use < oldest or shutil.disk_usage(root).free < needed):
             _delete(folder)
-
-
-def _last_use(used: Path) -> float:
-    try:
-        return used.stat().st_mtime
-    except FileNotFoundError:  # another process has just deleted it
-        return 0.0
 
 
 def _delete(folder: Path) -> None:

@@ -177,12 +177,8 @@ def parse_json(content: bytes) -> Any:
         raise ValueError("it is nested too deeply") from cause
 
 
-def _finite(text: str) -> float | None:
-    return number if math.isfinite(number := float(text)) else None
-
-
 DECODER = json.JSONDecoder(
-    parse_float=_finite,
+    parse_float=lambda text: float(text) if math.isfinite(float(text)) else None,
     parse_int=lambda text: int(text) if len(text) <= MAX_DIGITS else None,
     parse_constant=lambda _: None,
 )

@@ -160,7 +160,13 @@ def restore(
             if name in here:
                 os.replace(here[name], path)
             else:
-                fetched[path] = _file_info(storage, file, stored)
+                info = stored.get(file.key)
+                if info is None:
+                    raise FileNotFoundError(f"{storage.uri}/{file.key} is missing")
+                if not file.is_log and info.size < file.size:
+                    raise OSError(f"{storage.uri}/{file.key} has {info.size:,} of {file.size:,} bytes")
+                # A log may have grown since.
+                fetched[path] = info if file.is_log else info._replace(size=file.size)
     copy_to_disk(storage.store, fetched)
     for name, file in files.items():
         if (path := folder / name) in fetched:
@@ -181,16 +187,6 @@ def stored_files(storage: RunStorage, keys: Collection[str]) -> dict[str, Stored
         return {key: info for key in sorted(keys) if (info := storage.find(key))}
     folders = STORED if keys else ()
     return {f"{folder}/{name}": info for folder in folders for name, info in storage.files(folder).items()}
-
-
-def _file_info(storage: RunStorage, file: KeptFile, stored: Mapping[str, StoredFile]) -> StoredFile:
-    """Return a file as the storage has it; a log may have grown since, and others have not changed."""
-    info = stored.get(file.key)
-    if info is None:
-        raise FileNotFoundError(f"{storage.uri}/{file.key} is missing")
-    if not file.is_log and info.size < file.size:
-        raise OSError(f"{storage.uri}/{file.key} has {info.size:,} of {file.size:,} bytes")
-    return info if file.is_log else info._replace(size=file.size)
 
 
 def _make_room(folder: Path, path: Path) -> None:
