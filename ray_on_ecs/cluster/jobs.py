@@ -24,8 +24,6 @@ DEFAULT_MAX_RESUBMISSIONS = 3  # in a row
 RESUBMISSION_SECONDS = 30.0
 POLL_SECONDS = 1.0
 SUBMIT_ATTEMPTS = 3
-# Of a log, by which it is known again: its first line has the time of the job's start.
-BEGIN_CHARACTERS = 1000
 # Time that a new head may need until it accepts jobs.
 AGENT_SECONDS = 60.0
 
@@ -111,14 +109,9 @@ def under_way(jobs: Mapping[str, Job], run: Mapping[str, str]) -> str | None:
 
 
 class UnreadLog:
-    """Unread part of a job's log: with each connection Ray sends it from its start.
-
-    A log that begins in another way is another one and is new from its start: a new head, or a program that has
-    emptied its output, has begun it again, and it may be shorter than what has been read.
-    """
+    """Unread part of a job's log: with each connection Ray sends it from its start."""
 
     def __init__(self) -> None:
-        self._begin = ""
         self._read = self._end = 0
 
     def connect(self) -> None:
@@ -128,15 +121,9 @@ class UnreadLog:
     def rest(self, text: str) -> str:
         """Return what is new of the connection's next part."""
         start, self._end = self._end, self._end + len(text)
-        separator = ""
-        if not text.startswith(self._begin[start : self._end]):
-            # The line where the other log ended is over, and what the new one has begun with was taken for read.
-            separator, text, start = "\n", self._begin[:start] + text, 0
-            self._begin, self._read = "", 0
         new = text[max(self._read - start, 0) :]
-        self._begin = max(self._begin, (self._begin[:start] + text)[:BEGIN_CHARACTERS], key=len)
         self._read = max(self._read, self._end)
-        return separator + new
+        return new
 
 
 def resubmitted(head: Jobs, run: Mapping[str, str], lost: Job) -> str | None:
