@@ -57,10 +57,6 @@ _fault_tolerance = partial(setting, section="Fault tolerance")
 _run = partial(setting, section="Run")
 
 
-def _number_or_text(value: str) -> int | str:
-    return int(value) if value.isdecimal() else value
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of a run, in the order of `--help`; UsageError with flag, value and rule if a value breaks its rule."""
@@ -80,7 +76,7 @@ class RunConfig:
         None,
         "number of worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 "
         "(default: the cluster's GPUs, or 2 on CPUs)",
-        type=_number_or_text,
+        type=lambda text: int(text) if text.isdecimal() else text,
         metavar="N|MIN:MAX",
     )
     device: str = _resources(
@@ -175,7 +171,15 @@ class RunConfig:
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
-        self._check_torchrun_flags()
+        if self.nnodes is not None or self.nproc_per_node is not None:
+            if self.num_workers is not None:
+                line = "can't be given with --nnodes or --nproc-per-node; use one or the other"
+                raise UsageError(f"--num-workers: {line}")
+            check_range("--nnodes", self.nnodes)
+            per_node = self.nproc_per_node
+            if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
+                rule = f"it must be a number from 1, or one of {', '.join(EVERY_DEVICE)}"
+                raise UsageError(f"--nproc-per-node: {per_node!r} is not allowed; {rule}")
         check_address("--storage-path", self.storage_path)
         for item in self.input:
             check_address("--input", item)
@@ -213,7 +217,10 @@ class RunConfig:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the settings of a run's document; TypeError for one that this version does not know."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        settings: dict[str, Any] = {}
+        for name, value in values.items():
+            settings[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**settings)
 
     def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
         """Return a worker's command line; `runner` are flags for a module that runs the script, as `-m mpi4py`."""
@@ -307,19 +314,6 @@ class RunConfig:
                 object.__setattr__(self, name, None)
             else:
                 raise UsageError(f"{flag(name)}: leave it out; a Ray program {reason}")
-
-    def _check_torchrun_flags(self) -> None:
-        if self.nnodes is None and self.nproc_per_node is None:
-            return
-        if self.num_workers is not None:
-            raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
-        check_range("--nnodes", self.nnodes)
-        per_node = self.nproc_per_node
-        if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
-            raise UsageError(
-                f"--nproc-per-node: {per_node!r} is not allowed; it must be a number from 1, or one of "
-                f"{', '.join(EVERY_DEVICE)}"
-            )
 
 
 # The settings that are flags, in the order of the help.

@@ -9,22 +9,15 @@ from typing import Any, NoReturn
 
 from ray_on_ecs.errors import UsageError
 
-ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
-# Every JSON reader knows smaller numbers.
-LARGEST = 10**15
+LARGEST = 10**15  # every JSON reader knows smaller numbers
 
 
 def setting(default: Any, description: str, *, section: str, type: Callable[[str], Any] = str, **more: Any) -> Any:
-    """Declare a dataclass field that is also a flag.
+    """Declare a dataclass field that is also a flag, with its line and section in `--help`.
 
-    Args:
-        default: The value if neither a flag nor an environment variable gives one. None prints no default.
-        description: The flag's line in `--help`.
-        section: The section of `--help`.
-        type: Converts the text of a flag or an environment variable.
-        **more: The rules `at_least` (inclusive), `above` (exclusive) and `choices`; `metavar`; `flags` other than the
-            field's name with dashes; `repeated` for a flag that may be repeated, with a tuple of strings; `hidden`
-            for a flag that `--help` does not show.
+    `type` converts the text of a flag or an environment variable. `more` has the rules `at_least` (inclusive), `above`
+    (exclusive) and `choices`; `metavar`; `flags` other than the field's name with dashes; `repeated` for a flag that
+    may be repeated, with a tuple of strings; `hidden` for a flag that `--help` does not show.
     """
     return field(default=default, metadata={"description": description, "section": section, "type": type, **more})
 
@@ -41,14 +34,7 @@ def flags_of(spec: Field) -> tuple[str, ...]:
 
 def environment_variable(name: str) -> str:
     """Return the environment variable of a setting: `RAY_ON_ECS_RUN_NAME` for `run_name`."""
-    return ENVIRONMENT_PREFIX + name.upper()
-
-
-def help_line(spec: Field, default: Any) -> str:
-    """Return a setting's line in `--help`."""
-    value = f"{default:g}" if isinstance(default, float) else default
-    shown = "" if default in (None, (), False) else f" (default: {value})"
-    return f"{spec.metadata['description']}{shown}"
+    return f"RAY_ON_ECS_{name.upper()}"
 
 
 def has_value(spec: Field) -> bool:

@@ -15,8 +15,7 @@ from ray_on_ecs.errors import UsageError
 def temporary() -> Path:
     """Return this user's folder for temporary files, equal in all processes of a node.
 
-    Raises:
-        UsageError: It can't be created, or others can open it: they might have put programs there.
+    UsageError if it can't be created, or others can open it: they might have put programs there.
     """
     folder = Path(tempfile.gettempdir()) / f"ray-on-ecs-{os.getuid()}"
     try:
@@ -24,24 +23,15 @@ def temporary() -> Path:
         found = folder.lstat()
     except OSError as cause:
         raise UsageError(f"TMPDIR: {folder} can't be created ({cause.strerror}); set it to another folder") from cause
-    if not stat.S_ISDIR(found.st_mode):
-        fault = "is not a folder"
-    elif found.st_uid != os.getuid():
-        fault = "belongs to another user"
-    elif found.st_mode & 0o077:
-        fault = f"can be opened by other users (mode {stat.S_IMODE(found.st_mode):o})"
-    else:
-        return folder
-    raise UsageError(f"TMPDIR: {folder} {fault}; delete it, or set TMPDIR to another folder")
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UsageError(
+            f"TMPDIR: {folder} is not a folder that only you can open; delete it, or set TMPDIR to another folder"
+        )
+    return folder
 
 
 def node_folder(kind: str, key: str) -> Path:
-    """Return the path of a folder for temporary files, which need not exist; raise as `temporary` does.
-
-    Args:
-        kind: The purpose, such as `inputs`.
-        key: The identity among folders of this kind; its hash is the folder's name.
-    """
+    """Return the path of a folder for temporary files of a kind, such as `inputs`, named by the hash of the key."""
     return temporary() / kind / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -51,12 +41,7 @@ def new_short(prefix: str) -> str:
 
 
 def at_home() -> Path:
-    """Return the folder `~/.ray-on-ecs`.
-
-    Raises:
-        OSError: It can't be created.
-        RuntimeError: The user does not have a home directory.
-    """
+    """Return the folder `~/.ray-on-ecs`; OSError if it can't be made, RuntimeError without a home directory."""
     folder = Path.home() / ".ray-on-ecs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):  # of another user, in a container with a mounted home

@@ -51,8 +51,7 @@ REFUSED = {"AccessDenied", "AccessDeniedException", "ResourceNotFoundException",
 def parse(items: Sequence[str]) -> dict[str, str]:
     """Return the ARN of each secret by its name, empty for a stored one, from the values of `--secret`.
 
-    Raises:
-        UsageError: A value breaks a rule. The message does not contain a secret that was typed by mistake.
+    A UsageError does not contain a secret that was typed by mistake.
     """
     arns: dict[str, str] = {}
     for item in items:
@@ -90,11 +89,7 @@ def stored_names(items: Sequence[str]) -> list[str]:
 
 
 def take_from_environment(items: Sequence[str]) -> dict[str, str]:
-    """Return the values to store, and remove them from this process's environment, which Ray's processes inherit.
-
-    Raises:
-        UsageError: A variable is not set, or its value can't be masked or stored.
-    """
+    """Return the values to store, and remove them from this process's environment, which Ray's processes inherit."""
     values = {name: os.environ.get(name, "") for name in stored_names(items)}
     for name, value in values.items():
         if not value:
@@ -114,9 +109,7 @@ def take_from_environment(items: Sequence[str]) -> dict[str, str]:
 def read(items: Sequence[str], uri: str) -> dict[str, str]:
     """Return the values of the secrets in `--secret` by name, for the run with this folder.
 
-    Raises:
-        UsageError: A secret is deleted, or this cluster may not read it.
-        ResourceError: AWS doesn't answer.
+    UsageError if a secret is deleted, or this cluster may not read it; ResourceError if AWS doesn't answer.
     """
     arns = parse(items)
     names = [name for name, arn in arns.items() if not arn]
@@ -156,7 +149,8 @@ class Parameters:
                 self.call("put_parameter", Name=path, Value=value, Type="SecureString", Overwrite=True)
         except TrainingError as cause:  # only its code: AWS's message may contain the value
             kind = UsageError if isinstance(cause, UsageError) else ResourceError
-            raise kind(f"--secret: {', '.join(values)} could not be stored ({_code(cause)})") from None
+            code = getattr(cause, "code", None) or type(cause.__cause__ or cause).__name__
+            raise kind(f"--secret: {', '.join(values)} could not be stored ({code})") from None
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
         """Return the values by name, without missing ones."""
@@ -225,9 +219,6 @@ class Masker:
     """Replaces each line of the values by `***` in a text, also URL- and JSON-encoded, and the base64 of a whole value.
 
     Not replaced are the base64 of a text that contains a value, and its last line of fewer than SHORTEST characters.
-
-    Attributes:
-        longest: The most characters of what it replaces; never less than what replaces it. 0 if it replaces nothing.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -239,7 +230,7 @@ class Masker:
                 secret_texts |= _base64(whole.encode())
         # The longest first, so that one that contains another is masked as a whole.
         masked = sorted((text for text in secret_texts if len(text) >= SHORTEST), key=len, reverse=True)
-        self.longest = len(masked[0]) if masked else 0
+        self.longest = len(masked[0]) if masked else 0  # characters of what it replaces
         self._pattern = re.compile("|".join(map(re.escape, masked))) if masked else None
 
     def __call__(self, text: str) -> str:
@@ -291,15 +282,6 @@ def ask(service: str, method: str, options: Mapping[str, Any] = LIMITS, **argume
         if cause.code in REFUSED:
             raise UsageError(str(cause)) from cause.__cause__
         raise
-
-
-def _code(cause: TrainingError) -> str:
-    """Return AWS's error code, without the message."""
-    origin = cause.__cause__
-    response = getattr(origin, "response", None)
-    if response:
-        return response["Error"]["Code"]
-    return getattr(cause, "code", None) or type(origin or cause).__name__
 
 
 def _read_from_secrets_manager(name: str, arn: str) -> str:

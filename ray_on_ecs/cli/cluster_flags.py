@@ -16,11 +16,7 @@ from ray_on_ecs.cluster.clusters import Cluster, choose
 
 
 def chosen(flags: dict[str, Any]) -> Cluster:
-    """Return the cluster of the flags of `cluster_flags`, which its hints repeat.
-
-    Raises:
-        TrainingError: The stack can't be found (see `stack.find`).
-    """
+    """Return the cluster of the flags of `cluster_flags`, which its hints repeat; TrainingError if it is not found."""
     cluster = choose(**flags)
     project = cluster.stack.project if cluster.stack else None
     if project and project not in (Path.cwd(), *Path.cwd().parents):

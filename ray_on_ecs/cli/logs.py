@@ -9,10 +9,13 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
+from ray_on_ecs.cluster.history import find_run, is_below
+from ray_on_ecs.cluster.jobs import driver_exit_status, of_run
 from ray_on_ecs.cluster.local_jobs import Jobs
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.node.api import AnswerError, Job
 from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
 # In the place of a storage path, which keeps them out of the runs.
@@ -65,20 +68,8 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
     """Return the jobs of a run or notebook, by ID, in the order of their start.
 
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
-
-    Args:
-        cluster: The cluster.
-        head: What has its jobs.
-        run: The name.
-        subcommand: The one that needs the jobs, `logs` or `stop`, for a hint.
-
-    Raises:
-        ResourceError: The head doesn't answer, or not as Ray does.
-        Elsewhere: There are other runs of this name, and on a stack several.
+    Elsewhere, with a hint for this subcommand, if there are other runs of this name, and on a stack several.
     """
-    from ray_on_ecs.cluster.history import is_below
-    from ray_on_ecs.cluster.jobs import of_run
-
     jobs = of_run(head.submitted_jobs(), {"run_name": run})
     paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
     own = {
@@ -99,15 +90,8 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
 
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
-    """Return the exit status of a run that has ended: its last job's, or that of the state in its folder.
-
-    Raises:
-        TrainingError: The last job has none.
-        ResourceError: The folder doesn't say that the run has ended.
-    """
+    """Return the exit status of a run that has ended: its last job's, or that of the state in its folder."""
     from ray_on_ecs.cli.follow import way_on
-    from ray_on_ecs.cluster.jobs import driver_exit_status
-    from ray_on_ecs.storage import layout
 
     if jobs:
         job_id, job = list(jobs.items())[-1]
@@ -122,9 +106,6 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
 
 def _stored(cluster: Cluster, run: str) -> str:
     """Return the logs in the run's folder; UsageError if there is none."""
-    from ray_on_ecs.cluster.history import find_run
-    from ray_on_ecs.storage import layout
-
     storage = cluster.storage(run)
     try:
         names = sorted(storage.file_sizes(layout.LOGS))

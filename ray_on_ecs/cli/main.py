@@ -31,21 +31,21 @@ Exit status: 0 success, 1 the run or the check failed, 2 a flag or a file can't 
 
 Tab completion: eval "$(_RAY_ON_ECS_COMPLETE=bash_source ray-on-ecs)"
 """
-# The module of each command, with a click command named `command`, and its line in the help, which needs no import.
+# Each command, which is `command` in the module of its name, with its line in the help, which needs no import.
 COMMANDS = {
-    "run": ("run", "Upload the code, train, show the log, fetch the results."),
-    "recipe": ("recipe", "List the packaged training scripts, or copy one to edit it."),
-    "runs": ("runs", "List the runs with their state, step, loss and cost."),
-    "logs": ("logs", "Show the log of a run, or follow it."),
-    "stop": ("stop", "Stop a run; it can be resumed."),
-    "fetch": ("fetch", "Copy the results of a run to this machine."),
-    "open": ("open", "Show the report of a run in the browser."),
-    "rm": ("rm", "Delete runs with their results and checkpoints, by name or age."),
-    "status": ("status", "Show the nodes, GPUs, queue and cost per hour."),
-    "shell": ("shell", "Open a shell on the head."),
-    "dashboard": ("dashboard", "Open Ray's dashboard in the browser."),
-    "notebook": ("notebook", "Open Jupyter on the head or on a worker's GPU."),
-    "doctor": ("doctor", "Check everything from this machine to the cluster."),
+    "run": "Upload the code, train, show the log, fetch the results.",
+    "recipe": "List the packaged training scripts, or copy one to edit it.",
+    "runs": "List the runs with their state, step, loss and cost.",
+    "logs": "Show the log of a run, or follow it.",
+    "stop": "Stop a run; it can be resumed.",
+    "fetch": "Copy the results of a run to this machine.",
+    "open": "Show the report of a run in the browser.",
+    "rm": "Delete runs with their results and checkpoints, by name or age.",
+    "status": "Show the nodes, GPUs, queue and cost per hour.",
+    "shell": "Open a shell on the head.",
+    "dashboard": "Open Ray's dashboard in the browser.",
+    "notebook": "Open Jupyter on the head or on a worker's GPU.",
+    "doctor": "Check everything from this machine to the cluster.",
 }
 
 
@@ -62,12 +62,12 @@ class Commands(click.Group):
             if nearest := get_close_matches(cmd_name, COMMANDS, n=1):
                 ctx.fail(f"No such command '{cmd_name}'. Did you mean {nearest[0]}?")
             return None
-        return import_module(f"ray_on_ecs.cli.{COMMANDS[cmd_name][0]}").command
+        return import_module(f"ray_on_ecs.cli.{cmd_name}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(
@@ -99,13 +99,13 @@ def main(arguments: list[str] | None = None) -> Any:
         return 2
     except (click.Abort, KeyboardInterrupt):
         return _failed("interrupted", Interrupted.exit_status)
-    except click.NoSuchOption as error:
-        first = next((word for word in arguments or sys.argv[1:] if word in COMMANDS), None)
-        if error.ctx and error.ctx.parent is None and first:
-            return _failed(f"{error.option_name}: follows the command, as in ray-on-ecs {first} {error.option_name}", 2)
-        return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
     except click.ClickException as error:
-        return _failed(f"{error.format_message()} (see {_path(error)} --help)", 2)
+        context = getattr(error, "ctx", None)
+        first = next((word for word in arguments or sys.argv[1:] if word in COMMANDS), None)
+        if isinstance(error, click.NoSuchOption) and context and context.parent is None and first:
+            return _failed(f"{error.option_name}: follows the command, as in ray-on-ecs {first} {error.option_name}", 2)
+        path = context.command_path if context else "ray-on-ecs"
+        return _failed(f"{error.format_message()} (see {path} --help)", 2)
     except TrainingError as error:
         return _failed(str(error), error.exit_status)
     except OSError as cause:
@@ -120,11 +120,6 @@ def _failed(line: str, status: int) -> int:
 
     note(f"ray-on-ecs: {line}")
     return status
-
-
-def _path(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return context.command_path if context else "ray-on-ecs"
 
 
 if __name__ == "__main__":

@@ -16,11 +16,7 @@ RECIPES = ("image_classifier", "language_model", "ray_train_ddp", "preprocess")
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a packaged job, which is next to this package and is not imported.
-
-    Raises:
-        UsageError: There is none of this name.
-    """
+    """Return the file of a packaged job, which is next to this package and is not imported."""
     if name not in RECIPES:
         raise UsageError(f"NAME: unknown recipe {name!r}; use {', '.join(RECIPES)}")
     return Path(ray_on_ecs.__file__).parents[1] / "training" / f"{name}.py"

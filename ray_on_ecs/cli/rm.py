@@ -135,11 +135,7 @@ def _delete(cluster: Cluster, storage: RunStorage) -> None:
 
 
 def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) -> int:
-    """Delete the stored code that is as old and that no run names; return how many archives that were.
-
-    Raises:
-        ResourceError: A run can't be read, so that what it needs is not known, or an archive can't be deleted.
-    """
+    """Delete the stored code that is as old and that no run names; return how many archives that were."""
     from ray_on_ecs.run.code.archive import FOLDER
 
     storage = folders.storage

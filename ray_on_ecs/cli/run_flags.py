@@ -13,7 +13,7 @@ import click
 from ray_on_ecs.cli.screen import note
 from ray_on_ecs.config import SETTINGS, RunConfig, defaults_in
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.flags import flags_of, has_value, help_line, parse
+from ray_on_ecs.flags import flags_of, has_value, parse
 from ray_on_ecs.run.program.source import driver_reason, with_driver
 
 # The section of the help whose flags name the cluster, and all sections, by how often their flags are used.
@@ -39,20 +39,23 @@ class Setting(click.Option):
     """A setting of a run as a flag."""
 
     def __init__(self, spec: Field) -> None:
-        text = help_line(spec, spec.default)
-        attributes: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
-        if spec.type == "bool":
-            attributes["is_flag"] = True
-        else:
-            choices = spec.metadata.get("choices")
-            attributes["metavar"] = "|".join(choices) if choices else spec.metadata.get("metavar", "VALUE")
-            attributes["multiple"] = bool(spec.metadata.get("repeated"))
-            if choices:
-                attributes["type"] = click.Choice(choices)  # for the shell's completion
-            elif attributes["metavar"] in ("DIR", "FILE"):
-                attributes["type"] = click.Path(file_okay=attributes["metavar"] == "FILE")
-        attributes["hidden"] = bool(spec.metadata.get("hidden"))
-        super().__init__([*flags_of(spec), spec.name], **attributes)
+        value = f"{spec.default:g}" if isinstance(spec.default, float) else spec.default
+        shown = "" if spec.default in (None, (), False) else f" (default: {value})"
+        text = spec.metadata["description"]
+        choices = spec.metadata.get("choices")
+        metavar = "|".join(choices) if choices else spec.metadata.get("metavar")
+        kind: click.ParamType | None = click.Choice(choices) if choices else None
+        if metavar in ("DIR", "FILE"):
+            kind = click.Path(file_okay=metavar == "FILE")
+        super().__init__(
+            [*flags_of(spec), spec.name],
+            help=f"{text[0].upper()}{text[1:]}{shown}.",
+            is_flag=spec.type == "bool",
+            metavar=metavar,
+            type=kind,  # for the shell's completion
+            multiple=bool(spec.metadata.get("repeated")),
+            hidden=bool(spec.metadata.get("hidden")),
+        )
         self.section: str = spec.metadata["section"]
         self._spec = spec
 
@@ -118,11 +121,8 @@ class RunCommand(click.Command):
 def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
     """Return the settings of a run, with a name, and the names of those that the user gave.
 
-    Args:
-        typed: The values of this command's parameters, by name.
-
-    Raises:
-        UsageError: A value breaks its rule, a file is missing, or a setting does not apply to Ray programs.
+    `typed` has the values of this command's parameters, by name. UsageError if one breaks its rule, a file is missing,
+    or a setting does not apply to Ray programs.
     """
     if not typed["command"]:
         raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")

@@ -63,7 +63,7 @@ def test_folder_that_others_can_change_is_refused(parent: Path, kind: str) -> No
 def test_folder_of_another_user_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (parent / "ray-on-ecs-12345").mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(UsageError, match="belongs to another user; delete it, or set TMPDIR to another folder"):
+    with pytest.raises(UsageError, match="is not a folder that only you can open; delete it"):
         temporary()
 
 
