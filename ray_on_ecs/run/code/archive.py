@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
-import io
 import os
 import shutil
 import stat
@@ -13,7 +11,8 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,12 +31,7 @@ FOLDER, SUFFIX = ".code", ".tar.gz"
 # Code is small; a higher level takes several times as long for a tenth less.
 GZIP_LEVEL = 1
 PIECE_BYTES = 16 * 2**20
-# In a storage that is a folder of this machine larger files are linked, and not copied.
-LARGE_BYTES = 32 * 2**20
-# Names in the run's document: of what is linked, and of what is left out.
-MAX_LINKS, MAX_NAMES = 500, 50
-# The file has been deleted, or replaced by a link, a folder or a socket.
-VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+MAX_NAMES = 50  # of what is left out, in the run's document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +39,12 @@ class Code:
     """Stored code of a run: the name of the user's folder, and the address of the archive.
 
     Attributes:
-        links: The files that the archive lacks because they are on this machine, by their names.
         left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
         git: The commit as environment variables; empty outside a repository.
     """
 
     name: str
     archive: str
-    links: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     git: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,13 +52,10 @@ class Code:
     def of(cls, document: Mapping[str, Any]) -> Code:
         """Return the code of a run's document; TypeError or ValueError if a field is missing or of another form."""
         code = cls(**document)
-        if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
+        if not (isinstance(code.git, dict) and isinstance(code.left_out, list)):
             raise TypeError(f"its code is {document!r}")
-        texts = [code.name, code.archive, *code.left_out, *code.links, *code.links.values(), *code.git.values()]
-        fault = None if all(isinstance(text, str) for text in texts) else "is not text"
-        for name in (code.name, *code.links):
-            fault = fault or fault_of(name)
-        if fault or "/" in code.name or not code.archive.endswith(SUFFIX):
+        are_texts = all(isinstance(text, str) for text in (code.name, code.archive, *code.left_out, *code.git.values()))
+        if not are_texts or fault_of(code.name) or "/" in code.name or not code.archive.endswith(SUFFIX):
             raise ValueError(f"its code is {document!r}")
         return code
 
@@ -74,18 +63,10 @@ class Code:
         """Write the code into a new folder; OSError if a file can't be read or written."""
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
         fetch(RunStorage.open(base, FOLDER), digest, folder)
-        for name, original in self.links.items():
-            if not os.path.exists(original):
-                raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to(original)
 
 
-def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> Code:
-    """Store the files of the working directory next to the runs, and say what is not uploaded.
-
-    With `links`, links to large files are stored if the storage is a folder of this machine.
-    """
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None]) -> Code:
+    """Store the files of the working directory next to the runs, and say what is not uploaded."""
     folder = config.folder
     results = Path(storage.base)  # that may lie in the folder with the code
     inside = storage.is_local and results.is_relative_to(folder)
@@ -93,13 +74,6 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
         say(line)
-    large = tuple(file.name for file in code.files if links and storage.is_local and file.size > LARGE_BYTES)
-    if len(large) > MAX_LINKS:
-        raise UsageError(
-            f"--working-dir: {folder} has {len(large):,} files of more than {LARGE_BYTES / 2**20:.0f} MiB, and at most "
-            f"{MAX_LINKS} can be linked; leave them out by --exclude, and give their folder as --input"
-        )
-    code = replace(code, files=tuple(file for file in code.files if file.name not in large))
     if not (config.include or config.exclude):
         check_size(folder, code.files)
     base = storage.storage_path
@@ -107,12 +81,11 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
         digest = put(code, storage.sibling(FOLDER))
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
-    ignored = sorted((entry for entry in code.left_out if entry.why in IGNORE_FILES), key=lambda entry: -entry.size)
+    ignored = [entry.name for entry in code.left_out if entry.why in IGNORE_FILES and entry.name.isprintable()]
     return Code(
         name=folder.name or "code",
         archive=f"{base}/{FOLDER}/{digest}{SUFFIX}",
-        links={name: str(folder / name) for name in large},
-        left_out=[entry.name for entry in ignored if entry.name.isprintable()][:MAX_NAMES],
+        left_out=ignored[:MAX_NAMES],
         git=git.revision(folder),
     )
 
@@ -137,6 +110,9 @@ def pack(code: CodeFiles, target: BinaryIO) -> None:
     """Write the archive, whose bytes only depend on the names, contents, links and executable bits.
 
     A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
+
+    Raises:
+        OSError: A file can't be read, or is cut off meanwhile.
     """
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=target, mtime=0) as zipped,
@@ -147,39 +123,12 @@ def pack(code: CodeFiles, target: BinaryIO) -> None:
             if file.link is not None:
                 entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777
                 tar.addfile(entry)
-            else:
-                _add(tar, entry, code.folder / file.name)
-
-
-def _add(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
-    try:
-        with open(path, "rb", opener=_open) as source:
-            status = os.fstat(source.fileno())
-            if stat.S_ISREG(status.st_mode):
+                continue
+            with suppress(FileNotFoundError), open(code.folder / file.name, "rb") as source:
+                status = os.fstat(source.fileno())
                 entry.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-                entry.size, content = status.st_size, _Padded(source)
-                if entry.size < PIECE_BYTES:
-                    text = source.read()
-                    entry.size, content = len(text), io.BytesIO(text)
-                tar.addfile(entry, content)
-    except OSError as cause:
-        if cause.errno not in VANISHED:
-            raise
-
-
-def _open(path: str, flags: int) -> int:
-    # A pipe that has taken the file's place would block. Windows has neither flag.
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
-class _Padded(io.RawIOBase):
-    """A large file's content, padded to the length that the archive has stored: it may be cut off meanwhile."""
-
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-
-    def read(self, size: int = -1, /) -> bytes:
-        return self._source.read(size).ljust(size, b"\0")
+                entry.size = status.st_size
+                tar.addfile(entry, source)
 
 
 def fetch(folder: RunStorage, digest: str, target: Path) -> None:

@@ -1,6 +1,6 @@
 """Files of the working directory to upload: those that git would list, without what only this machine needs and keys.
 
-Each file or folder that is left out has a size and a reason, for the user.
+Each file or folder that is left out has a reason, for the user.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from ray_on_ecs.run.code.keys import may_hold_key
 NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
-# The sizes are for the eye, and a data set of millions of files must not delay the start.
-MAX_COUNTED = 100_000
 SHOWN, SHOWN_KEYS = 3, 10
-# Reasons to leave an entry out, besides an ignore file: its name, without a word or with its size, and others.
-UNNAMED, BY_NAME, EXCLUDED, KEY, LINK = "never", "", "--exclude", "may hold a key", "a link out of the folder"
-KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+# Reasons to leave an entry out, besides an ignore file: its name, without a word or with one, and others.
+UNNAMED, BY_NAME, EXCLUDED, KEY = "never", "", "--exclude", "may hold a key"
+LINK, NO_FILE = "a link out of the folder", "not a file"
 # Of what is uploaded: an entry that --include names, or a folder above it, for which ignore files don't count; and one
 # that may hold a key.
 INCLUDED, INCLUDED_KEY = "--include", "--include of a key"
@@ -52,18 +50,14 @@ class LeftOut:
 
     Attributes:
         name: Path in the working directory, with "/" at the end for a folder, unless the name is the reason.
-        size: In bytes, without the few; a minimum if there were too many files to count.
         why: The kind of ignore file, or a word; empty if the name is the reason.
     """
 
     name: str
-    size: int
     why: str
-    is_minimum: bool = False
 
     def __str__(self) -> str:
-        size = f"more than {size_text(self.size)}" if self.is_minimum else size_text(self.size)
-        return f"{printable(self.name)} ({size}{', ' if self.why else ''}{self.why})"
+        return printable(self.name) + (f" ({self.why})" if self.why else "")
 
 
 @dataclass(frozen=True)
@@ -75,13 +69,11 @@ class CodeFiles:
     left_out: tuple[LeftOut, ...]
 
     def describe_left_out(self) -> Iterator[str]:
-        """Yield lines for the terminal: the largest of what is left out, what can't be uploaded at all, and keys."""
-        by_size = sorted(self.left_out, key=lambda entry: -entry.size)
-        impossible = {LINK, *KINDS.values()}
-        for entries in (
-            [str(entry) for entry in by_size if entry.why not in (*impossible, KEY)],
-            [str(entry) for entry in by_size if entry.why in impossible],
-        ):
+        """Yield lines for the terminal: what is left out, folders first, what can't be uploaded at all, and keys."""
+        impossible = [str(entry) for entry in self.left_out if entry.why in (LINK, NO_FILE)]
+        others = [entry for entry in self.left_out if entry.why not in (LINK, NO_FILE, KEY)]
+        others.sort(key=lambda entry: not entry.name.endswith("/"))
+        for entries in (list(map(str, others)), impossible):
             if entries:
                 yield f"left out: {_first(entries, SHOWN)}"
         keys = [printable(entry.name) for entry in self.left_out if entry.why == KEY]
@@ -104,7 +96,7 @@ def list_code(
     top = os.path.realpath(folder)
     named = frozenset(pattern.strip("/") for pattern in include)
     listing = _Listing(top, Patterns(include), named, Patterns(exclude), Patterns((*NEVER, *never)))
-    listing.walk(top, Rules.above(top))
+    listing.walk(top, Rules.of(top))
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
         names = ", ".join(printable(name) for name in sorted(listing.unreadable)[:SHOWN])
@@ -155,40 +147,42 @@ class _Listing:
     left_out: list[LeftOut] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
-    def walk(self, folder: str, rules: Rules, above: str = TAKEN) -> None:
+    def walk(self, folder: str, rules: Rules, above: str = TAKEN) -> bool:
         """List a folder; of one that is left out, only files that are tracked or included.
 
-        `above` is the decision about the folder, and `rules` are those by which it was made.
+        `above` is the decision about the folder, and `rules` are those by which it was made. Returns True if all
+        entries are uploaded.
         """
         try:
             with os.scandir(folder) as listing:
                 entries = list(listing)
             os.lstat(os.path.join(folder, "."))  # a folder that is readable but not executable only has names
         except FileNotFoundError:  # deleted since its parent was read
-            return
+            return True
         except PermissionError:
             if above in UPLOADED:
                 self.unreadable.append(os.path.relpath(folder, self.top))
-            return
+            return False
         rules = rules.enter(folder, is_nested=folder != self.top)
+        are_taken = True
         for entry in entries:
             with suppress(FileNotFoundError):
-                self._take(entry.path, entry.is_dir(follow_symlinks=False), rules, above)
+                are_taken &= self._take(entry.path, entry.is_dir(follow_symlinks=False), rules, above)
+        return are_taken and bool(entries)
 
-    def _take(self, path: str, is_folder: bool, rules: Rules, above: str) -> None:
+    def _take(self, path: str, is_folder: bool, rules: Rules, above: str) -> bool:
         name = path[len(self.top) + 1 :]
-        why, before = self._decide(path, name, is_folder, rules, above), len(self.files)
+        why = self._decide(path, name, is_folder, rules, above)
         is_named = above in UPLOADED or why in UPLOADED or why == KEY != above
+        is_taken = False
         if is_folder and (why in UPLOADED or self._has_more(path, name, rules, why)):
-            self.walk(path, rules, why)
+            is_taken = self.walk(path, rules, why)
         elif not is_folder and why in UPLOADED:
             why = self._take_file(path, name)
-        if why not in (*UPLOADED, UNNAMED) and is_named:
-            size, is_minimum = _count_bytes(path)
-            size -= sum(file.size for file in self.files[before:])
-            if size > 0 or len(self.files) == before:
-                shown = f"{name}/" if is_folder and why != BY_NAME else name
-                self.left_out.append(LeftOut(shown, max(size, 0), why, is_minimum))
+            is_taken = why in UPLOADED
+        if why not in (*UPLOADED, UNNAMED) and is_named and not is_taken:
+            self.left_out.append(LeftOut(f"{name}/" if is_folder and why != BY_NAME else name, why))
+        return is_taken or why == UNNAMED
 
     def _decide(self, path: str, name: str, is_folder: bool, rules: Rules, above: str) -> str:
         """Return one of UPLOADED, or why an entry is left out: the kind of ignore file, or a word."""
@@ -219,27 +213,12 @@ class _Listing:
                 return LINK
             self.files.append(CodeFile(name, 0, target))
         elif not stat.S_ISREG(status.st_mode):
-            return KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+            return NO_FILE
         elif os.access(path, os.R_OK):
             self.files.append(CodeFile(name, status.st_size))
         else:
             self.unreadable.append(name)
         return TAKEN
-
-
-def _count_bytes(path: str) -> tuple[int, bool]:
-    """Return the bytes of a file or of all files of a folder, and whether the count stopped early."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        return os.lstat(path).st_size, False
-    size, number = 0, 0
-    for folder, folders, names in os.walk(path):
-        number += len(folders) + len(names)
-        for name in names if number <= MAX_COUNTED else names[: MAX_COUNTED - number]:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(folder, name)).st_size
-        if number > MAX_COUNTED:
-            return size, True
-    return size, False
 
 
 def size_text(size: int) -> str:

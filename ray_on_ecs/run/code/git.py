@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import tempfile
 
-# A repository on a slow network disk should not stop a run, and the commit is worth a shorter wait.
-GIT_SECONDS, REVISION_SECONDS = 20, 10
+GIT_SECONDS = 20  # a repository on a slow network disk should not stop a run
 # Set in a git hook, they would lead git to another repository.
 MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 # Neither the repository's monitor and hooks run, nor the programs that fetch what a partial clone lacks.
 HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-# Without the last one, `git status` would write to the repository.
-OFFLINE = {
-    "GIT_ALLOW_PROTOCOL": "none",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_OPTIONAL_LOCKS": "0",
-}
-# Keys that can name a filter, also in a line of a value: git-lfs, which many users have installed as a filter, reads
-# the keys below `lfs.`, and splits the output of `git config --list` into lines. Not counted are the keys that git-lfs
-# writes into each clone. From a `.lfsconfig` it takes only addresses and patterns.
-NAMES_FILTER = re.compile(
-    r"^(?:filter\.|lfs\.(?!repositoryformatversion$|[^=\n]*\.(?:access|locksverify)$))", re.MULTILINE | re.IGNORECASE
-)
+OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
-def ask(folder: str | os.PathLike[str], *arguments: str, seconds: float = GIT_SECONDS, **variables: str) -> str | None:
+def ask(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> str | None:
     """Return the output of git for a folder, or None without git, without a repository, or after a time limit.
 
-    No program of the repository runs, unless the command filters contents (see `has_filters`).
+    The command must not read contents of files: a repository may name filters for them, which are programs.
     """
     environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | OFFLINE | variables
     command = ["git", *HARMLESS, *arguments]
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -65,31 +51,6 @@ def _paths(folder: str, listed: str | None) -> frozenset[str]:
 
 
 def revision(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Return environment variables with the git commit of a folder and whether its files differ from it.
-
-    The result is empty if git is missing or slow, or if there is not a commit. GIT_DIRTY is missing if git does not
-    answer, or if the repository has filters: to compare the files would run them.
-    """
-    commit = ask(folder, "rev-parse", "--verify", "HEAD", seconds=REVISION_SECONDS)
-    if commit is None:
-        return {}
-    variables = {"GIT_COMMIT": commit.strip()}
-    if not has_filters(folder):
-        status = ("status", "--porcelain", "--ignore-submodules=all", "--", ".")
-        changes = ask(folder, *status, seconds=REVISION_SECONDS)
-        if changes is not None:
-            variables["GIT_DIRTY"] = "1" if changes else "0"
-    return variables
-
-
-def has_filters(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a repository itself may name programs that filter contents; also if git does not say it.
-
-    Those of the user's own configuration don't count. A git before 2.26 can't tell them apart.
-    """
-    listed = ask(folder, "config", "--show-scope", "--null", "--list")
-    if listed is None:
-        return True
-    scopes, entries = listed.split("\0")[:-1:2], listed.split("\0")[1::2]
-    named = {scope for scope, entry in zip(scopes, entries, strict=True) if NAMES_FILTER.search(entry)}
-    return not named <= {"system", "global", "command"}
+    """Return the git commit of a folder as an environment variable; nothing if git does not answer with one."""
+    commit = ask(folder, "rev-parse", "--verify", "HEAD")
+    return {} if commit is None else {"GIT_COMMIT": commit.strip()}

@@ -13,8 +13,8 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.code import git
 
-GITIGNORE, RAYIGNORE, OF_REPOSITORY, OF_USER = ".gitignore", ".rayignore", ".git/info/exclude", "core.excludesFile"
-IGNORE_FILES = (GITIGNORE, RAYIGNORE, OF_REPOSITORY, OF_USER)
+GITIGNORE, RAYIGNORE, OF_USER = ".gitignore", ".rayignore", "core.excludesFile"
+IGNORE_FILES = (GITIGNORE, RAYIGNORE, OF_USER)
 TAKEN = "taken"  # the decision about a path that no ignore file leaves out
 LONGEST = 4096  # characters of a pattern, as of a path on Linux
 # Changes of pathspec's expressions. Of an asterisk that another one of the same name follows, and of two asterisks that
@@ -70,9 +70,9 @@ class Rules:
     """Ignore files that count for the entries of one folder.
 
     Attributes:
-        git: Those of git, the one with the last word at the end.
+        git: Those of git, the one with the last word at the end, where git itself does not answer.
         ray: The .rayignore files, which count besides: tracked files, too.
-        ignored: The answer of git itself, which replaces that of its files: see `git.ignored`.
+        ignored: The answer of git itself: see `git.ignored`.
         tracked: Paths that git tracks although it ignores them.
     """
 
@@ -82,25 +82,15 @@ class Rules:
     tracked: frozenset[str] = frozenset()
 
     @classmethod
-    def above(cls, folder: str) -> Rules:
-        """Return the rules of the folders above this one, from the root of its repository on."""
-        parents = [folder]
-        while not os.path.lexists(os.path.join(parents[-1], ".git")):
-            if parents[-1] == os.path.dirname(parents[-1]):
-                return cls()
-            parents.append(os.path.dirname(parents[-1]))
-        rules = cls(_of_repository(parents[-1]))
-        for parent, child in zip(parents[:0:-1], parents[-2::-1], strict=True):
-            rules = rules.enter(parent)
-            if rules.ignored_by(child, is_folder=True) != TAKEN:
-                return cls()  # the user names the folder, so ignore files above it do not apply
-        return replace(rules, ignored=git.ignored(folder), tracked=git.tracked(folder))
+    def of(cls, folder: str) -> Rules:
+        """Return the rules for a user's folder."""
+        return cls(_of_user(folder), ignored=git.ignored(folder), tracked=git.tracked(folder))
 
     def enter(self, folder: str, *, is_nested: bool = False) -> Rules:
         """Return the rules for the entries of a folder; git is not asked about a repository inside the user's."""
         rules = self
         if is_nested and os.path.lexists(os.path.join(folder, ".git")):  # a submodule or a clone: other rules
-            rules = Rules(_of_repository(folder), self.ray)
+            rules = Rules(_of_user(folder), self.ray)
         of_git = (
             rules.git
             if rules.ignored is not None
@@ -124,12 +114,12 @@ class Rules:
         return any(path.startswith(f"{folder}/") for path in self.tracked)
 
 
-def _of_repository(folder: str) -> tuple[Patterns, ...]:
-    """Return the patterns for a whole repository: those of the user's configuration, and those of `.git/info`."""
+def _of_user(folder: str) -> tuple[Patterns, ...]:
+    """Return the patterns of the user's configuration of git, for a repository in this folder."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     named = git.ask(os.sep, "config", "--path", "--null", "--get", "core.excludesFile")
     users = f"{home}/git/ignore" if named is None else named.removesuffix("\0")
-    return _read(users, folder, OF_USER) + _read(os.path.join(folder, OF_REPOSITORY), folder, OF_REPOSITORY)
+    return _read(users, folder, OF_USER)
 
 
 def _read(path: str, folder: str, source: str) -> tuple[Patterns, ...]:

@@ -1,4 +1,4 @@
-"""Commands of a run before anything starts: refused in one line, or with large files that are linked."""
+"""Commands of a run before anything starts: refused in one line."""
 
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted
 from ray_on_ecs.run import admission, document
 from ray_on_ecs.run.__main__ import main
-from ray_on_ecs.run.code import archive
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -79,14 +78,6 @@ def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
-
-
-def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> None:
-    said: list[str] = []
-    config = RunConfig(command=("train.py",))
-    stored = archive.store(config, RunStorage.open(str(storage), "mine"), said.append, links=True)
-    assert stored.links == {"data/large.tar": str(large / "data" / "large.tar")}
-    assert said == ["left out: data/ignored.bin (2.0 GiB, .gitignore)"]
 
 
 def test_too_much_code_is_one_line(
