@@ -18,12 +18,11 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.periodic import run_every
@@ -41,11 +40,6 @@ ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
 OTHER_FILE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?(.+?)[\"']?\s*(?:\s#.*)?$", re.MULTILINE)
 LOCAL_PATH = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
-# In a package's folder: files that affect an editable installation, and files that are not source.
-DECLARATIONS = ("pyproject.toml", "setup.cfg", "setup.py")
-NO_SOURCE = ("__pycache__", "build", "*.egg-info", ".*")
-# A larger file in it counts as data and is only compared by size.
-LARGEST_SOURCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -56,15 +50,13 @@ class Resolution:
         source: A hash of the file, of the files that it names, and of Python's version.
         versions: The versions of packages from an index or an archive, by name.
         commits: The addresses of packages from a repository, `git+https://...@commit`, by name.
-        local: Hashes of folders and archives on the disk, by their path from the folder with the code.
-        editable: Paths in `local` of packages that are used in their place (`pip install -e`).
+        code: The archive of the code if some are from the disk, whose content may change with it; otherwise empty.
     """
 
     source: str
     versions: dict[str, str]
     commits: dict[str, str]
-    local: dict[str, str]
-    editable: list[str]
+    code: str
 
 
 class Requirements:
@@ -73,19 +65,20 @@ class Requirements:
     Args:
         folder: The folder with the code, where relative paths of packages begin, as pip has it.
         name: The file's path in it.
+        code: The archive of the code.
         variables: Environment variables for pip, such as `PIP_INDEX_URL`.
         secrets: More variables, whose values are never shown.
     """
 
     def __init__(
-        self, folder: Path, name: str, variables: Mapping[str, str], secrets: Mapping[str, str] | None = None
+        self, folder: Path, name: str, code: str, variables: Mapping[str, str], secrets: Mapping[str, str] | None = None
     ) -> None:
-        self._folder, self._name, self._secrets = folder, name, secrets or {}
+        self._folder, self._name, self._code, self._secrets = folder, name, code, secrets or {}
         self._variables = {**variables, **self._secrets}
         self._mask = Masker(self._secrets.values())
 
     def resolve(self, storage: RunStorage) -> Resolution:
-        """Resolve the file; return the run's earlier resolution if no file or package on the disk has changed since.
+        """Resolve the file; return the run's earlier resolution if neither it nor packages on the disk have changed.
 
         Raises:
             UsageError: pip can't find the packages; the message has its last line.
@@ -94,13 +87,12 @@ class Requirements:
         document = storage.read_json(layout.PACKAGES)
         if document:
             resolution = Resolution(**document)
-            local = self._hashes(resolution.local, resolution.editable, storage)
-            if (resolution.source, resolution.local) == (source, local):
+            if resolution.source == source and resolution.code in ("", self._code):
                 return resolution
         logger.info("resolving the packages of --requirements")
         with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
             packages = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
-        resolution = self._resolution(source, packages, storage)
+        resolution = self._resolution(source, packages)
         storage.write_json(layout.PACKAGES, asdict(resolution))
         return resolution
 
@@ -120,26 +112,19 @@ class Requirements:
             self._install(str(target / "bin" / "python"), resolution)
             logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
 
-        folder = str(self._folder) if resolution.editable else None
+        folder = str(self._folder) if resolution.code else None  # others may be used in their place (-e)
         key = json.dumps([sys.version, sys.prefix, asdict(resolution), folder])
         return str(node_cache.cached("packages", key, make) / "bin" / "python")
 
-    def _resolution(self, source: str, packages: Sequence[Mapping[str, Any]], storage: RunStorage) -> Resolution:
+    def _resolution(self, source: str, packages: Sequence[Mapping[str, Any]]) -> Resolution:
         versions: dict[str, str] = {}
-        local: list[str] = []
-        editable: list[str] = []
-        top = self._folder.resolve()
+        is_local = False
         for package in packages:
             download = package["download_info"]
             if "archive_info" in download:
                 versions[package["metadata"]["name"]] = package["metadata"]["version"]
-            url = urlsplit(download["url"])
-            if url.scheme == "file" and "vcs_info" not in download:
-                path = Path(unquote(url.path))
-                local.append(str(path.relative_to(top) if path.is_relative_to(top) else path))
-                if download.get("dir_info", {}).get("editable"):
-                    editable.append(local[-1])
-        return Resolution(source, versions, self._commits(packages), self._hashes(local, editable, storage), editable)
+            is_local = is_local or (download["url"].startswith("file:") and "vcs_info" not in download)
+        return Resolution(source, versions, self._commits(packages), self._code if is_local else "")
 
     def _install(self, python: str, resolution: Resolution) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -203,10 +188,6 @@ class Requirements:
                     )
         return hashlib.sha256(json.dumps([sys.version, *texts.values()]).encode()).hexdigest()
 
-    def _hashes(self, paths: Iterable[str], editable: Collection[str], storage: RunStorage) -> dict[str, str]:
-        outputs = os.path.realpath(storage.base) if storage.is_local else ""  # by default in the folder with the code
-        return {path: _hash_of(self._folder / path, path in editable, outputs) for path in paths}
-
 
 def _texts(path: str, texts: dict[str, str]) -> dict[str, str]:
     """Add the texts of a requirements file and of the files that it names, relative to it; return all by path."""
@@ -216,33 +197,6 @@ def _texts(path: str, texts: dict[str, str]) -> dict[str, str]:
         for other in OTHER_FILE.findall(text):
             _texts(os.path.normpath(Path(path).parent / other), texts)
     return texts
-
-
-def _hash_of(path: Path, is_editable: bool, outputs: str) -> str:
-    """Return a hash of an archive, or of the names and contents of a package's sources."""
-    files = [path] if path.is_file() else [path / name for name in DECLARATIONS]
-    if path.is_dir() and not is_editable:
-        files = list(_sources(path, outputs))
-    hashed = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            size = file.stat().st_size
-            is_data = file != path and size > LARGEST_SOURCE
-            with file.open("rb") as stream:
-                content = "" if is_data else hashlib.file_digest(stream, "sha256").hexdigest()
-            hashed.update(f"{file.relative_to(path)} {size} {content}\n".encode(errors="surrogateescape"))
-    return hashed.hexdigest()
-
-
-def _sources(path: Path, outputs: str) -> Iterator[Path]:
-    for parent, folders, names in os.walk(path):
-        sources: list[str] = []
-        for name in sorted(folders):
-            is_generated = any(fnmatch(name, pattern) for pattern in NO_SOURCE)
-            if not is_generated and os.path.realpath(os.path.join(parent, name)) != outputs:
-                sources.append(name)
-        folders[:] = sources  # os.walk enters these only
-        yield from (Path(parent, name) for name in sorted(names))
 
 
 def _see_packages_of_this_interpreter(target: Path) -> None:

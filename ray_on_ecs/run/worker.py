@@ -184,7 +184,8 @@ class ScriptWorker:
         name = self._config.requirements_in_folder
         if name is None:
             return sys.executable
-        requirements = packages.Requirements(self._folder, name, self._config.variables, secret_values)
+        archive, variables = self._settings.code.archive, self._config.variables
+        requirements = packages.Requirements(self._folder, name, archive, variables, secret_values)
         if self._rank.rank == 0:
             requirements.resolve(self._storage)
         self.exchange.report(is_prepared=True)

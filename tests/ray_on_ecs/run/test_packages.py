@@ -78,9 +78,9 @@ def write_library(folder: Path, says: str) -> None:
     write(folder, {"pyproject.toml": PYPROJECT, "mylib/__init__.py": f"SAYS = '{says}'\n"})
 
 
-def says(folder: Path, storage: RunStorage, name: str, module: str) -> str:
+def says(folder: Path, storage: RunStorage, name: str, module: str, code: str = "a") -> str:
     """Install a requirements file and return a module's output."""
-    requirements = Requirements(folder, name, OFFLINE)
+    requirements = Requirements(folder, name, code, OFFLINE)
     python = requirements.install(requirements.resolve(storage))
     command = [python, "-P", "-c", f"import {module}; print({module}.SAYS)"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -128,7 +128,7 @@ def test_paths_are_relative_like_in_pip(
         make_wheel(folder / "wheels", version)
     write(folder, files)
     variables = {**OFFLINE, "PIP_FIND_LINKS": str(folder / "wheels")}
-    assert Requirements(folder, "req/gpu.txt", variables).resolve(storage).versions == {"greeting": expected}
+    assert Requirements(folder, "req/gpu.txt", "a", variables).resolve(storage).versions == {"greeting": expected}
 
 
 @pytest.mark.ray
@@ -136,57 +136,27 @@ def test_edit_of_a_local_package_is_installed(folder: Path, storage: RunStorage)
     write(folder, {"requirements.txt": "./lib\n"})
     for text in ("one", "two, and not one"):
         write_library(folder / "lib", text)
-        assert says(folder, storage, "requirements.txt", "mylib") == text
+        assert says(folder, storage, "requirements.txt", "mylib", code=text) == text
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize(("line", "number"), [("./lib", 1), ("-e ./lib", 2)])
-def test_editable_package_belongs_to_one_folder(
-    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, line: str, number: int
-) -> None:
-    write(folder, {"requirements.txt": f"{line}\n"})
-    write_library(folder / "lib", "one")
-    resolution = Requirements(folder, "requirements.txt", OFFLINE).resolve(storage)
-    assert list(resolution.local) == ["lib"]
-    keys: set[str] = set()
-    monkeypatch.setattr(node_cache, "cached", lambda kind, key, make: keys.add(key) or folder)
-    for each in (folder, folder.parent):
-        Requirements(each, "requirements.txt", OFFLINE).install(resolution)
-    assert len(keys) == number
-
-
-@pytest.mark.parametrize(
-    ("line", "changed", "is_other"),
-    [
-        (".", {"mylib/__init__.py": "SAYS = 'two'\n"}, True),
-        (".", {"mylib/new.py": ""}, True),
-        (".", {"mylib/__pycache__/x.pyc": "x", "build/lib/x.py": "x", "mylib.egg-info/PKG-INFO": "x"}, False),
-        (".", {".git/index": "x", "results/mine/files/model.pt": "x", "results/run/metrics.jsonl": "x"}, False),
-        (".", {"data.bin": "x" * (2**20 + 1)}, True),
-        ("-e .", {"mylib/new.py": "", "data.bin": "x"}, False),
-        ("-e .", {"setup.cfg": "x"}, True),
-    ],
-    ids=["an edit", "a module", "a build", "results", "data", "in its place", "its declaration"],
-)
-def test_package_identity_depends_only_on_sources(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, changed: dict[str, str], is_other: bool
+@pytest.mark.parametrize("line", [".", "-e .", "./mylib-1.0.tar.gz"])
+def test_local_package_belongs_to_one_folder_and_code(
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     report = {
         "metadata": {"name": "mylib", "version": "1.0"},
-        "download_info": {"url": folder.as_uri(), "dir_info": {"editable": line != "."}},
+        "download_info": {"url": folder.as_uri(), "archive_info" if "tar" in line else "dir_info": {}},
     }
     resolved = []
     monkeypatch.setattr(Requirements, "_pip", lambda self, *arguments: resolved.append(arguments) or [report])
-    storage = RunStorage.open(str(folder / "results"), "mine")
     write(folder, {"requirements.txt": line})
-    write_library(folder, "one")
-    requirements = Requirements(folder, "requirements.txt", OFFLINE)
-    before = requirements.resolve(storage)
-    assert requirements.resolve(storage) == before
-    assert len(resolved) == 1
-    write(folder, changed)
-    assert (requirements.resolve(storage) != before) == is_other
-    assert len(resolved) == 1 + is_other
+    keys: set[str] = set()
+    monkeypatch.setattr(node_cache, "cached", lambda kind, key, make: keys.add(key) or folder)
+    write(folder.parent / "other", {"requirements.txt": line})
+    for each, code in ((folder, "a"), (folder, "a"), (folder.parent / "other", "a"), (folder, "b")):
+        requirements = Requirements(each, "requirements.txt", code, OFFLINE)
+        requirements.install(requirements.resolve(storage))
+    assert (len(resolved), len(keys)) == (2, 3)
 
 
 @pytest.mark.ray
@@ -194,7 +164,7 @@ def test_other_wheels_of_the_same_name_are_installed(folder: Path, storage: RunS
     write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n"})
     for text in ("one", "two"):
         make_wheel(folder, "1.0", text)
-        assert says(folder, storage, "requirements.txt", "greeting") == text
+        assert says(folder, storage, "requirements.txt", "greeting", code=text) == text
 
 
 @pytest.mark.ray
@@ -219,7 +189,7 @@ def test_versions_stay_until_the_requirements_change(folder: Path, storage: RunS
 def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, cache: Path) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": f"git+file://{repository}@main#egg=mylib\n"})
-    requirements = Requirements(folder, "requirements.txt", OFFLINE)
+    requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
     resolution = requirements.resolve(storage)
     write_library(repository, "two")
     git(repository, *commit)
@@ -231,7 +201,7 @@ def test_moving_branch_stays_at_its_commit(folder: Path, storage: RunStorage, ca
 def test_url_secret_is_stored_by_name(folder: Path, storage: RunStorage, cache: Path) -> None:
     repository, commit = make_repository(folder)
     write(folder, {"requirements.txt": "git+file://${PLACE}@main#egg=mylib\n"})
-    requirements = Requirements(folder, "requirements.txt", OFFLINE, {"PLACE": str(repository)})
+    requirements = Requirements(folder, "requirements.txt", "a", OFFLINE, {"PLACE": str(repository)})
     resolution = requirements.resolve(storage)
     assert resolution.commits["mylib"].startswith("git+file://${PLACE}@")
     assert str(repository) not in storage.read(layout.PACKAGES).decode()
@@ -267,9 +237,9 @@ def test_pip_has_the_variables_of_the_script(folder: Path, storage: RunStorage) 
     requirement = f"greeting==1.0 --hash=sha256:{digest}"
     write(folder, {"requirements.txt": f"--find-links ${{WHEELS}}\n--no-index\n{requirement}\n"})
     with pytest.raises(UsageError, match=r"No matching distribution found for greeting==1\.0"):
-        Requirements(folder, "requirements.txt", {}).resolve(storage)
+        Requirements(folder, "requirements.txt", "a", {}).resolve(storage)
     variables = {"WHEELS": str(wheel.parent)}
-    assert Requirements(folder, "requirements.txt", variables).resolve(storage).versions == {"greeting": "1.0"}
+    assert Requirements(folder, "requirements.txt", "a", variables).resolve(storage).versions == {"greeting": "1.0"}
 
 
 @pytest.mark.parametrize(
@@ -292,7 +262,7 @@ def test_requirements_refused_by_pip_are_one_line(
     if text is not None:
         write(folder, {"requirements.txt": text})
     with pytest.raises(UsageError, match=f"^--requirements: {message}") as caught:
-        Requirements(folder, "requirements.txt", OFFLINE).resolve(storage)
+        Requirements(folder, "requirements.txt", "a", OFFLINE).resolve(storage)
     assert "\n" not in str(caught.value)
     assert not storage.exists(layout.PACKAGES)
 
