@@ -147,5 +147,5 @@ def read_group(stack: Stack, info: ClusterInfo) -> Group:
         in_service=sum(member["LifecycleState"] == "InService" for member in members),
         instances=len(members),
         unhealthy=[member["InstanceId"] for member in members if member["HealthStatus"] == "Unhealthy"],
-        failure=one_line(failure.message) if failure else None,
+        failure=one_line(failure) if failure else None,
     )

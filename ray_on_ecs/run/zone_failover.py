@@ -12,7 +12,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -24,8 +23,6 @@ from ray_on_ecs.errors import one_line
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 20.0  # AWS throttles more frequent requests
-CONNECT_SECONDS = 2  # short, because the driver looks for room on the same thread
-READ_SECONDS = 3
 # An older failure is outdated, since the group retries every few minutes.
 RECENT = timedelta(minutes=15)
 # Time without a new instance after which a zone that has only some of the instances is given up for another.
@@ -37,48 +34,13 @@ ACTIVITIES = 50
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-instancelaunchfailure.html
 CAPACITY = re.compile(r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient|no Spot capacity", re.I)
 QUOTA = re.compile(r"VcpuLimitExceeded|vCPU limit|Max\s?Spot\s?Instance\s?Count|InstanceLimitExceeded", re.I)
+SPOT = re.compile("spot", re.I)
 
 Activity = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A launch that failed.
-
-    Attributes:
-        message: The message of EC2 Auto Scaling.
-    """
-
-    message: str
-
-    @property
-    def is_of_capacity(self) -> bool:
-        """True if EC2 lacks capacity of this type at the moment."""
-        return CAPACITY.search(self.message) is not None
-
-    @property
-    def is_of_quota(self) -> bool:
-        """True if the quota of the account is reached."""
-        return QUOTA.search(self.message) is not None
-
-    @property
-    def is_on_spot(self) -> bool:
-        """True for a Spot Instance request."""
-        return re.search("spot", self.message, re.I) is not None
-
-    @property
-    def code(self) -> str:
-        """EC2's name of the error."""
-        code = re.search(r"\b([A-Z]\w+) - ", self.message)
-        if code:
-            return code[1]
-        if self.is_of_quota:
-            return "MaxSpotInstanceCountExceeded" if self.is_on_spot else "VcpuLimitExceeded"
-        return "UnfulfillableCapacity" if self.is_on_spot else "InsufficientInstanceCapacity"
-
-
-def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since: datetime) -> Failure | None:
-    """Return why the last launch in these subnets failed, or None if it didn't or is older."""
+def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since: datetime) -> str | None:
+    """Return EC2 Auto Scaling's message of the last launch in these subnets, or None if it did not fail or is older."""
     ended = [
         activity
         for activity in activities
@@ -88,19 +50,12 @@ def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since
         and json.loads(activity.get("Details") or "{}").get("Subnet ID") in (None, *subnets)
     ]
     newest = max(ended, key=lambda activity: activity["StartTime"], default=None)
-    if newest is None or newest["StatusCode"] != "Failed":
-        return None
-    return Failure(newest["StatusMessage"])
+    return newest["StatusMessage"] if newest and newest["StatusCode"] == "Failed" else None
 
 
 def autoscaling_client() -> Any:
-    """Return a client that gives up soon, because the run waits meanwhile and will ask again."""
-    return client("autoscaling", connect_seconds=CONNECT_SECONDS, read_seconds=READ_SECONDS, attempts=1)
-
-
-def utc_now() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
+    """Return a client that gives up soon: the driver looks for room on the same thread, and will ask again."""
+    return client("autoscaling", connect_seconds=2, read_seconds=3, attempts=1)
 
 
 class ZoneFailover:
@@ -132,7 +87,7 @@ class ZoneFailover:
         is_idle: Callable[[], bool],
         others_wait: Callable[[], bool],
         connect: Callable[[], Any] = autoscaling_client,
-        now: Callable[[], datetime] = utc_now,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._workers = workers
         self._needed = needed
@@ -184,7 +139,9 @@ class ZoneFailover:
         answer = self._client.describe_scaling_activities(
             AutoScalingGroupName=self._workers["group"], MaxRecords=ACTIVITIES
         )
-        failure = newest_failure(answer["Activities"], subnets, self._oldest_failure_at())
+        # An earlier failure in this zone is not of this wait's attempt.
+        since = max(self._now() - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
+        failure = newest_failure(answer["Activities"], subnets, since)
         if len(here) >= self._needed:  # they are about to join
             failure = None
         logger.debug(f"{self._zone}: {len(here)} of {self._needed} instances, {failure or 'no failure'}")
@@ -211,7 +168,7 @@ class ZoneFailover:
         if zone:
             self._most.setdefault(zone, 0)
 
-    def _note_count(self, count: int, failure: Failure | None) -> bool:
+    def _note_count(self, count: int, failure: str | None) -> bool:
         """Note the zone's number of instances; return whether it has lacked more for long enough to be given up."""
         if self._zone:
             self._most[self._zone] = max(self._most[self._zone], count)
@@ -221,18 +178,14 @@ class ZoneFailover:
         self._lacking_since = self._lacking_since or self._now()
         return not count or self._now() - self._lacking_since >= PATIENCE
 
-    def _oldest_failure_at(self) -> datetime:
-        """Return the time from which on a failure counts: an earlier one in this zone is not of this wait's attempt."""
-        return max(self._now() - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
-
-    def _next_zone(self, failure: Failure | None) -> Zone | None:
+    def _next_zone(self, failure: str | None) -> Zone | None:
         """Return the zone to move to, or None to stay."""
         zones = self._workers["zones"]
         if self._workers["spread"] or len(zones) == 1 or self._is_last:
             return None
         if self._zone is None:
             return zones[0] if self._count < self._needed else None
-        if failure is None or not failure.is_of_capacity:
+        if not failure or not CAPACITY.search(failure):
             return None
         here = [zone["zone"] for zone in zones].index(self._zone)
         for zone in zones[here:] + zones[:here]:
@@ -242,7 +195,7 @@ class ZoneFailover:
         is_better = best["zone"] != self._zone and self._most[best["zone"]] > self._count
         return best if is_better else None
 
-    def _move(self, zone: Zone, failure: Failure | None) -> None:
+    def _move(self, zone: Zone, failure: str | None) -> None:
         self._client.update_auto_scaling_group(
             AutoScalingGroupName=self._workers["group"],
             VPCZoneIdentifier=zone["subnet_id"],
@@ -282,32 +235,32 @@ class ZoneFailover:
                 InstanceId=instance_id, ShouldDecrementDesiredCapacity=False
             )
 
-    def _describe(self, failure: Failure, subnets: Sequence[str], target: Zone | None) -> str:
+    def _describe(self, failure: str, subnets: Sequence[str], target: Zone | None) -> str:
         """Return what a failure means, and the way out of it."""
         types = self._types(failure)
-        if failure.is_of_quota:
+        if QUOTA.search(failure):
             return (
-                f"the account's quota has no room for another {types} ({failure.code}); "
-                "ask for more under Service Quotas, or for fewer workers"
+                f"the account's quota has no room for another {types}; ask for more under Service Quotas, or for fewer "
+                "workers"
             )
-        if not failure.is_of_capacity:
-            return f"EC2 starts no {types}: {one_line(failure.message)}"
+        if not CAPACITY.search(failure):
+            return f"EC2 starts no {types}: {one_line(failure)}"
         zones = [*self._most] or self._zone_names(subnets) or subnets
         where = zones[0] if len(zones) == 1 else f"any of {', '.join(zones)}"
         number = "no"
         if self._count:
             number = f"only {self._count} of {self._needed}"
             where = self._zone or where
-        problem = f"EC2 has {number} {types} in {where} at the moment ({failure.code})"
+        problem = f"EC2 has {number} {types} in {where} at the moment"
         if target:
             if_it_lasts = f", if EC2 has no more for {PATIENCE.seconds // 60} minutes" if self._count else ""
             return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
-        on_demand = ", or take them on demand: `pulumi config set spot false`" if failure.is_on_spot else ""
+        on_demand = ", or take them on demand: `pulumi config set spot false`" if SPOT.search(failure) else ""
         more = f"`pulumi config set workerInstanceTypes {','.join(self._workers['types'])},TYPE`"
         return f"{problem}; add zones (availabilityZones or subnetIds), or types: {more}{on_demand}"
 
-    def _types(self, failure: Failure) -> str:
-        return f"{' or '.join(self._workers['types'])}{' on spot' if failure.is_on_spot else ''}"
+    def _types(self, failure: str) -> str:
+        return f"{' or '.join(self._workers['types'])}{' on spot' if SPOT.search(failure) else ''}"
 
     def _zone_names(self, subnets: Sequence[str]) -> list[str]:
         """Return the names of the stack's zones that these subnets are in."""

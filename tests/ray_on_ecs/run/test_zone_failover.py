@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.run import zone_failover
-from ray_on_ecs.run.zone_failover import Failure, ZoneFailover
+from ray_on_ecs.run.zone_failover import CAPACITY, QUOTA, SPOT, ZoneFailover
 from tests.aws import client
 from tests.log_lines import collect_lines
 
@@ -45,25 +45,24 @@ UNSUPPORTED = (
 
 
 @pytest.mark.parametrize(
-    ("message", "is_of", "on_spot", "code"),
+    ("message", "is_of", "on_spot"),
     [
-        (NO_CAPACITY, "capacity", False, "InsufficientInstanceCapacity"),
-        (NO_CAPACITY_OF_SEVERAL, "capacity", False, "InsufficientInstanceCapacity"),
-        (NO_SPOT, "capacity", True, "UnfulfillableCapacity"),
-        (NO_SPOT_OF_SEVERAL, "capacity", True, "UnfulfillableCapacity"),
-        (NO_SPOT_IN_POOL, "capacity", True, "InsufficientInstanceCapacity"),
-        (NO_QUOTA, "quota", False, "VcpuLimitExceeded"),
-        (NO_QUOTA_OF_SEVERAL, "quota", False, "VcpuLimitExceeded"),
-        (NO_SPOT_QUOTA, "quota", True, "MaxSpotInstanceCountExceeded"),
-        (NO_SPOT_QUOTA_OF_SEVERAL, "quota", True, "MaxSpotInstanceCountExceeded"),
-        (UNSUPPORTED, "something else", True, "InvalidFleetConfiguration"),
+        (NO_CAPACITY, "capacity", False),
+        (NO_CAPACITY_OF_SEVERAL, "capacity", False),
+        (NO_SPOT, "capacity", True),
+        (NO_SPOT_OF_SEVERAL, "capacity", True),
+        (NO_SPOT_IN_POOL, "capacity", True),
+        (NO_QUOTA, "quota", False),
+        (NO_QUOTA_OF_SEVERAL, "quota", False),
+        (NO_SPOT_QUOTA, "quota", True),
+        (NO_SPOT_QUOTA_OF_SEVERAL, "quota", True),
+        (UNSUPPORTED, "something else", True),
     ],
-    ids=lambda value: None if " " in str(value) else str(value),
 )
-def test_messages_are_classified_as_capacity_or_quota(message: str, is_of: str, on_spot: bool, code: str) -> None:
-    failure = Failure(message)
-    assert (failure.is_of_capacity, failure.is_of_quota) == (is_of == "capacity", is_of == "quota")
-    assert (failure.is_on_spot, failure.code) == (on_spot, code)
+def test_messages_are_classified_as_capacity_or_quota(message: str, is_of: str, on_spot: bool) -> None:
+    found = [kind for kind, pattern in {"capacity": CAPACITY, "quota": QUOTA}.items() if pattern.search(message)]
+    assert found == [is_of] * (is_of != "something else")
+    assert bool(SPOT.search(message)) == on_spot
 
 
 class Clock:
@@ -203,7 +202,7 @@ class Watch:
         return self.watch.shortage
 
 
-IN_A = "EC2 has no g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity)"
+IN_A = "EC2 has no g5.xlarge in us-east-1a at the moment"
 MORE_TYPES = (
     "add zones (availabilityZones or subnetIds), or types: `pulumi config set workerInstanceTypes g5.xlarge,TYPE`"
 )
@@ -215,17 +214,17 @@ MORE_TYPES = (
         (NO_CAPACITY, f"{IN_A}; {MORE_TYPES}"),
         (
             NO_SPOT_OF_SEVERAL,
-            "EC2 has no g5.xlarge on spot in us-east-1a at the moment (UnfulfillableCapacity); "
+            "EC2 has no g5.xlarge on spot in us-east-1a at the moment; "
             f"{MORE_TYPES}, or take them on demand: `pulumi config set spot false`",
         ),
         (
             NO_QUOTA,
-            "the account's quota has no room for another g5.xlarge (VcpuLimitExceeded); "
+            "the account's quota has no room for another g5.xlarge; "
             "ask for more under Service Quotas, or for fewer workers",
         ),
         (
             NO_SPOT_QUOTA,
-            "the account's quota has no room for another g5.xlarge on spot (MaxSpotInstanceCountExceeded); "
+            "the account's quota has no room for another g5.xlarge on spot; "
             "ask for more under Service Quotas, or for fewer workers",
         ),
         ("Client.InternalError:\n no key", "EC2 starts no g5.xlarge: Client.InternalError: no key"),
@@ -301,8 +300,7 @@ def test_each_zone_is_tried_once(group: Group) -> None:
     assert group.updates[-1]["PlacementGroup"] == "", "the placement group of another zone must not stay"
     group.activities = [activity("Failed", group.subnets[2], minutes_ago=-1)]
     assert waiting.look() == (
-        "EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the moment "
-        f"(InsufficientInstanceCapacity); {MORE_TYPES}"
+        f"EC2 has no g5.xlarge in any of us-east-1a, us-east-1b, us-east-1c at the moment; {MORE_TYPES}"
     )
     assert len(waiting.lines) == 3
 
@@ -372,7 +370,7 @@ def test_workers_stay_while_any_is_in_use(group: Group) -> None:
     waiting.look()
     waiting.clock.passed = zone_failover.PATIENCE
     assert waiting.look() == (
-        "EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment (InsufficientInstanceCapacity); the workers move to "
+        "EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment; the workers move to "
         "us-east-1b as soon as no GPU is in use, if EC2 has no more for 5 minutes"
     )
     assert (group.updates, group.zones_of_instances) == ([], ["us-east-1a"])
@@ -570,7 +568,7 @@ def test_gang_returns_to_the_zone_with_most() -> None:
     assert cloud.moves == ["b", "c", "b"]
     assert watch.lines[-2:] == [
         "no g5.xlarge in us-east-1c; moving the workers back to us-east-1b, which had 3, to stay there",
-        "EC2 has only 3 of 4 g5.xlarge in us-east-1b at the moment (InsufficientInstanceCapacity); " + MORE_TYPES,
+        "EC2 has only 3 of 4 g5.xlarge in us-east-1b at the moment; " + MORE_TYPES,
     ]
     assert (cloud.in_zone(ZONES[1]), len(cloud.instances)) == (3, 3)
     cloud.has[ZONES[1]] = 4
