@@ -7,6 +7,7 @@ it had lasted a while, because each attempt writes some at its start. Output alo
 
 from __future__ import annotations
 
+import builtins
 import logging
 import time
 from collections import deque
@@ -25,55 +26,13 @@ FAILURES_A_DAY = 20
 DAY_SECONDS = 86400.0
 # Exit statuses of a wrong flag, and of a command that can't be run or isn't there, as argparse and shells have them.
 USAGE_STATUS, COMMAND_STATUSES = 2, (126, 127)
-# Exceptions that a restart does not mend before a run has made progress; subclasses are listed, too.
-MISTAKES = frozenset(
-    {
-        "AttributeError",
-        "FileNotFoundError",
-        "ImportError",
-        "IndentationError",
-        "KeyError",
-        "ModuleNotFoundError",
-        "NameError",
-        "SyntaxError",
-        "TabError",
-        "TypeError",
-        "UnboundLocalError",
-        "ValueError",
-    }
-)
-# Errors of a network, a storage or a device, which may not happen again.
-PASSING = frozenset(
-    {
-        "BlockingIOError",
-        "BrokenPipeError",
-        "ConnectionAbortedError",
-        "ConnectionError",
-        "ConnectionRefusedError",
-        "ConnectionResetError",
-        "EOFError",
-        "IOError",
-        "InterruptedError",
-        "OSError",
-        "TimeoutError",
-        "socket.gaierror",
-        "socket.timeout",
-    }
-)
-PASSING_MODULES = (
-    "aiohttp.",
-    "botocore.",
-    "google.api_core.",
-    "http.client.",
-    "httpx.",
-    "pyarrow.",
-    "ray.exceptions.",
-    "ray.train.",
-    "requests.",
-    "ssl.",
-    "torch.distributed.",
-    "torch.AcceleratorError",
-    "urllib.error.",
+# Exceptions that a restart does not mend before a run has made progress.
+MISTAKES = (AttributeError, FileNotFoundError, ImportError, KeyError, NameError, SyntaxError, TypeError, ValueError)
+# Errors of a network, a storage or a device, which may not happen again; OSError without its other subclasses.
+PASSING = (BlockingIOError, ConnectionError, EOFError, InterruptedError, TimeoutError)
+PASSING_NAMES = (
+    *("OSError", "aiohttp.", "botocore.", "google.api_core.", "http.client.", "httpx.", "pyarrow.", "ray.exceptions."),
+    *("ray.train.", "requests.", "socket.", "ssl.", "torch.AcceleratorError", "torch.distributed.", "urllib.error."),
     "urllib3.",
 )
 PASSING_TEXTS = ("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by peer", "Connection reset by peer", "cuDNN")
@@ -126,7 +85,9 @@ class Failure:
         if error is None or self.status is None or self.status <= 0:
             return None
         passes = (
-            error in PASSING or error.startswith(PASSING_MODULES) or any(pattern in text for pattern in PASSING_TEXTS)
+            _is_builtin(error, PASSING)
+            or error.startswith(PASSING_NAMES)
+            or any(pattern in text for pattern in PASSING_TEXTS)
         )
         return None if passes else (error, self.words.place)
 
@@ -264,7 +225,7 @@ class FailurePolicy:
         if failure.status == USAGE_STATUS or failure.status in COMMAND_STATUSES:
             return True
         name = (failure.words.exception or "").rpartition(".")[2]
-        return failure.status is not None and failure.status > 0 and name in MISTAKES
+        return failure.status is not None and failure.status > 0 and _is_builtin(name, MISTAKES)
 
     def _has_progressed(self) -> bool:
         """Return whether there was progress since the last failure, and remember how far the run is."""
@@ -286,3 +247,9 @@ class FailurePolicy:
         except OSError as cause:
             logger.debug(f"the progress is not known, and counts as none ({one_line(cause)})")
             return None
+
+
+def _is_builtin(name: str, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether an exception of this name is one of these kinds that Python has."""
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, kinds)
