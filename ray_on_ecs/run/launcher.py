@@ -10,8 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import local_store
@@ -24,9 +23,7 @@ class Process(Protocol):
     """The script, or a worker's part of it; a context that ends it."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> object: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> object: ...
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Generator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
@@ -24,51 +25,43 @@ POLL_SECONDS = 0.2
 BACKLOG = 1024
 
 
-class LocalStore:
-    """A port to which the ranks of a script connect; a context. The first connection starts the server.
+@contextmanager
+def serving(python: str) -> Generator[int]:
+    """Yield a port to which the ranks of a script connect; the first connection starts the server."""
+    listener = socket.create_server((HOST, 0), backlog=BACKLOG)
+    port: int = listener.getsockname()[1]
+    has_ended = threading.Event()
+    arguments = (python, listener, has_ended)
+    thread = threading.Thread(target=_serve, args=arguments, name="process group's store", daemon=True)
+    thread.start()
+    try:
+        yield port
+    finally:
+        has_ended.set()
+        thread.join()
 
-    Attributes:
-        port: The port.
-    """
 
-    def __init__(self, python: str) -> None:
-        self._python = python
-        self._listener = socket.create_server((HOST, 0), backlog=BACKLOG)
-        self.port: int = self._listener.getsockname()[1]
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="process group's store", daemon=True)
-
-    def __enter__(self) -> LocalStore:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._has_ended.set()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        """Wait for a connection, which a script without PyTorch never makes, and serve it in another process."""
-        with self._listener:
-            poll = select.poll()
-            poll.register(self._listener, select.POLLIN)
-            while not poll.poll(POLL_SECONDS * 1000):
-                if self._has_ended.is_set():
-                    return
-            descriptor = self._listener.fileno()
-            server = subprocess.Popen(
-                [self._python, "-I", __file__, str(descriptor), str(self.port), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
-        while not self._has_ended.wait(POLL_SECONDS):
-            if server.poll() is not None:  # the script, which waits for it, fails
-                logger.warning(f"{self._python} can't serve the process group's store; that needs PyTorch 2.1")
+def _serve(python: str, listener: socket.socket, has_ended: threading.Event) -> None:
+    """Wait for a connection, which a script without PyTorch never makes, and serve it in another process."""
+    with listener:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while not poll.poll(POLL_SECONDS * 1000):
+            if has_ended.is_set():
                 return
-        server.kill()
-        server.wait()
+        descriptor, port = listener.fileno(), listener.getsockname()[1]
+        server = subprocess.Popen(
+            [python, "-I", __file__, str(descriptor), str(port), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            start_new_session=True,
+        )
+    while not has_ended.wait(POLL_SECONDS):
+        if server.poll() is not None:  # the script, which waits for it, fails
+            logger.warning(f"{python} can't serve the process group's store; that needs PyTorch 2.1")
+            return
+    server.kill()
+    server.wait()
 
 
 def main() -> None:

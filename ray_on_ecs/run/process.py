@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -32,15 +31,12 @@ from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
 
 LAST_LINES = 200
 LOG_LINES = 50
-# How long a process has to write its stacks, and its last lines after it has ended.
-STACK_SECONDS = 5.0
-# How long reading the stacks of a process from outside may take.
-DUMP_SECONDS = 20.0
+STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines after it has ended
+DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
-# Of a line, before its secrets are masked.
-KEPT_CHARACTERS = 2 * MAX_CHARACTERS
-LOCK_PAUSE_SECONDS = 0.1
-NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
+KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
+NO_PYTHON = "The script does not run a Python process whose stacks could be read.
+"
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,7 @@ class ScriptProcess:
     If this process ends without ending the context, the command gets SIGTERM and 30 s.
 
     Attributes:
+        pid: The process of its supervisor, whose descendant the script is.
         last_lines: The end of its output.
         heard_at: When it last gave a sign of life (`time.monotonic`): some output, or `heard()`.
         ended_at: When it ended (Unix time), or None before.
@@ -100,7 +97,9 @@ class ScriptProcess:
         self._status_poll.register(self._status_reader, select.POLLIN)
         self._told = b""
         self._has_ended = False
-        self._pid = self._read_pid()
+        while b"\n" not in self._told and self._listen(None):
+            pass
+        self.pid = int(self._told.partition(b"\n")[0] or 0)
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
@@ -109,16 +108,9 @@ class ScriptProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         os.close(self._status_reader)
-
-    @property
-    def pid(self) -> int:
-        """The process of its supervisor, whose descendant the script is."""
-        return self._pid
 
     def poll(self) -> int | None:
         """Return the exit status if the script has ended and all its output was read, else None.
@@ -141,19 +133,14 @@ class ScriptProcess:
             self._status = int(status or -signal.SIGKILL)
         return self._status
 
-    def _read_pid(self) -> int:
-        while b"\n" not in self._told and not self._has_ended:
-            self._listen(None)
-        return int(self._told.partition(b"\n")[0] or 0)
-
     def _listen(self, seconds: float | None) -> bool:
-        """Wait for what the supervisor tells; return whether it has told something, or has ended."""
+        """Wait for what the supervisor tells; return whether it has told something."""
         if not self._status_poll.poll(None if seconds is None else seconds * 1000):
             return False
         text = os.read(self._status_reader, 64)
         self._told += text
         self._has_ended = not text
-        return True
+        return bool(text)
 
     def describe(self, worker: WorkerStatus) -> WorkerStatus:
         """Return the worker's status with the state of the script."""
@@ -300,7 +287,7 @@ def wait_for_end(lock: Path, seconds: float) -> bool:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(LOCK_PAUSE_SECONDS)
+            time.sleep(0.1)
         else:
             return True
 

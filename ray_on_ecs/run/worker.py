@@ -24,7 +24,7 @@ from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages
+from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
 from ray_on_ecs.run.allocation import gpu_name
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
@@ -34,7 +34,6 @@ from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles
 from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank, WorkerStatus
 from ray_on_ecs.run.launcher import Launcher, Process, Start
-from ray_on_ecs.run.local_store import LocalStore
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
 from ray_on_ecs.run.process import ProcessOptions, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
@@ -230,16 +229,16 @@ class ScriptWorker:
             self._files.store_last()
         self.exchange.report(is_stored=True)
 
-    def _serve_store(self, python: str) -> AbstractContextManager[LocalStore | None]:
-        """Return the store of a local run's process group, which rank 0's script would serve to the whole network.
+    def _serve_store(self, python: str) -> AbstractContextManager[int]:
+        """Return the port of a local run's process group, which rank 0's script would serve to the whole network.
 
         A single worker has none: its script may start ranks and a store itself, as PyTorch's examples do by `mp.spawn`.
         """
         is_wanted = self._rank.world_size > 1 and AGENT_STORE not in self._config.variables
         serves = is_wanted and self._rank.rank == 0 and LOCAL_VARIABLE in os.environ
-        return LocalStore(python) if serves else nullcontext()
+        return local_store.serving(python) if serves else nullcontext(0)
 
-    def _meet(self, store: LocalStore | None) -> bool:
+    def _meet(self, store: int) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.
 
         The script starts right after this, because another process can take the port until the script listens to it.
@@ -248,8 +247,7 @@ class ScriptWorker:
         with socket.socket() as listener:
             listener.bind(("", 0))
             port, network = listener.getsockname()[1], nccl_interface.network_of(host)
-            store_port = store.port if store else 0
-            peer = Peer(host, port, self._rank.node_rank, network, store_port)
+            peer = Peer(host, port, self._rank.node_rank, network, store)
             self.exchange.report(peer=peer, hardware=self._hardware())
             while self.exchange.is_to_run:
                 if self.exchange.directive.peers:

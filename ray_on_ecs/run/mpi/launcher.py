@@ -12,7 +12,6 @@ import math
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -101,16 +100,11 @@ class MpiProcess(ScriptProcess):
         super().kill()
         self._temporary.cleanup()
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the program's processes on this node: mpirun itself would give them no time."""
-        self._signal(signal.SIGTERM)
-
-    def abort(self) -> None:
-        """Send SIGABRT to the program's processes on this node."""
-        self._signal(signal.SIGABRT)
-
     def _signal(self, number: int) -> None:
-        """Send a signal to the processes that mpirun has started on this node, but not to their children."""
+        """Send a signal to the processes that mpirun has started on this node, but not to their children.
+
+        Not to mpirun, which gives them no time.
+        """
         programs: dict[int, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.pid).children(recursive=True):

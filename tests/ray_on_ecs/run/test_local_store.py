@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.node.ports import listens
-from ray_on_ecs.run.local_store import HOST, LocalStore
+from ray_on_ecs.run.local_store import HOST, serving
 from tests.lazy import Lazy
 from tests.waiting import until
 
@@ -32,42 +32,42 @@ def servers(parent: int) -> list[psutil.Process]:
 
 
 def test_ranks_share_a_store_that_only_this_machine_reaches() -> None:
-    with LocalStore(sys.executable) as store:
-        one, other = client(store.port), client(store.port)
+    with serving(sys.executable) as port:
+        one, other = client(port), client(port)
         one.set("key", "value")
         assert other.get("key") == b"value"
         [server] = servers(os.getpid())
         listeners = [each.laddr for each in server.net_connections("all") if each.status == psutil.CONN_LISTEN]
-        assert listeners == [(HOST, store.port)]
+        assert listeners == [(HOST, port)]
     assert not server.is_running()
-    assert not listens(store.port)
+    assert not listens(port)
 
 
 def test_each_start_has_an_empty_store() -> None:
     for _ in range(2):
-        with LocalStore(sys.executable) as store:
-            assert client(store.port).add("starts", 1) == 1
+        with serving(sys.executable) as port:
+            assert client(port).add("starts", 1) == 1
 
 
 def test_script_without_a_process_group_starts_no_server() -> None:
-    with LocalStore("not-an-interpreter") as store:
+    with serving("not-an-interpreter") as port:
         assert servers(os.getpid()) == []
-    assert not listens(store.port)
+    assert not listens(port)
 
 
 def test_interpreter_without_pytorch_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with LocalStore(str(python)) as store:
-        assert listens(store.port)
+    with serving(str(python)) as port:
+        assert listens(port)
         said = until(lambda: capfd.readouterr().out)
     assert re.fullmatch(rf"{python} can't serve the process group's store; that needs PyTorch 2.1\n", said)
 
 
 def hold(pipe: Connection) -> None:
-    with LocalStore(sys.executable) as store:
-        pipe.send(store.port)
+    with serving(sys.executable) as port:
+        pipe.send(port)
         signal.pause()
 
 

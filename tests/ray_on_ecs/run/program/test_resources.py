@@ -60,7 +60,7 @@ def test_wait_is_limited(clock: Clock) -> None:
     program.watch.look()
     clock.now += 9
     assert program.watch.shortage(10) is None
-    assert program.watch.is_waiting()
+    assert program.watch.waits_since is not None
     clock.now += 1
     line = program.watch.shortage(10)
     assert line == (
@@ -70,7 +70,7 @@ def test_wait_is_limited(clock: Clock) -> None:
     program.needs = Counter()
     program.watch.look()
     assert program.watch.shortage(10) is None
-    assert not program.watch.is_waiting()
+    assert program.watch.waits_since is None
 
 
 def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
