@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.cost import InstanceKind
 
-POLL_SECONDS = 2.0
+POLL_SECONDS = 2.0  # AWS bills by the second
 
 
 class InstanceHours:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # the end of a start waits for the thread
 BACKLOG = 1024
 
 

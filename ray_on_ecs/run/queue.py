@@ -32,9 +32,9 @@ from ray_on_ecs.run.allocation import count_gpus
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 2.0
+POLL_SECONDS = 2.0  # a run waits for minutes or hours
 STACK_POLLS = 30  # between two looks at the stack's description
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 10  # a head that is busy is asked again
 # Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
 # The command that starts Ray for a run on this machine.

@@ -39,8 +39,8 @@ from ray_on_ecs.tracking.shown_log import ForwardedLines
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 2.0
-CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 3.0
+POLL_SECONDS = 2.0  # a node needs minutes to join
+CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 3.0  # the head is in the same network
 BUSY_SECONDS = 30.0  # a GCS is, for instance, just after its head has restarted
 # Ray ends a driver without a word of ours when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # The metrics of Ray Train and Ray Tune: Ray creates these classes in `fit`.
 REPORTERS = ("ray_on_ecs.run.program.reports.TrainReporter", "ray_on_ecs.run.program.reports.TuneReporter")
-START_MARGIN_SECONDS = 60.0
 # "0" keeps Ray Train's workers in the folder with the code; by default they change into one that it makes.
 CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
@@ -77,7 +76,7 @@ class ProgramLauncher:
             **RAY_SETTINGS,
             **path,
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.worker_timeout + START_MARGIN_SECONDS),
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.worker_timeout + 60.0),
             CHANGE_FOLDER: "0",
             "RAY_DEDUP_LOGS": "0",  # a line of each rank is a line, though Ray finds them alike
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a script's own runtime environment is merged, and wins

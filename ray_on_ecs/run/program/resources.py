@@ -23,7 +23,7 @@ from ray_on_ecs.tracking.cost import InstanceKind
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0  # a look asks Ray's head
 # A program that fails so soon after one of its nodes was draining has failed for that.
 RECLAIMED_SECONDS = 180.0
 # CPUs and GPUs by their names; a part of one is a number below 1.
