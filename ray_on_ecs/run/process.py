@@ -35,8 +35,7 @@ STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines aft
 DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
-NO_PYTHON = "The script does not run a Python process whose stacks could be read.
-"
+NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
 @dataclass(frozen=True)
