@@ -37,17 +37,14 @@ JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
 # Keys of a job's metadata: the user who submitted it, and the time (Unix time).
 OWNER, SUBMITTED = "owner", "submitted"
 LONGEST_LABEL = 20
-# Settings of the number of workers, and those that a Ray program can't use, with the reason.
-WORKERS = ("num_workers", "nnodes", "nproc_per_node")
+# Settings that a Ray program can't use, with the reason.
 WITHOUT_DRIVER = {
-    **dict.fromkeys(WORKERS, "sets its number of workers itself, as in ScalingConfig(num_workers=...)"),
+    "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...)",
     "device": "says itself whether its workers have GPUs",
     "mpi": "is not started by mpirun",
     "no_python": "is run by Python",
     "no_driver": "is what --driver is for",
 }
-# torchrun's words for "as many as there are devices".
-EVERY_DEVICE = ("auto", "gpu", "cpu")
 
 _script = partial(setting, section="Script")
 _resources = partial(setting, section="Resources")
@@ -86,16 +83,6 @@ class RunConfig:
     )
     worker_timeout: float = _resources(
         600.0, "seconds to wait for nodes to join the cluster", type=float, at_least=0.0, metavar="SECONDS"
-    )
-    nnodes: str | None = _resources(
-        None, "torchrun's: with --nproc-per-node another way to give --num-workers", metavar="N|MIN:MAX", hidden=True
-    )
-    nproc_per_node: str | None = _resources(
-        None,
-        "torchrun's; gpu, cpu and auto: as many as the cluster has",
-        metavar="N",
-        flags=("--nproc-per-node", "--nproc_per_node"),
-        hidden=True,
     )
     working_dir: str = _files(".", "folder with the code; the script starts in the run's own copy of it", metavar="DIR")
     include: tuple[str, ...] = _many_files(
@@ -171,15 +158,6 @@ class RunConfig:
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
         self._check_driver()
-        if self.nnodes is not None or self.nproc_per_node is not None:
-            if self.num_workers is not None:
-                line = "can't be given with --nnodes or --nproc-per-node; use one or the other"
-                raise UsageError(f"--num-workers: {line}")
-            check_range("--nnodes", self.nnodes)
-            per_node = self.nproc_per_node
-            if per_node not in (None, *EVERY_DEVICE) and not re.fullmatch(r"[1-9]\d*", per_node or ""):
-                rule = f"it must be a number from 1, or one of {', '.join(EVERY_DEVICE)}"
-                raise UsageError(f"--nproc-per-node: {per_node!r} is not allowed; {rule}")
         check_address("--storage-path", self.storage_path)
         for item in self.input:
             check_address("--input", item)
@@ -198,13 +176,7 @@ class RunConfig:
     @property
     def workers(self) -> tuple[int, int] | None:
         """Minimum and maximum number of workers, or None if the cluster decides."""
-        if self.nnodes is None and self.nproc_per_node is None:
-            return None if self.num_workers is None else worker_range(self.num_workers)
-        if self.nproc_per_node in EVERY_DEVICE:
-            return None
-        minimum, maximum = worker_range(self.nnodes or 1)
-        per_node = int(self.nproc_per_node or 1)
-        return minimum * per_node, maximum * per_node
+        return None if self.num_workers is None else worker_range(self.num_workers)
 
     def named(self) -> Self:
         """Return this config with a run name, by default from the script's name and the time."""
@@ -297,10 +269,10 @@ class RunConfig:
         return ["ray-on-ecs", "run", *cluster_flag, *self.command_line()]
 
     def with_workers(self, number: int) -> Self:
-        """Return this config with a number of workers instead of torchrun's flags, unless it has a range."""
+        """Return this config with a number of workers, unless it has a range."""
         if self.workers and self.workers[0] < self.workers[1]:
             return self
-        return replace(self, num_workers=number, nnodes=None, nproc_per_node=None)
+        return replace(self, num_workers=number)
 
     def _check_driver(self) -> None:
         """Refuse settings that a Ray program can't use, and ignore the environment's number of workers."""
@@ -310,7 +282,7 @@ class RunConfig:
             value = getattr(self, name)
             if value in (None, False, "auto"):
                 continue
-            if name in WORKERS and str(value) == os.environ.get(environment_variable(name)):
+            if name == "num_workers" and str(value) == os.environ.get(environment_variable(name)):
                 object.__setattr__(self, name, None)
             else:
                 raise UsageError(f"{flag(name)}: leave it out; a Ray program {reason}")

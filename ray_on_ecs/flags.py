@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from ray_on_ecs.errors import UsageError
 
+ENVIRONMENT_PREFIX = "RAY_ON_ECS_"
 LARGEST = 10**15  # every JSON reader knows smaller numbers
 
 
@@ -16,8 +17,8 @@ def setting(default: Any, description: str, *, section: str, type: Callable[[str
     """Declare a dataclass field that is also a flag, with its line and section in `--help`.
 
     `type` converts the text of a flag or an environment variable. `more` has the rules `at_least` (inclusive), `above`
-    (exclusive) and `choices`; `metavar`; `flags` other than the field's name with dashes; `repeated` for a flag that
-    may be repeated, with a tuple of strings; `hidden` for a flag that `--help` does not show.
+    (exclusive) and `choices`; `metavar`; `flags` other than the field's name with dashes; and `repeated` for a flag
+    that may be repeated, with a tuple of strings.
     """
     return field(default=default, metadata={"description": description, "section": section, "type": type, **more})
 
@@ -34,7 +35,7 @@ def flags_of(spec: Field) -> tuple[str, ...]:
 
 def environment_variable(name: str) -> str:
     """Return the environment variable of a setting: `RAY_ON_ECS_RUN_NAME` for `run_name`."""
-    return f"RAY_ON_ECS_{name.upper()}"
+    return ENVIRONMENT_PREFIX + name.upper()
 
 
 def has_value(spec: Field) -> bool:

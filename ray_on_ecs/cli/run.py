@@ -26,7 +26,7 @@ from ray_on_ecs.cluster.jobs import (
     find_or_submit,
     run_of,
 )
-from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, WORKERS, RunConfig, user_name
+from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.node.jobs import SECRETS
@@ -149,7 +149,7 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
     if "storage_path" in given:
         changed["storage_path"] = cluster.storage_path = cluster.absolute(config.storage_path)
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
-    if not config.driver and not any(getattr(config, name) for name in WORKERS):
+    if not config.driver and config.num_workers is None:
         changed["num_workers"] = cluster.default_workers
     if cluster.is_here and config.inputs:
         from ray_on_ecs.run import inputs

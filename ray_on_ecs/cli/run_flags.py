@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import Field, replace
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from ray_on_ecs.cli.screen import note
 from ray_on_ecs.config import SETTINGS, RunConfig, defaults_in
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import flags_of, has_value, parse
+from ray_on_ecs.rules import check_range, worker_range
 from ray_on_ecs.run.program.source import driver_reason, with_driver
 
 # The section of the help whose flags name the cluster, and all sections, by how often their flags are used.
@@ -31,6 +33,8 @@ NEEDLESS_FLAGS = {
     "--node-rank": 1,
 }
 NEEDLESS = "needless"
+# torchrun's words for "as many as there are devices".
+EVERY_DEVICE = ("auto", "gpu", "cpu")
 # How alike two flags must be for one to be a mistyped other.
 CLOSE = 0.8
 
@@ -54,7 +58,6 @@ class Setting(click.Option):
             metavar=metavar,
             type=kind,  # for the shell's completion
             multiple=bool(spec.metadata.get("repeated")),
-            hidden=bool(spec.metadata.get("hidden")),
         )
         self.section: str = spec.metadata["section"]
         self._spec = spec
@@ -92,7 +95,14 @@ class Needless(click.Option):
 
 
 class RunCommand(click.Command):
-    """The command, whose help has the sections of the settings."""
+    """The command, whose help has the sections of the settings; it takes torchrun's numbers, too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params += [
+            click.Option(["--nnodes"], hidden=True),
+            click.Option(["--nproc-per-node", "--nproc_per_node"], hidden=True),
+        ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; an unknown flag before the script may be the script's."""
@@ -140,4 +150,15 @@ def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
 def given_settings(typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that were typed, of all values of this command's parameters by name."""
     values = {spec.name: typed[spec.name] for spec in SETTINGS}
+    nodes, per_node = typed["nnodes"], typed["nproc_per_node"]
+    if nodes or per_node:
+        if values["num_workers"] is not None:
+            raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
+        check_range("--nnodes", nodes)
+        if per_node not in EVERY_DEVICE:
+            if not re.fullmatch(r"[1-9]\d*", per_node or "1"):
+                rule = f"it must be a number from 1, or one of {', '.join(EVERY_DEVICE)}"
+                raise UsageError(f"--nproc-per-node: {per_node!r} is not allowed; {rule}")
+            minimum, maximum = (number * int(per_node or 1) for number in worker_range(nodes or 1))
+            values["num_workers"] = minimum if minimum == maximum else f"{minimum}:{maximum}"
     return {name: value for name, value in values.items() if value is not False and value not in (None, ())}

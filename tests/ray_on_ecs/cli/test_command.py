@@ -193,7 +193,7 @@ def test_torchrun_flags_are_accepted_and_explained(
     monkeypatch.chdir(tmp_path)
     torchrun = ("--standalone", "--rdzv_endpoint=host:1", "--nnodes=1", "--nproc-per-node=2")
     command = ["train.py", "--node-rank", "3"]
-    settings = {"nnodes": "1", "nproc_per_node": "2", "run_name": "x", "command": command}
+    settings = {"num_workers": 2, "run_name": "x", "command": command}
     assert given(*torchrun, "--run-name", "x", *command) == settings
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")

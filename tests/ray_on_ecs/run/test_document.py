@@ -65,13 +65,11 @@ def test_settings_and_code_are_read_as_written(storage: RunStorage) -> None:
 
 def test_every_setting_is_written(storage: RunStorage) -> None:
     switches = ("no_python", "mpi", "driver", "no_driver")
-    apart = {"run_name", "storage_path", "working_dir", "nnodes", "nproc_per_node", *switches}
+    apart = {"run_name", "storage_path", "working_dir", *switches}
     assert {spec.name for spec in SETTINGS} - apart <= OTHER.keys()
     for name in switches:
         written(storage, command=("a.py",), **{name: True})
         assert getattr(RunDocument.read(storage.uri, {}).config, name) is True
-    written(storage, command=("a.py",), nnodes="1:2", nproc_per_node="4")
-    assert RunDocument.read(storage.uri, {}).config.workers == (4, 8)
 
 
 def test_cluster_has_defaults_of_settings_that_are_not_given(storage: RunStorage) -> None:
