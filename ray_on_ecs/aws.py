@@ -16,7 +16,7 @@ from typing import Any
 
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 
-CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10.0, 30.0, 3
+CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10.0, 30.0, 3  # boto3's 60 s and 5 would be minutes without a line
 # As many as the threads that copy files (boto3 has 10).
 CONNECTIONS = 32
 # Error codes for invalid or expired credentials.

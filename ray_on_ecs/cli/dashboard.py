@@ -12,7 +12,7 @@ from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.errors import ResourceError
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0  # AWS closes a session after 20 idle minutes
 
 
 @click.command("dashboard")

@@ -36,9 +36,7 @@ DENIED = {
     *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "UnknownOperationException"),
     *("NotImplemented", "InvalidAction"),
 }
-# All checks take less than a minute: after this time none is started.
-START_SECONDS = 35.0
-ANSWER_SECONDS = 5
+ANSWER_SECONDS = 5  # of AWS
 PROGRAM_SECONDS, PULUMI_SECONDS = 10.0, 20.0  # a program may hang, and Pulumi reads a remote state
 UP = "pulumi up"
 LOG_IN = "aws sso login    # or: aws configure, or: export AWS_PROFILE=NAME"
@@ -75,7 +73,6 @@ class Findings:
 def command(as_json: bool, flags: dict[str, Any]) -> int:
     """Check everything between here and the cluster, and say what to type; exit status 1 if something is wrong."""
     _shorten_timeouts()
-    started_at = time.monotonic()
     states: dict[str, str] = {}
     results = []
     with ExitStack() as connections:
@@ -88,8 +85,6 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
             missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
             if missing:
                 state, line, fix = SKIPPED, f"not checked without {missing[0]}", ""
-            elif time.monotonic() - started_at > START_SECONDS:
-                state, line, fix = SKIPPED, "not checked, the others took too long", ""
             else:
                 state, line, fix = _outcome(check, findings)
             states[check.name] = state
@@ -105,7 +100,7 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
 
 
 def _shorten_timeouts() -> None:
-    """Let the checks fail sooner than other commands, so that all of them take less than a minute."""
+    """Let the checks fail sooner than other commands: several may have to."""
     aws.CONNECT_SECONDS = aws.READ_SECONDS = ANSWER_SECONDS
     aws.ATTEMPTS = 2
     session.OPEN_SECONDS = cluster_head.REQUEST_SECONDS = 10.0

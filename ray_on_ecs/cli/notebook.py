@@ -25,11 +25,11 @@ from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.private_folder import temporary
 
 PACKAGE = "jupyterlab"
-START_SECONDS = 900.0
-POLL_SECONDS = 1.0
+START_SECONDS = 900.0  # a new GPU instance
+POLL_SECONDS = 1.0  # each reads the log
 # Jupyter's line when it listens.
 LISTENS = "is running at"
-IDLE_SECONDS = 3600
+IDLE_SECONDS = 3600  # a lunch break
 # Jupyter ends its kernels, and then itself, when they are not used: it holds a GPU.
 ENTRYPOINT = (
     f"python -m {PACKAGE} --no-browser --ip={{ip}} --port={NOTEBOOK_PORT} --ServerApp.port_retries=0 --allow-root "

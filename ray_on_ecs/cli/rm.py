@@ -22,7 +22,6 @@ from ray_on_ecs.storage import layout
 if TYPE_CHECKING:
     from ray_on_ecs.storage.run_storage import RunStorage
 
-DAY_SECONDS = 86400.0
 # States of a run that a driver may still write to.
 BUSY = (*layout.UNDER_WAY, "starting")
 # States of a run whose driver is not heard of.
@@ -105,7 +104,7 @@ def _old_runs(cluster: Cluster, older_than: float) -> tuple[Folders, list[Job] |
     folders, jobs = list_folders(cluster, cluster.storage("")), ask_head(cluster)
     runs = [run for run in folders.runs(jobs) if folders.files.get(run.name, {}).keys() & OF_RUNS]
     busy = _under_way(cluster, folders, jobs, runs)
-    latest = folders.now - older_than * DAY_SECONDS
+    latest = folders.now - older_than * 86400
     ended = [run for run in runs if run.name not in busy and run.updated]
     return folders, jobs, [run for run in ended if datetime.fromisoformat(str(run.updated)).timestamp() < latest]
 
@@ -150,8 +149,7 @@ def _delete_code(folders: Folders, remaining: Iterable[str], older_than: float) 
         unused = [
             name
             for name, archive in listed.items()
-            if folders.now - archive.mtime_ns / 1e9 > older_than * DAY_SECONDS
-            and not any(name in code for code in needed)
+            if folders.now - archive.mtime_ns / 1e9 > older_than * 86400 and not any(name in code for code in needed)
         ]
         for name in unused:
             storage.delete(f"{FOLDER}/{name}")

@@ -11,6 +11,7 @@ from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
 from ray_on_ecs.errors import ResourceError, StackNotFound
 
+# As those of a run; `doctor` shortens them.
 CONNECT_SECONDS: float = 10
 READ_SECONDS: float = 30
 ATTEMPTS: int = 3

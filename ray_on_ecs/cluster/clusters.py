@@ -41,7 +41,7 @@ COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
 # A new head pulls its image first; in the head's container only its dashboard can be down.
 HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 5.0  # each opens a session
 # Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
 

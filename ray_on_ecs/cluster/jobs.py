@@ -22,7 +22,7 @@ from ray_on_ecs.tracking.shown_log import printable
 DEFAULT_MAX_RESUBMISSIONS = 3  # in a row
 # Time to wait for the head to resubmit a lost run; it polls its jobs every five seconds.
 RESUBMISSION_SECONDS = 30.0
-POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0  # a user waits
 SUBMIT_ATTEMPTS = 3
 # Time that a new head may need until it accepts jobs.
 AGENT_SECONDS = 60.0

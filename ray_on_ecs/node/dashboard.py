@@ -22,8 +22,7 @@ from ray_on_ecs.node import api
 
 logger = logging.getLogger("ray_on_ecs.node.dashboard")  # the module is __main__
 
-ASK_SECONDS = 15.0
-ANSWER_SECONDS = 10.0
+ASK_SECONDS, ANSWER_SECONDS = 15.0, 10.0  # it shares its CPU with drivers
 # Time without an answer before a restart, once it has answered, and from its start, which is slow on a busy machine.
 HANG_SECONDS = 90.0
 START_SECONDS = 300.0

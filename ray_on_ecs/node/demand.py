@@ -17,7 +17,7 @@ from ray_on_ecs.node import api
 if TYPE_CHECKING:
     from ray.autoscaler.v2.schema import NodeInfo, ResourceDemand
 
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 10  # the next minute asks again
 # Ray counts in ten-thousandths; a smaller remainder is a rounding error of a sum.
 DIGITS = 4
 # Resources by their names in Ray.

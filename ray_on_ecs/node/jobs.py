@@ -8,7 +8,6 @@ job takes part if its metadata has its run's name and `max_resubmissions`, which
 import json
 import logging
 import math
-import re
 import signal
 import threading
 import time
@@ -272,6 +271,5 @@ def _last_jobs(jobs: list[Job]) -> list[Job]:
 
 
 def _number(metadata: dict[str, str], key: str) -> int:
-    """Return a number of the metadata; 0 if it is missing."""
-    text = str(metadata.get(key, ""))
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+    text = metadata.get(key, "")
+    return int(text) if text.isdecimal() else 0

@@ -28,7 +28,6 @@ NODE = {
 UNROUTABLE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the kernel takes the default route to it
 # Outside the ranges from which Linux and Ray choose ports, so that no connection takes one before its use.
 FREE = range(20_000, 32_000)
-CONNECT_SECONDS = 10.0
 
 # Ray's Prometheus servers don't check the token, so they are off; RAY_enable_metrics_collection=true enables a node's.
 METRICS = {
@@ -83,6 +82,6 @@ def free_ports(count: int) -> list[int]:
 def listens(port: int) -> bool:
     """Return whether a server listens on a TCP port of 127.0.0.1."""
     with suppress(OSError):
-        socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS).close()
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
         return True
     return False

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Return codes of `ray start --block` after a stop signal: 1 if it has shut down, the signal if it was still starting.
 CLEAN_EXITS = (0, 1, -signal.SIGTERM, -signal.SIGINT)
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # a stop signal waits for it
 
 
 def run_node(name: str, start: Callable[[], int]) -> NoReturn:

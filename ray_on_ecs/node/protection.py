@@ -23,7 +23,7 @@ AGENT_VARIABLE = "ECS_AGENT_URI"  # ECS sets it in every container
 PATH = "/task-protection/v1/state"
 # The delay until a node that comes into use is protected.
 POLL_SECONDS = 10.0
-RENEW_SECONDS = 60.0
+RENEW_SECONDS = 60.0  # well before it expires
 # Longer than a restart of the ECS agent, and short for a node whose process hangs: it is billed until then.
 EXPIRES_MINUTES = 15
 # A run that restarts its workers leaves its nodes unused for a minute.

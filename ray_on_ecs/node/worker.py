@@ -27,7 +27,7 @@ DEFAULT_WAIT_SECONDS = 300.0  # a new head pulls its image
 # Time that a joined worker waits for a new head, which may have to pull its image first.
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RECONNECT_SECONDS = "600"
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 5.0  # each prints a line
 # Both GPU checks and the replacement fit into the health check's start period, 300 s.
 RECHECK_SECONDS, SECOND_CHECK_SECONDS = 30.0, 60.0
 

@@ -30,9 +30,9 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 
-REFRESH_SECONDS = 15.0
-STALE_SECONDS = 60.0
-POLL_SECONDS = 1.0
+# Three refreshes may fail before another command takes the lock over, which waits for a minute.
+REFRESH_SECONDS, STALE_SECONDS = 15.0, 60.0
+POLL_SECONDS = 1.0  # a request to S3 each
 # A call that hangs must end before the lock becomes stale.
 CALL_SECONDS, CALL_ATTEMPTS = 10.0, 3
 # Attempts of a write while the lock changes, as with S3's ConditionalRequestConflict.

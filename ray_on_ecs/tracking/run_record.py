@@ -12,7 +12,7 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
@@ -93,28 +93,15 @@ class RunRecord:
     @contextmanager
     def queued(self) -> Generator[None]:
         """Write the state `queued` until the block ends; the attribute `behind` is the run ahead."""
-        self._keep_before()
         try:
             with self._updating("queued"):
                 yield
         finally:
             self.behind = None
 
-    @contextmanager
-    def waiting(self) -> Generator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Write the state `waiting` until the block ends: the run waits for workers."""
-        self._keep_before()
-        with self._updating("waiting"):
-            yield
-
-    def _keep_before(self) -> None:
-        """Remember the status of an earlier command, unless this command has written one."""
-        if self._state is not None:
-            return
-        with suppress(OSError):
-            self._before = self._storage.read(layout.STATUS)
-        with suppress(Exception):  # a broken document does not have totals
-            self.earlier = earlier_of(parse_json(self._before or b"null"))
+        return self._updating("waiting")
 
     @contextmanager
     def training(
@@ -124,7 +111,6 @@ class RunRecord:
 
         The caller keeps counting the hours of the instances. `workers` is None if a Ray program starts them.
         """
-        self._keep_before()
         self._monitor, self._hours, self._workers = monitor, hours, workers
         with self._updating("training"), run_every(LOG_SECONDS, self._log.store, "run log"):
             yield
@@ -171,6 +157,11 @@ class RunRecord:
 
     @contextmanager
     def _updating(self, state: State) -> Generator[None]:
+        if self._state is None:  # this command has not replaced the status of the one before
+            with suppress(OSError):
+                self._before = self._storage.read(layout.STATUS)
+            with suppress(Exception):  # a broken document does not have totals
+                self.earlier = earlier_of(parse_json(self._before or b"null"))
         self._state = state
 
         def write() -> None:

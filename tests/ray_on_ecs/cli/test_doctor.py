@@ -329,8 +329,3 @@ def test_silent_aws_has_a_timeout(stack: Laptop, monkeypatch: pytest.MonkeyPatch
     assert "AWS can't be reached" in line_of(done, "credentials")
     assert (aws.CONNECT_SECONDS, aws.READ_SECONDS, aws.ATTEMPTS) == (0.1, 0.1, 2)
     assert max(session.OPEN_SECONDS, head.REQUEST_SECONDS) <= 10
-
-
-def test_no_check_starts_after_the_time_limit(stack: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "START_SECONDS", -1)
-    assert set(states(stack.run("doctor")).values()) == {SKIPPED}
