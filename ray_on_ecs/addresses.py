@@ -13,12 +13,7 @@ KEY_IN_PATH = re.compile(
 
 
 def check_address(what: str, address: str) -> None:
-    """Raise UsageError for an address that may hold a key.
-
-    Args:
-        what: The flag or variable that gives it, for the error.
-        address: A folder's path or `s3://bucket/prefix`, for an input after `NAME=`.
-    """
+    """Raise UsageError for an address, of an input after `NAME=`, that may hold a key; `what` names it in the error."""
     before, scheme, rest = address.partition("://")
     if KEY_IN_ADDRESS.match(rest) if scheme else KEY_IN_PATH.match(address):
         shown = f"{before}://…" if re.fullmatch(r"(?:\w+=)?(?:stream:)?s3", before) and scheme else "the value"

@@ -50,10 +50,7 @@ def client(
     attempts: int = ATTEMPTS,
     **options: Any,
 ) -> Any:
-    """Return the client of a service, such as `ssm`; UsageError if AWS_PROFILE or the configuration is broken.
-
-    The options are those of boto3, such as `region_name`; by default the environment decides.
-    """
+    """Return the client of a service, with options of boto3; UsageError if its configuration is broken."""
     limits = (connect_seconds, read_seconds, attempts)
     with translated(service), _making:  # a session must not be used by several threads
         return _client(_environment(), service, limits, tuple(sorted(options.items())))

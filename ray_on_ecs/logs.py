@@ -38,10 +38,8 @@ _OUTPUT = _Output()
 def set_up(name: str = "", variables: Mapping[str, str] | None = None, *, errors_from: int = logging.ERROR) -> None:
     """Configure this process's log; a second call replaces the first.
 
-    Args:
-        name: The command, a prefix of each line; empty in a worker, whose lines stand among its script's.
-        variables: The environment variables of the run, which win over this process's.
-        errors_from: The lowest level that goes to standard error.
+    The name is the prefix of each line; empty in a worker, whose lines stand among its script's. The run's variables
+    win over this process's. Lines go to standard error from the level `errors_from` on.
     """
     text = (variables or {}).get(VARIABLE) or os.environ.get(VARIABLE) or "info"
     level = LEVELS.get(text.strip().lower())

@@ -68,13 +68,9 @@ def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tu
         out.print(str(fetched))
 
 
-def fetch_run(
-    cluster: Cluster, name: str, folder: str | Path, checkpoints: bool = False, only: Sequence[str] = ()
-) -> Path:
-    """Copy a run into a folder of its name (see `copy_run`), say so on stderr, and return that folder."""
-    fetched = copy_run(cluster, name, Path(folder), checkpoints=checkpoints, only=only)
-    note(str(fetched))
-    return fetched.folder
+def fetch_run(cluster: Cluster, name: str, folder: str) -> None:
+    """Copy a run into a folder of its name (see `copy_run`), and say so on stderr."""
+    note(str(copy_run(cluster, name, Path(folder))))
 
 
 def copy_run(
@@ -85,10 +81,6 @@ def copy_run(
     Files that already have the size and the time of the storage are skipped; others appear when they are complete, with
     that time. The time of a script's file is when the script wrote it, wherever it is stored now. The report is made
     here: the one in the storage may be a page of others.
-
-    Raises:
-        UsageError: The run or the file does not exist, or the disk lacks room for it.
-        ResourceError: It can't be read.
     """
     target = folder.expanduser() / name
     storage = find_run(cluster, name)
@@ -133,15 +125,12 @@ def copy_run(
 
 @dataclass(frozen=True)
 class _Listing:
-    """Content of a run's folder, by paths: files, targets of links, and times at which a script wrote (ns).
-
-    Refused are names that the disk can't have, files of git's repositories, and links out of the folder.
-    """
+    """Content of a run's folder, by paths."""
 
     files: dict[str, StoredFile]
-    links: dict[str, str]
-    written_at: dict[str, int]
-    refused: list[str]
+    links: dict[str, str]  # their targets
+    written_at: dict[str, int]  # times at which a script wrote (ns)
+    refused: list[str]  # names that the disk can't have, files of git's repositories, and links out of the folder
 
 
 def _list(storage: RunStorage, target: Path) -> _Listing:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # A run that is under way replaces its files, perhaps while they are read.
 ATTEMPTS = 3
-# Of a folder that is made here: neither git nor the upload of a script's folder takes what was fetched.
-IGNORE = "*\n"
 
 
 def is_here(target: Path, path: str, info: StoredFile, written_at: int | None) -> bool:
@@ -53,7 +51,8 @@ def make_folder(target: Path) -> None:
     """Make the folder of a run, in one that git and uploads ignore if there is none yet."""
     if not target.parent.exists():
         target.parent.mkdir(parents=True)
-        (target.parent / ".gitignore").write_text(IGNORE)
+        # Neither git nor the upload of a script's folder takes what was fetched.
+        (target.parent / ".gitignore").write_text("*\n")
     target.mkdir(exist_ok=True)
 
 
@@ -62,11 +61,7 @@ def copy_all(
 ) -> dict[str, OSError]:
     """Copy files of a run, several at once, with the times at which a script wrote them.
 
-    Returns:
-        The files that were deleted or replaced meanwhile, and are not copied.
-
-    Raises:
-        OSError: A file can't be read or written.
+    Returns the files that were deleted or replaced meanwhile, and are not copied.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

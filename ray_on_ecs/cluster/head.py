@@ -18,21 +18,16 @@ LOG_SECONDS = 900.0
 # Without a new line of a log, after which the head has to answer a request: a connection may lead nowhere.
 SILENT_SECONDS = 30.0
 ALIVE = "ALIVE"
-# For a stopped job, whose driver writes a last checkpoint.
-STOP_SECONDS = 180.0
 
 
 @dataclass
 class Head:
-    """Ray head at the URL of its dashboard, without a slash at its end; the token is empty for a cluster without one.
-
-    Each method raises as `api.ask` does.
-    """
+    """Ray head at the URL of its dashboard, without a slash at its end. Each method raises as `api.ask` does."""
 
     url: str
-    token: str = ""
+    token: str = ""  # empty for a cluster without one
 
-    stop_seconds = STOP_SECONDS
+    stop_seconds = 180.0  # for a stopped job, whose driver writes a last checkpoint
 
     def get(self, path: str, *keys: str) -> Any:
         """Return the JSON document at a path of the dashboard, or what it has below these keys."""

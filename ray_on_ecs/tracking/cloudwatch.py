@@ -23,8 +23,6 @@ PUBLISH_SECONDS = 60.0  # the resolution of a standard metric
 LIMITS: dict[str, Any] = {"connect_seconds": 5, "read_seconds": 10, "attempts": 2}
 MAX_DATA_PER_CALL = 1000  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricData.html
 
-UNITS = {"SamplesPerSecond": "Count/Second"}
-
 
 @contextmanager
 def publish_metrics(monitor: RunMonitor, namespace: str | None) -> Generator[None]:
@@ -77,7 +75,8 @@ class Publisher:
             for key, value in metrics.items():
                 if isinstance(value, float) and math.isfinite(value):  # CloudWatch rejects infinities and NaN
                     name = "".join(word[:1].upper() + word[1:] for word in key.split("_"))
-                    data.append({"MetricName": name, "Unit": UNITS.get(name, "None"), "Value": value})
+                    unit = "Count/Second" if name == "SamplesPerSecond" else "None"
+                    data.append({"MetricName": name, "Unit": unit, "Value": value})
         cloudwatch = client("cloudwatch", **LIMITS)
         for start in range(0, len(data), MAX_DATA_PER_CALL):
             chunk = data[start : start + MAX_DATA_PER_CALL]
