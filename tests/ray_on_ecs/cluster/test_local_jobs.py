@@ -166,6 +166,8 @@ def test_ended_process_has_no_identity() -> None:
 def test_broken_record_is_not_the_other_jobs_fault(submit: Submit, home: Path, name: str, content: str) -> None:
     local = submit("pass")
     ended(local)
+    pid, known = json.loads(next(home.glob("*/*/processes.json")).read_text())["parent"]
+    until(lambda: driver_parent.identity(pid) != known)  # it ends after its record
     [file] = home.glob(f"*/*/{name}.json")
     file.write_text(content)
     submit("pass", "other")
