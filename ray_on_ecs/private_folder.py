@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import stat
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -62,3 +64,9 @@ def at_home() -> Path:
     with suppress(OSError):  # of another user, in a container with a mounted home
         folder.chmod(0o700)
     return folder
+
+
+def machine() -> str:
+    """Return what distinguishes the machines and containers that may share a home directory."""
+    # A Mac changes its name with the network, and shares its home directory with no other machine.
+    return socket.gethostname() if sys.platform == "linux" else sys.platform

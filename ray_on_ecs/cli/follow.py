@@ -11,7 +11,6 @@ from typing import Any
 from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
-from ray_on_ecs.cli.stop import delete_secrets
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resubmitted, say, under_way
 from ray_on_ecs.cluster.local_jobs import Jobs
@@ -73,9 +72,6 @@ class Follower:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
             raise UsageError(f"{cause}; {self._goes_on}") from cause
-        status = job.get("driver_exit_code")
-        if self._cluster.ends_with_command and (status is None or status < 0):  # it could not delete them itself
-            delete_secrets(self._cluster, [job])
         storage = self._cluster.storage(self._name)
         return driver_exit_status(self._job, job, storage, lambda: way_on(self._cluster, self._name))
 
