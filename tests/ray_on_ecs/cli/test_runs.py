@@ -262,7 +262,8 @@ def test_runs_are_listed_without_a_head(folders: Folders, capsys: pytest.Capture
     assert main(["runs", "--local"]) == 0
     printed = capsys.readouterr()
     assert "mine" in printed.out
-    [line] = printed.err.splitlines()
+    line, heading = printed.err.splitlines()
+    assert heading == f"runs in {folders.path}:"
     assert "may be stale" in line
     assert NO_HEAD in line
 
