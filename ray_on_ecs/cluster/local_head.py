@@ -22,12 +22,13 @@ import psutil
 
 from ray_on_ecs.cluster.driver_parent import identity
 from ray_on_ecs.cluster.head import ALIVE, Head
-from ray_on_ecs.cluster.local_jobs import LocalJobs, environment, held
+from ray_on_ecs.cluster.local_jobs import LocalJobs
+from ray_on_ecs.cluster.local_processes import environment
 from ray_on_ecs.errors import ResourceError, one_line
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
 from ray_on_ecs.node.jobs import ENDED
-from ray_on_ecs.private_folder import at_home, machine, new_short
+from ray_on_ecs.private_folder import at_home, held, machine, new_short
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.

@@ -31,34 +31,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
-from ray_on_ecs.cluster import driver_parent
+from ray_on_ecs.cluster import driver_parent, local_processes
 from ray_on_ecs.cluster.driver_parent import END, JOB, PROCESSES, identity, write
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE
+from ray_on_ecs.cluster.local_processes import LOG
+from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import ENDED, stored_secrets
-from ray_on_ecs.private_folder import at_home, machine
+from ray_on_ecs.private_folder import at_home, held, machine
 
 if TYPE_CHECKING:
-    import psutil
-    from filelock import BaseFileLock
-
     from ray_on_ecs.cluster.local_head import LocalHead
     from ray_on_ecs.node.api import Job
 
-LOG = "log"
 # Jobs that have ended, of which the records and logs are kept.
 KEPT_JOBS = 100
 # After which a job whose driver has not started never will.
 START_SECONDS = 60.0
-POLL_SECONDS, START_POLL_SECONDS = 0.1, 0.01
-# How long another command may hold a lock until this one says that it waits.
-QUIET_SECONDS = 2.0
-# How long killed processes may take to end.
-KILL_SECONDS = 10.0
+POLL_SECONDS = 0.1
 CHUNK_BYTES = 2**20
-# Variables that lead to another cluster.
-OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class LocalJobs:
@@ -124,13 +115,13 @@ class LocalJobs:
                 process = subprocess.Popen(
                     [*parent, *command],
                     cwd=folder,
-                    env=environment({**ray, JOB_VARIABLE: json.dumps({"metadata": metadata})}),
+                    env=local_processes.environment({**ray, JOB_VARIABLE: json.dumps({"metadata": metadata})}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C and the end of the terminal reach only the command
                 )
-            _wait_for_driver(process, Path(folder))
+            local_processes.wait_for_driver(process, Path(folder))
         except OSError as cause:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -148,18 +139,10 @@ class LocalJobs:
 
     def kill_job(self, job_id: str) -> bool:
         """Kill the driver of a job and all that it has started; return True once they have ended."""
-        import psutil
-
         if pid := self._driver(job_id):
             with suppress(ProcessLookupError):  # first, as it would start others, and is not known by its variable yet
                 os.kill(pid, signal.SIGKILL)
-        folder, _ = self._find(job_id)
-        deadline = time.monotonic() + KILL_SECONDS
-        while (processes := _processes_of(folder)) and time.monotonic() < deadline:  # they may start others meanwhile
-            for process in processes:
-                with suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(processes, max(deadline - time.monotonic(), 0.0))
+        local_processes.kill_all(self._find(job_id)[0])
         return True
 
     def log(self, job_id: str) -> str:
@@ -183,6 +166,8 @@ class LocalJobs:
                     show(decoder.decode(chunk))
                 if has_ended:
                     show(decoder.decode(b"", final=True))
+                    if file.exists() and not log.tell() and job and (job["driver_exit_code"] or 0) > 0:
+                        show(f"ray-on-ecs: the driver failed, and wrote nothing to {file}; its disk may be full\n")
                     return
                 time.sleep(POLL_SECONDS)
 
@@ -247,68 +232,6 @@ class LocalJobs:
 
 # The holder of a cluster's jobs.
 Jobs = Head | LocalJobs
-
-
-@contextmanager
-def held(lock: BaseFileLock, what: str) -> Generator[None]:
-    """Hold a lock until the block ends; after two seconds print a line about the wait.
-
-    Args:
-        lock: The lock.
-        what: What another command does that holds it.
-
-    Raises:
-        ResourceError: Its file can't be written.
-    """
-    from filelock import Timeout
-
-    try:
-        try:
-            lock.acquire(timeout=QUIET_SECONDS)
-        except Timeout:
-            print(f"waiting: another command on this machine {what}", file=sys.stderr, flush=True)
-            lock.acquire()
-    except OSError as cause:
-        line = f"{lock.lock_file} can't be written ({one_line(cause)})"
-        raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process that is started for jobs: this command's, without another cluster's.
-
-    Args:
-        own: The variables that are the process's own.
-    """
-    inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    # `python` and `ray` are this environment's.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-    return {"PYTHONUNBUFFERED": "1", **inherited, LOCAL_VARIABLE: "1", **own, "PATH": path}
-
-
-def _wait_for_driver(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until the driver of a job starts; OSError if its parent has ended before, with the reason as exit status."""
-    while not (folder / PROCESSES).exists():
-        if process.poll() is not None and not (folder / PROCESSES).exists():
-            lines = (folder / LOG).read_text(errors="replace").splitlines()
-            raise OSError(lines[-1] if lines else os.strerror(process.returncode))
-        time.sleep(START_POLL_SECONDS)
-    process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
-
-
-def _processes_of(folder: Path) -> list[psutil.Process]:
-    """Return the processes of a job, without the driver's parent: a script's supervisor is not the driver's child."""
-    import psutil
-
-    mark, found = os.path.realpath(folder), []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or is another user's
-            if process.environ().get(LOCAL_VARIABLE) == mark:
-                found += [process, *process.children(recursive=True)]
-    return found
 
 
 def _delete_secrets(metadata: Mapping[str, str]) -> None:

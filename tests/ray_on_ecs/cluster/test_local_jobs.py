@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ray_on_ecs import secrets
+from ray_on_ecs import private_folder, secrets
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs
+from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs, local_processes
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.cluster.local_jobs import LocalJobs
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
@@ -265,7 +265,7 @@ def test_driver_that_never_starts_has_ended(submit: Submit, home: Path, monkeypa
 
 
 def test_driver_knows_its_job_and_no_other_cluster(submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in local_jobs.OTHERS:
+    for name in local_processes.OTHERS:
         monkeypatch.setenv(name, "of another cluster")
     monkeypatch.setenv("PATH", "/bin")
     shows = "import json, os, sys; print(json.dumps([dict(os.environ), sys.executable, os.getcwd()]))"
@@ -275,7 +275,7 @@ def test_driver_knows_its_job_and_no_other_cluster(submit: Submit, home: Path, m
     metadata = {"run_name": "mine", "owner": "me", "job_submission_id": "mine"}
     assert json.loads(variables["RAY_JOB_CONFIG_JSON_ENV_VAR"]) == {"metadata": metadata}
     assert variables["RAY_ON_ECS_LOCAL"] == folder, "by which its processes are known"
-    assert not set(local_jobs.OTHERS) & variables.keys()
+    assert not set(local_processes.OTHERS) & variables.keys()
     assert (executable, variables["PATH"]) == (sys.executable, f"{Path(sys.executable).parent}:/bin")
     assert Path(folder).parent.parent == home
     assert not list(home.glob("*/*/*.new"))
@@ -293,6 +293,11 @@ def test_log_is_followed_to_the_end_of_the_driver(submit: Submit) -> None:
     local = submit(f"{code}\nprint('last', end='')")
     assert follow(local) == local.log("mine") == "".join(f"epoch {n}\n" for n in range(5)) + "last"
     assert ended(local)["end_time"] / 1000 > time.time() - 1, "its end is seen within a second"
+
+
+@pytest.mark.parametrize(("code", "says"), [("import sys; sys.exit(1)", True), ("pass", False), ("exit('why')", False)])
+def test_failure_without_a_word_is_explained(submit: Submit, code: str, says: bool) -> None:
+    assert follow(submit(code)).endswith("; its disk may be full\n") == says
 
 
 def test_character_that_is_half_written_is_whole_later(submit: Submit) -> None:
@@ -364,7 +369,7 @@ def test_lock_that_can_not_be_written_is_one_line(home: Path) -> None:
 def test_wait_for_another_command_is_one_line(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(local_jobs, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(private_folder, "QUIET_SECONDS", 0.0)
     said = "waiting: another command on this machine {}\n"
     for lock, what in ((lambda: LocalJobs().submitting(), "submits a run"), (local_head.lock, "starts or ends Ray")):
         entered = threading.Event()
