@@ -86,7 +86,7 @@ def held(lock: BaseFileLock, what: str) -> Generator[None]:
 
     Args:
         lock: The lock.
-        what: What another command does that holds it.
+        what: What another command does that holds it; empty to wait without a line.
 
     Raises:
         ResourceError: Its file can't be written.
@@ -97,7 +97,8 @@ def held(lock: BaseFileLock, what: str) -> Generator[None]:
         try:
             lock.acquire(timeout=QUIET_SECONDS)
         except Timeout:
-            print(f"waiting: another command on this machine {what}", file=sys.stderr, flush=True)
+            if what:
+                print(f"waiting: another command on this machine {what}", file=sys.stderr, flush=True)
             lock.acquire()
     except OSError as cause:
         line = f"{lock.lock_file} can't be written ({one_line(cause)})"

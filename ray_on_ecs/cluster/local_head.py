@@ -163,11 +163,11 @@ def forget() -> None:
 
 
 @contextmanager
-def lock() -> Generator[None]:
-    """Hold the lock for finding, starting and ending the head until the block ends; raise as `held` does."""
+def lock(what: str = "starts or ends Ray") -> Generator[None]:
+    """Hold the lock for finding, starting and ending the head until the block ends; see `held`."""
     from filelock import FileLock
 
-    with held(FileLock(_file().with_suffix(".lock")), "starts or ends Ray"):
+    with held(FileLock(_file().with_suffix(".lock")), what):
         yield
 
 
@@ -272,6 +272,6 @@ def _rays(folder: str) -> str:
     return f"{folder}/r"
 
 
-if __name__ == "__main__":  # at the end of a Ray program's driver
-    with lock():
+if __name__ == "__main__":  # at the end of a Ray program's driver, whose log has its end already
+    with lock(""):
         end_unused()
