@@ -1,15 +1,25 @@
-"""Folders that only this user can open: for temporary files, which all processes of a node share, and at home."""
+"""Folders that only this user can open, for temporary files of a node's processes and at home, and their locks."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import stat
+import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+# How long another command may hold a lock until this one says that it waits.
+QUIET_SECONDS = 2.0
 
 
 def temporary() -> Path:
@@ -47,3 +57,38 @@ def at_home() -> Path:
     with suppress(OSError):  # of another user, in a container with a mounted home
         folder.chmod(0o700)
     return folder
+
+
+def machine() -> str:
+    """Return what distinguishes the machines and containers that may share a home directory."""
+    # A Mac changes its name with the network, and shares its home directory with no other machine.
+    return socket.gethostname() if sys.platform == "linux" else sys.platform
+
+
+@contextmanager
+def held(lock: BaseFileLock, what: str) -> Generator[None]:
+    """Hold a lock until the block ends; after two seconds print a line about the wait.
+
+    Args:
+        lock: The lock.
+        what: What another command does that holds it; empty to wait without a line.
+
+    Raises:
+        ResourceError: Its file can't be written.
+    """
+    from filelock import Timeout
+
+    try:
+        try:
+            lock.acquire(timeout=QUIET_SECONDS)
+        except Timeout:
+            if what:
+                print(f"waiting: another command on this machine {what}", file=sys.stderr, flush=True)
+            lock.acquire()
+    except OSError as cause:
+        line = f"{lock.lock_file} can't be written ({one_line(cause)})"
+        raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause
+    try:
+        yield
+    finally:
+        lock.release()

@@ -177,14 +177,20 @@ class Files:
     folder: Path
 
     def put(self, values: Mapping[str, str]) -> None:
-        """Store values by name, and overwrite existing ones."""
-        for parent in reversed([self.folder, *self.folder.parents]):
-            parent.mkdir(mode=0o700, exist_ok=True)
-        for name, value in values.items():
-            new = self.folder / f".{name}.{os.getpid()}"
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(value)
-            new.replace(self.folder / name)
+        """Store values by name, and overwrite existing ones; ResourceError, with none of them stored, if it can't."""
+        try:
+            for parent in reversed([self.folder, *self.folder.parents]):
+                parent.mkdir(mode=0o700, exist_ok=True)
+            for name, value in values.items():
+                new = self.folder / f".{name}.{os.getpid()}"
+                with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                    file.write(value)
+                new.replace(self.folder / name)
+        except OSError as cause:
+            with suppress(OSError):
+                self.delete([*values])
+            line = f"--secret: {', '.join(values)} could not be stored in {self.folder} ({cause.strerror})"
+            raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause
 
     def read(self, names: Sequence[str]) -> dict[str, str]:
         """Return the values by name, without missing ones."""
@@ -193,7 +199,8 @@ class Files:
     def delete(self, names: Sequence[str]) -> None:
         """Delete the values that exist."""
         for name in names:
-            (self.folder / name).unlink(missing_ok=True)
+            for file in (self.folder / name, *self.folder.glob(f".{name}.*")):  # the latter of a killed command
+                file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             self.folder.rmdir()
             self.folder.parent.rmdir()
@@ -307,3 +314,7 @@ def _check_length(name: str, value: str) -> None:
 def _place(uri: str) -> str:
     """Return the path of a run's secrets below the prefix; the hash distinguishes equal names in other storages."""
     return f"{uri.rpartition('/')[2]}/{hashlib.sha256(uri.encode()).hexdigest()[:8]}"
+
+
+if __name__ == "__main__":  # at the end of a local job's driver
+    store(sys.argv[1]).delete(sys.argv[2:])

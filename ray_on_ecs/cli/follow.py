@@ -11,7 +11,6 @@ from typing import Any
 from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
-from ray_on_ecs.cli.stop import delete_secrets
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resubmitted, say, under_way
 from ray_on_ecs.cluster.local_jobs import Jobs
@@ -73,9 +72,6 @@ class Follower:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
             raise UsageError(f"{cause}; {self._goes_on}") from cause
-        status = job.get("driver_exit_code")
-        if self._cluster.ends_with_command and (status is None or status < 0):  # it could not delete them itself
-            delete_secrets(self._cluster, [job])
         storage = self._cluster.storage(self._name)
         return driver_exit_status(self._job, job, storage, lambda: way_on(self._cluster, self._name))
 
@@ -161,7 +157,7 @@ def way_on(cluster: Cluster, name: str) -> str:
     """Return what is kept of a run that was stopped or killed, and how it continues."""
     from ray_on_ecs.config import RunConfig
     from ray_on_ecs.run import document
-    from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
+    from ray_on_ecs.run.files.newest import describe, has_stored, newest_stored, nothing_stored_line
 
     again = f"the same command with --run-name {name}"
     with suppress(OSError, UsageError, ValueError):
@@ -169,8 +165,7 @@ def way_on(cluster: Cluster, name: str) -> str:
         settings = document.read_earlier(cluster.document_storage(storage)).get("settings", {})
         config = RunConfig(driver=settings.get("driver") is True)
         if newest := newest_stored(config, storage):
-            file, stored_at = newest
-            return f"{again} resumes it from {file} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
+            return f"{again} resumes it from {describe(newest)}"
         if not has_stored(config, storage):
             return nothing_stored_line(name)
     return f"{again} resumes it"

@@ -60,6 +60,8 @@ def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
     elif not runs:
         note(f"no runs in {cluster.storage_path} yet; {cluster.command('run')} starts one")
     else:
+        if cluster.is_here:
+            note(f"runs in {cluster.storage_path}:")
         wide = Screen(width=WIDTH)
         shown = table(runs[:limit])
         excess = wide.measure(shown).maximum - out.width

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 import click
 
@@ -35,12 +34,6 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
             for job_id in jobs:
                 note(f"stopping job {job_id}")
             was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
-    if cluster.ends_with_command:
-        from ray_on_ecs.cluster import local_head
-
-        if local_head.find():  # the parent of its last driver was killed, or another program uses it
-            with local_head.lock():
-                local_head.end_unused()
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
@@ -57,7 +50,7 @@ def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
 
 
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
-    """Stop those jobs that are under way, and wait for their end; then delete the secrets of all, if they are left.
+    """Stop those jobs that are under way, and wait for their end; then delete what is left of all.
 
     Returns:
         True if a job was under way.
@@ -79,14 +72,10 @@ def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool
                     time.sleep(POLL_SECONDS)
     except AnswerError as cause:
         raise ResourceError(f"{what} could not be stopped: {cause}") from cause
-    delete_secrets(cluster, jobs.values())
-    return bool(running)
-
-
-def delete_secrets(cluster: Cluster, jobs: Iterable[Job]) -> None:
-    """Delete the stored secrets of jobs that have ended."""
-    for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs} - {()}:
+    for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
+    cluster.end_unused()
+    return bool(running)
 
 
 def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:

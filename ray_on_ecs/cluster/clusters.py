@@ -119,6 +119,9 @@ class Cluster(ABC):
         """Have what a run needs beside its driver, until the block has submitted it; ResourceError if it fails."""
         yield
 
+    def end_unused(self) -> None:  # noqa: B027
+        """End what was started for jobs that have ended."""
+
     @property
     def token_hint(self) -> str:
         """The way out of a wrong token."""
@@ -282,13 +285,21 @@ class LocalCluster(HeadCluster):
 
         with local_head.lock():
             self._ray = local_head.find()
-            if self._ray is None:
+            if self._ray is None or not local_head.answers(self._ray):
                 say("starting Ray on this machine")
                 self._ray = local_head.start(max(cpus, workers))
             try:
                 yield
             finally:
                 local_head.end_unused()  # if nothing was submitted
+
+    def end_unused(self) -> None:
+        """See Cluster: Ray, if the parent of the last driver was killed, or is about to end it."""
+        from ray_on_ecs.cluster import local_head
+
+        if local_head.find():
+            with local_head.lock():
+                local_head.end_unused()
 
     @contextmanager
     def _reach(self) -> Generator[Head]:

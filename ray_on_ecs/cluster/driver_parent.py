@@ -1,7 +1,7 @@
-"""Parent of a local job's driver: starts it, and records its end, also if the command that started the job is gone.
+"""Parent of a local job's driver: starts it, cleans up after it, and records its end, also without a command.
 
-`python -I -S driver_parent.py RAY COMMAND...` in the job's folder; RAY is 1 if the job has Ray started for it, else 0.
-It is a script without other modules of ours, so that the driver starts 20 ms later than without it.
+`python -I -S driver_parent.py COMMAND...` in the job's folder, which has its record. It is a script without other
+modules of ours, so that the driver starts 20 ms later than without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import time
 from contextlib import suppress
 
 # In the job's folder.
-PROCESSES, END = "processes.json", "end.json"
+JOB, PROCESSES, END = "job.json", "processes.json", "end.json"
+# The folder of the job, for all that its driver starts.
+FOLDER_VARIABLE = "RAY_ON_ECS_LOCAL"
+# The driver's exit status after a mistake. The secrets then stay if another command trains the run; the driver knows.
+MISTAKE = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -43,25 +47,41 @@ def write(path: str, document: object) -> None:
     os.replace(f"{path}.new", path)
 
 
-def main(has_ray: bool, command: list[str]) -> None:
+def main(command: list[str]) -> None:
     """Run a driver, and record its end; then end Ray if it was started for it and no other job uses it."""
+    with open(JOB) as file:
+        record = json.load(file)
     parent = os.getpid()  # which may be dead when the driver looks
     pid = os.fork()
     if pid == 0:
+        os.setpgid(0, 0)
         # Before the driver can do anything: another command can stop it from its first moment.
         pids = {"driver": os.getpid(), "parent": parent}
-        write(PROCESSES, {name: [pid, identity(pid)] for name, pid in pids.items()})
+        try:
+            write(PROCESSES, {name: [pid, identity(pid)] for name, pid in pids.items()})
+        except OSError as cause:
+            os._exit(cause.errno or 1)
         for number in SIGNALS:  # a shell ignores some for the commands that it starts with & or nohup
             signal.signal(number, signal.SIG_DFL)
-        os.execvp(command[0], command)
+        os.execvpe(command[0], command, {**os.environ, FOLDER_VARIABLE: os.getcwd()})
     for number in SIGNALS:  # the end of a login session or of the machine sends them to all processes
         signal.signal(number, signal.SIG_IGN)
     _, status = os.waitpid(pid, 0)
+    exit_status = os.waitstatus_to_exitcode(status)
+    if os.path.exists(JOB) and not os.path.exists(PROCESSES):  # the disk is full; the command that waits for it says so
+        sys.exit(exit_status)
+    with suppress(OSError):  # pip and others that the driver has started; scripts, which have 30 s, have other groups
+        os.killpg(pid, signal.SIGKILL)
+    secrets = json.loads(record["metadata"].get("secrets", "[]"))
+    if secrets and exit_status != MISTAKE:
+        import subprocess  # a third of this script's start
+
+        subprocess.run([sys.executable, "-P", "-m", "ray_on_ecs.secrets", *secrets], check=False)
     with suppress(OSError):  # the disk is full, and the run's folder has its state
-        write(END, {"status": os.waitstatus_to_exitcode(status), "time": time.time()})
-    if has_ray:
+        write(END, {"status": exit_status, "time": time.time()})
+    if record["ray"]:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "ray_on_ecs.cluster.local_head"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] == "1", sys.argv[2:])
+    main(sys.argv[1:])

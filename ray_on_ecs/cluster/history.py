@@ -93,9 +93,14 @@ class Folders:
         return sorted(runs, key=lambda run: (run.started or "", run.name), reverse=True)
 
     def is_locked(self, name: str) -> bool:
-        """Return True if a driver has recently refreshed the lock of a run."""
+        """Return True if a driver has recently refreshed the lock of a run, and is not known to have ended."""
         lock = self.files.get(name, {}).get(layout.LOCK)
-        return lock is not None and self.now - lock.mtime_ns / 1e9 < LOST_SECONDS
+        return lock is not None and self.now - lock.mtime_ns / 1e9 < LOST_SECONDS and not self._was_killed(name)
+
+    def _was_killed(self, name: str) -> bool:
+        from ray_on_ecs.storage.lock import has_dead_owner  # it imports psutil
+
+        return layout.LOCK in self.files.get(name, {}) and has_dead_owner(self.storage.sibling(name))
 
     def _run(self, name: str, job: Job | None) -> RunInfo:
         files = self.files.get(name, {})
@@ -126,7 +131,7 @@ class Folders:
             metrics = {key: value for key, value in metrics.items() if _number(value) is not None}
         return RunInfo(
             name=name,
-            state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS),
+            state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS or self._was_killed(name)),
             owner=_text(status.get("owner")),
             behind=_text(status.get("behind")),
             step=None if step is None else int(step),

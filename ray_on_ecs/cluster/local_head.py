@@ -21,17 +21,20 @@ from pathlib import Path
 import psutil
 
 from ray_on_ecs.cluster.driver_parent import identity
-from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.local_jobs import LocalJobs, environment
-from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.cluster.head import ALIVE, Head
+from ray_on_ecs.cluster.local_jobs import LocalJobs
+from ray_on_ecs.cluster.local_processes import environment
+from ray_on_ecs.errors import ResourceError, one_line
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
 from ray_on_ecs.node.jobs import ENDED
-from ray_on_ecs.private_folder import at_home, new_short
+from ray_on_ecs.private_folder import at_home, held, machine, new_short
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.
 START_ATTEMPTS, START_SECONDS = 4, 300.0
+# How long a head may be silent, on a busy machine, until it is replaced.
+ANSWER_SECONDS = 60.0
 POLL_SECONDS = 0.2
 STOP_SECONDS = 10.0
 RAYLET = "raylet"
@@ -89,12 +92,36 @@ def find() -> LocalHead | None:
     return head if head and head.processes else None
 
 
+def answers(head: LocalHead) -> bool:
+    """Return whether a running head knows its living node: some of its processes may have been killed, or hang."""
+    dashboard = Head(head.url, head.token)
+    port = int(head.url.rpartition(":")[2])
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while head.processes and ports.listens(port) and time.monotonic() < deadline:
+        try:
+            return any(node["state"] == ALIVE for node in dashboard.nodes())
+        except TokenError:  # another program has its port
+            return False
+        except AnswerError as cause:
+            if not cause.is_passing and cause.status < 500:
+                return False
+        time.sleep(POLL_SECONDS)
+    return False
+
+
 def start(cpus: int) -> LocalHead:
-    """Start a head that only this user can reach; return it once its dashboard answers.
+    """Start a head that only this user can reach; return it once its dashboard answers. It replaces the one before.
 
     Raises:
         ResourceError: Ray does not start.
     """
+    try:
+        return _start(cpus)
+    except OSError as cause:
+        raise ResourceError(f"Ray can't start on this machine ({one_line(cause)}); free some space") from cause
+
+
+def _start(cpus: int) -> LocalHead:
     forget()
     reason = logs = ""
     for attempt in range(START_ATTEMPTS):
@@ -125,28 +152,27 @@ def end_unused() -> None:
         return
     drivers = [job for job in LocalJobs().list_jobs() if job["ray"] == head.address]
     if all(job["status"] in ENDED for job in drivers):
-        _end(head, head.folder)
         forget()
 
 
 def forget() -> None:
-    """Remove the file and the folder of a head that has ended or was killed."""
+    """End the head if it still runs, and remove its file and its folder."""
     if head := _remembered():
-        shutil.rmtree(head.folder, ignore_errors=True)
+        _end(head, head.folder)
     _file().unlink(missing_ok=True)
 
 
 @contextmanager
-def lock() -> Generator[None]:
-    """Hold the lock for finding, starting and ending the head until the block ends."""
+def lock(what: str = "starts or ends Ray") -> Generator[None]:
+    """Hold the lock for finding, starting and ending the head until the block ends; see `held`."""
     from filelock import FileLock
 
-    with FileLock(_file().with_suffix(".lock")):
+    with held(FileLock(_file().with_suffix(".lock")), what):
         yield
 
 
 def _file() -> Path:
-    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    environment = hashlib.sha256(f"{machine()} {sys.prefix}".encode()).hexdigest()[:8]
     return at_home() / f"head-{environment}.json"
 
 
@@ -246,6 +272,6 @@ def _rays(folder: str) -> str:
     return f"{folder}/r"
 
 
-if __name__ == "__main__":  # at the end of a Ray program's driver
-    with lock():
+if __name__ == "__main__":  # at the end of a Ray program's driver, whose log has its end already
+    with lock(""):
         end_unused()

@@ -8,7 +8,8 @@ A driver is in a separate session, and outlives the command that started it. Eac
     log              the driver's output
     end.json         the driver's exit status, which its parent writes
 
-A driver that was killed is not started again: the same command resumes its run.
+A driver that was killed is not started again: the same command resumes its run. If its parent was killed, too, the next
+command that reads the job deletes the secrets of its run, and writes an end without an exit status.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,28 +30,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_on_ecs.cluster import driver_parent
-from ray_on_ecs.cluster.driver_parent import END, PROCESSES, identity, write
+from ray_on_ecs import secrets
+from ray_on_ecs.cluster import driver_parent, local_processes
+from ray_on_ecs.cluster.driver_parent import END, JOB, PROCESSES, identity, write
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE
-from ray_on_ecs.errors import ResourceError, UsageError, one_line
-from ray_on_ecs.node.jobs import ENDED
-from ray_on_ecs.private_folder import at_home
+from ray_on_ecs.cluster.local_processes import LOG
+from ray_on_ecs.config import JOB_VARIABLE
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.node.jobs import ENDED, stored_secrets
+from ray_on_ecs.private_folder import at_home, held, machine
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
     from ray_on_ecs.node.api import Job
 
-JOB, LOG = "job.json", "log"
 # Jobs that have ended, of which the records and logs are kept.
 KEPT_JOBS = 100
 # After which a job whose driver has not started never will.
 START_SECONDS = 60.0
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 2**20
-VARIABLES = {"PYTHONUNBUFFERED": "1", LOCAL_VARIABLE: "1"}
-# Variables that lead to another cluster.
-OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class LocalJobs:
@@ -68,26 +66,26 @@ class LocalJobs:
     stop_seconds = 70.0
 
     def __init__(self, ray: LocalHead | None = None) -> None:
+        from filelock import FileLock
+
         self._ray = ray
         try:
-            # A home directory may be shared by machines.
-            self._folder = at_home() / "jobs" / socket.gethostname()
+            self._folder = at_home() / "jobs" / machine()
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError) as cause:
             line = f"HOME: ~/.ray-on-ecs, with the jobs of this machine, can't be used ({one_line(cause)})"
             raise UsageError(f"{line}; set HOME to a folder of yours") from cause
+        self._lock = FileLock(self._folder / "lock")  # one, which its holder can take again
 
     @contextmanager
     def submitting(self) -> Generator[None]:
-        """Keep other commands from submitting a job until the block ends."""
-        from filelock import FileLock
-
-        with FileLock(self._folder / "lock"):
+        """Keep other commands from submitting a job until the block ends; raise as `held` does."""
+        with held(self._lock, "submits a run"):
             yield
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs, in the form of Ray's REST API."""
-        jobs = map(_read, _folders(self._folder))
+        jobs = map(self._read, _folders(self._folder))
         return [job for job in jobs if job is not None]
 
     def submitted_jobs(self) -> dict[str, Job]:
@@ -102,12 +100,13 @@ class LocalJobs:
         """Start the driver of a job; call it within `submitting`, with an ID that is not taken.
 
         Raises:
-            ResourceError: The job's folder can't be written.
+            ResourceError: The job's folder can't be written; its secrets are then deleted.
         """
         metadata = {**metadata, "job_submission_id": job_id}
         ray = self._ray.variables if self._ray else {}
         command = [sys.executable, *shlex.split(entrypoint.removeprefix("exec "))[1:]]
-        parent = [sys.executable, "-I", "-S", driver_parent.__file__, str(int(bool(ray)))]
+        parent = [sys.executable, "-I", "-S", driver_parent.__file__]
+        folder = ""
         try:
             folder = tempfile.mkdtemp(prefix=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-", dir=self._folder)
             record = {"id": job_id, "metadata": metadata, "start": time.time(), "ray": ray.get("RAY_ADDRESS")}
@@ -116,16 +115,19 @@ class LocalJobs:
                 process = subprocess.Popen(
                     [*parent, *command],
                     cwd=folder,
-                    env=environment({**ray, JOB_VARIABLE: json.dumps({"metadata": metadata})}),
+                    env=local_processes.environment({**ray, JOB_VARIABLE: json.dumps({"metadata": metadata})}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C and the end of the terminal reach only the command
                 )
+            local_processes.wait_for_driver(process, Path(folder))
         except OSError as cause:
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            _delete_secrets(metadata)
             line = f"the job's folder in {self._folder} can't be written ({one_line(cause)})"
             raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause
-        process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
         self._delete_old()
 
     def stop_job(self, job_id: str) -> None:
@@ -136,15 +138,11 @@ class LocalJobs:
                 os.kill(pid, signal.SIGTERM)
 
     def kill_job(self, job_id: str) -> bool:
-        """Kill the driver of a job and all that it has started; return True."""
-        import psutil
-
-        pid = self._driver(job_id)
-        with suppress(psutil.NoSuchProcess):
-            processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)] if pid else []
-            for process in processes:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+        """Kill the driver of a job and all that it has started; return True once they have ended."""
+        if pid := self._driver(job_id):
+            with suppress(ProcessLookupError):  # first, as it would start others, and is not known by its variable yet
+                os.kill(pid, signal.SIGKILL)
+        local_processes.kill_all(self._find(job_id)[0])
         return True
 
     def log(self, job_id: str) -> str:
@@ -160,7 +158,7 @@ class LocalJobs:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # the last character may be half written
         with (file if file.exists() else Path(os.devnull)).open("rb") as log:
             while True:
-                job = _read(folder)
+                job = self._read(folder)
                 has_ended = job is None or job["status"] in ENDED  # before the rest is read, which is then all
                 if os.fstat(log.fileno()).st_size < log.tell():  # another program has emptied it
                     log.seek(0)
@@ -168,15 +166,52 @@ class LocalJobs:
                     show(decoder.decode(chunk))
                 if has_ended:
                     show(decoder.decode(b"", final=True))
+                    if file.exists() and not log.tell() and job and (job["driver_exit_code"] or 0) > 0:
+                        show(f"ray-on-ecs: the driver failed, and wrote nothing to {file}; its disk may be full\n")
                     return
                 time.sleep(POLL_SECONDS)
 
     def _find(self, job_id: str) -> tuple[Path, Job]:
         for folder in _folders(self._folder):
-            job = _read(folder)
+            job = self._read(folder)
             if job is not None and job["submission_id"] == job_id:
                 return folder, job
         raise ResourceError(f"this machine no longer lists job {job_id}; ray-on-ecs runs --local shows its run")
+
+    def _read(self, folder: Path) -> Job | None:
+        """Return a job in the form of Ray's REST API; None if its record is broken."""
+        record = _document(folder / JOB)
+        try:
+            status, end = _state(folder, record["start"])
+            if status in ENDED and not end:
+                end = self._end_lost(folder, record["metadata"])
+            exit_status = end.get("status")
+            lost = "it was killed with its parent, the machine went down, or its disk was full"
+            return {
+                "submission_id": str(record["id"]),
+                "metadata": dict(record["metadata"]),
+                "ray": record["ray"],
+                "status": status,
+                "start_time": int(1000 * record["start"]),
+                "end_time": int(1000 * end["time"]) if end else None,
+                "driver_exit_code": None if exit_status is None else int(exit_status),
+                "message": lost if status in ENDED and exit_status is None else None,
+            }
+        except (LookupError, TypeError, ValueError):
+            return None
+
+    def _end_lost(self, folder: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+        """Do what the driver's parent, which was killed, does at the end of a job; return the record of its end.
+
+        With the lock: the secrets may already be those of another job of its run.
+        """
+        from filelock import Timeout
+
+        with suppress(OSError, Timeout), self._lock.acquire(timeout=0):
+            if not _document(folder / END):
+                _delete_secrets(metadata)
+                write(f"{folder / END}", {"status": None, "time": time.time()})
+        return _document(folder / END)
 
     def _driver(self, job_id: str) -> int | None:
         """Return the process ID of a job's driver once it has started; None if it has ended."""
@@ -189,7 +224,7 @@ class LocalJobs:
 
     def _delete_old(self) -> None:
         """Delete the oldest jobs that have ended, with their logs."""
-        jobs = {folder: _read(folder) for folder in _folders(self._folder)}
+        jobs = {folder: self._read(folder) for folder in _folders(self._folder)}
         ended = [folder for folder, job in jobs.items() if job is None or job["status"] in ENDED]
         for folder in ended[:-KEPT_JOBS]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -199,16 +234,12 @@ class LocalJobs:
 Jobs = Head | LocalJobs
 
 
-def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process that is started for jobs: this command's, without another cluster's.
-
-    Args:
-        own: The variables that are the process's own.
-    """
-    inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    # `python` and `ray` are this environment's.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-    return {**VARIABLES, **inherited, **own, "PATH": path}
+def _delete_secrets(metadata: Mapping[str, str]) -> None:
+    """Delete the secrets of a job's run; if that is not possible, `stop` and `rm` do it."""
+    uri, *names = stored_secrets(metadata) or [""]
+    if names:
+        with suppress(OSError, TrainingError):
+            secrets.store(uri).delete(names)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -219,26 +250,6 @@ def _folders(folder: Path) -> list[Path]:
             if entry.is_dir() and entry.lstat().st_uid == os.getuid():
                 own.append(entry)
     return own
-
-
-def _read(folder: Path) -> Job | None:
-    """Return a job in the form of Ray's REST API; None if its record is broken."""
-    record = _document(folder / JOB)
-    try:
-        status, end = _state(folder, record["start"])
-        lost = None if end or status not in ENDED else "it was killed with its parent, or the machine went down"
-        return {
-            "submission_id": str(record["id"]),
-            "metadata": dict(record["metadata"]),
-            "ray": record["ray"],
-            "status": status,
-            "start_time": int(1000 * record["start"]),
-            "end_time": int(1000 * end["time"]) if end else None,
-            "driver_exit_code": int(end["status"]) if end else None,
-            "message": lost,
-        }
-    except (LookupError, TypeError, ValueError):
-        return None
 
 
 def _state(folder: Path, started: float) -> tuple[str, dict[str, Any]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CPU_WORKERS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import ResourceError, counted
+from ray_on_ecs.run.local_gpus import count_gpus
 
 WORKERS_WITHOUT_GPUS = 2
 
@@ -106,23 +106,6 @@ def allocate_here(config: RunConfig) -> WorkerAllocation:
     if allocation is None:
         raise ResourceError(shortage_message(config, [node], 0.0))
     return allocation
-
-
-def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs of this machine that a script would see; CUDA_VISIBLE_DEVICES may hide some."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return gpus if visible is None else min(gpus, len([device for device in visible.split(",") if device.strip()]))
-
-
-def gpu_name() -> str:
-    """Return the name of the first GPU of this machine, as NVIDIA's driver has it."""
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in file.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "Model":
-                return value.strip()
-    return "GPU"
 
 
 def describe_resources(nodes: list[Resources]) -> str:

@@ -18,7 +18,7 @@ from ray_on_ecs.run import admission, failure_report, inputs
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
 from ray_on_ecs.run.files.moment import Moments
-from ray_on_ecs.run.files.newest import newest_stored
+from ray_on_ecs.run.files.newest import describe, newest_stored
 from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
@@ -470,7 +470,7 @@ class RunDriver:
             newest = newest_stored(self._config, self._storage)
         except OSError:
             return "where the run was"
-        return f"{newest[0]} of {newest[1].isoformat(timespec='milliseconds')}" if newest else "the beginning"
+        return describe(newest) if newest else "the beginning"
 
 
 def _nodes(group: Group) -> set[int]:

@@ -28,7 +28,7 @@ from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.private_folder import temporary
-from ray_on_ecs.run.allocation import count_gpus
+from ray_on_ecs.run.local_gpus import count_gpus
 
 logger = logging.getLogger(__name__)
 

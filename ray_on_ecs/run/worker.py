@@ -25,7 +25,6 @@ from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
-from ray_on_ecs.run.allocation import gpu_name
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
 from ray_on_ecs.run.exchange import LOST_SECONDS, Exchange
@@ -34,6 +33,7 @@ from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles
 from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank, WorkerStatus
 from ray_on_ecs.run.launcher import Launcher, Process, Start
+from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
 from ray_on_ecs.run.process import ProcessOptions, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS

@@ -26,6 +26,7 @@ import psutil
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.private_folder import machine
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -54,6 +55,14 @@ def hold_lock(storage: RunStorage, say: Callable[[str], None]) -> Generator[RunL
 
     with RunLock(storage, say) as lock, run_every(REFRESH_SECONDS, refresh, "run lock"):
         yield lock
+
+
+def has_dead_owner(storage: RunStorage) -> bool:
+    """Return True if the lock of a run on a disk was a process of this machine, which has ended."""
+    if storage.is_local:
+        with suppress(OSError):
+            return _is_dead(_parsed(storage.read(layout.LOCK)))
+    return False
 
 
 class HeldError(UsageError):
@@ -223,4 +232,4 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # macOS, which has neither
-        return f"{socket.gethostname()} {uuid.getnode():x} {psutil.boot_time():.0f}"
+        return f"{machine()} {uuid.getnode():x} {psutil.boot_time():.0f}"

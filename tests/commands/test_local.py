@@ -137,7 +137,7 @@ def test_second_ctrl_c_ends_the_run_at_once(laptop: Start, tmp_path: Path) -> No
     assert process.returncode == 130, out + err
     assert err.splitlines()[-1].startswith("ray-on-ecs: run cut was killed; ")
     assert script
-    until(lambda: have_ended(script))
+    assert have_ended(script), "before the prompt is back"
     assert state() == "training", "after its grace period it would be interrupted"
 
 

@@ -5,12 +5,13 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ray_on_ecs import private_folder
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.private_folder import node_folder, temporary
+from ray_on_ecs.private_folder import machine, node_folder, temporary
 
 SOURCES = Path(private_folder.__file__).parent
 NAME = f"ray-on-ecs-{os.getuid()}"
@@ -83,3 +84,13 @@ def test_no_other_module_names_the_folder_for_temporary_files() -> None:
     for file in SOURCES.rglob("*.py"):
         if file != Path(private_folder.__file__):
             assert not re.search(r"gettempdir|mktemp|['\"]/tmp|['\"]/var/tmp|/dev/shm", file.read_text()), file
+
+
+@pytest.mark.parametrize(("platform", "names"), [("linux", ["office", "lab"]), ("darwin", ["darwin", "darwin"])])
+def test_mac_keeps_its_identity_in_another_network(
+    monkeypatch: pytest.MonkeyPatch, platform: str, names: list[str]
+) -> None:
+    monkeypatch.setattr(private_folder, "sys", SimpleNamespace(platform=platform))
+    for name, wanted in zip(["office", "lab"], names, strict=True):
+        monkeypatch.setattr(private_folder, "socket", SimpleNamespace(gethostname=lambda name=name: name))
+        assert machine() == wanted

@@ -88,6 +88,20 @@ def test_a_file_is_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in (tmp_path / ".ray-on-ecs").rglob("*")] == ["secrets"]
 
 
+def test_a_file_that_can_not_be_stored_leaves_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = secrets.store(RUN)
+    store.put({"OLD": "earlier"})
+    [old] = (path for path in tmp_path.rglob("OLD"))
+    (old.parent / "SECOND").mkdir()  # stands for a full disk
+    (old.parent / ".FIRST.12345").write_text("value")  # of a command that was killed
+    with pytest.raises(ResourceError, match=r"^--secret: FIRST, SECOND could not be stored in .* \(Is a directory\); "):
+        store.put({"FIRST": "value", "SECOND": "value"})
+    assert [path.name for path in old.parent.iterdir() if path.is_file() and "FIRST" in path.name] == []
+    store.delete(["OLD"])
+    assert not list(tmp_path.rglob("OLD"))
+
+
 def test_a_secret_of_secrets_manager_is_read(aws: Any, aws_server: str) -> None:
     manager = client("secretsmanager", aws_server)
     arn = manager.create_secret(Name="hf", SecretString="of the company")["ARN"]

@@ -21,6 +21,12 @@ def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime
     return newest_of_program(storage) if config.driver else newest_of_script(storage)
 
 
+def describe(newest: tuple[str, datetime]) -> str:
+    """Return the name and time of a stored file in words."""
+    name, stored_at = newest
+    return f"{name} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def has_stored(config: RunConfig, storage: RunStorage) -> bool:
     """Return whether the script finds files of the run when it starts again; a text file may be its state.
 

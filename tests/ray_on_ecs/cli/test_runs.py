@@ -3,6 +3,8 @@
 import json
 import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -104,6 +106,28 @@ def test_refreshed_lock_means_a_live_driver(folders: Folders, listed: Callable[.
     folders.of("mine").write(layout.LOCK, "{}")
     folders.age(130, "mine/status.json")
     assert listed("--no-head")["mine"]["state"] == "training"
+
+
+def test_run_whose_driver_was_killed_here_is_lost_at_once(folders: Folders, listed: Callable[..., Any]) -> None:
+    holds = f"""
+import sys
+from ray_on_ecs.storage.lock import RunLock
+from ray_on_ecs.storage.run_storage import RunStorage
+with RunLock(RunStorage.open({folders.path!r}, "mine")):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    folders.status("mine", "training")
+    with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout
+        driver.stdout.readline()
+        assert listed("--no-head")["mine"]["state"] == "training"
+        assert main(["rm", "--local", "mine"]) == 2
+        driver.kill()
+    assert listed("--no-head")["mine"]["state"] == "lost"
+    folders.of("mine").write(layout.ERROR, "{}")
+    assert listed("--no-head")["mine"]["state"] == "failed"
+    assert main(["rm", "--local", "mine"]) == 0
 
 
 def test_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any]) -> None:
@@ -238,7 +262,8 @@ def test_runs_are_listed_without_a_head(folders: Folders, capsys: pytest.Capture
     assert main(["runs", "--local"]) == 0
     printed = capsys.readouterr()
     assert "mine" in printed.out
-    [line] = printed.err.splitlines()
+    line, heading = printed.err.splitlines()
+    assert heading == f"runs in {folders.path}:"
     assert "may be stale" in line
     assert NO_HEAD in line
 

@@ -44,13 +44,17 @@ def test_ray_program_starts_ray_and_ends_it_if_it_is_not_submitted(local: Local)
     assert done == ["start 4", "end"]
 
 
-def test_running_ray_is_for_the_next_program(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_running_ray_is_for_the_next_program(local: Local, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     cluster, said, done = local
     head = LocalHead("http://127.0.0.1:1", "127.0.0.1:2", "secret", 1, "identity", "ray")
     monkeypatch.setattr(local_head, "find", lambda: head)
+    monkeypatch.setattr(local_head, "answers", lambda _: answers)
     with cluster.ready_for(PROGRAM, said.append), cluster.connect() as jobs:
-        assert jobs._ray == head
-    assert (said, done) == ([], ["end"])
+        assert (jobs._ray == head) == answers
+    assert (said, done) == (([], ["end"]) if answers else (["starting Ray on this machine"], ["start 4", "end"]))
+    cluster.end_unused()
+    assert done[-1] == "end"
 
 
 def test_missing_ray_is_one_line(local: Local) -> None:

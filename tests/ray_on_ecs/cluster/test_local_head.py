@@ -1,7 +1,9 @@
 """The head that `run --local` starts for a Ray program: its file, its end, and a start that fails."""
 
+import errno
 import json
 import os
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -170,6 +172,68 @@ def test_taken_port_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_
     assert Path(head.folder).stat().st_mode & 0o777 == 0o700
     local_head.end_unused()
     assert not head.processes
+
+
+def listed(state: str) -> bytes:
+    return b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"data": {"result": {"result": [{"state": state}]}}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        (listed("ALIVE"), True),
+        (listed("DEAD"), False),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"data": {"result": {"result": []}}}', False),
+        (b"HTTP/1.1 500 Internal Server Error\r\n\r\nthe GCS is gone", False),
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", False),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", False),
+        (b"", False),
+    ],
+    ids=["alive", "raylet killed", "no node", "GCS killed", "another token", "no HTTP", "silent"],
+)
+def test_head_that_is_half_dead_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes, wanted: bool
+) -> None:
+    monkeypatch.setattr(local_head, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(Foreign, "answer", answer)
+    head = running(tmp_path / "ray")
+    assert not local_head.answers(head), "nothing listens"
+    with serving(TCPServer(("127.0.0.1", 0), Foreign)) as dashboard:
+        if wanted:
+            monkeypatch.setattr(local_head, "ANSWER_SECONDS", 60.0)
+        head = replace(head, url=f"http://127.0.0.1:{dashboard.server_address[1]}")
+        assert local_head.answers(head) == wanted
+        assert not local_head.answers(replace(head, started="before"))
+
+
+def test_start_ends_the_head_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", RAY, "200"))
+    half_dead = subprocess.Popen(["sleep", "600"])
+    before = replace(running(tmp_path / "ray"), pid=half_dead.pid, started=identity(half_dead.pid))
+    with local_head.lock():
+        local_head._remember(before)
+        head = local_head.start(2)
+    half_dead.wait(60)
+    assert not (tmp_path / "ray").exists()
+    assert local_head.find() == head
+    local_head.end_unused()
+
+
+@pytest.mark.parametrize("full", ["_remember", "_launch", "new_short"])
+def test_full_disk_is_one_line_and_leaves_no_ray(monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+    monkeypatch.setattr(local_head, "RAY", (sys.executable, "-c", RAY, "200"))
+    started, launch = [], local_head._launch
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(local_head, "_launch", lambda *words: started.append(launch(*words)) or started[-1])
+    monkeypatch.setattr(local_head, full, refuse)
+    line = r"^Ray can't start on this machine \(\[Errno 28\] No space left on device\); free some space$"
+    with local_head.lock(), pytest.raises(ResourceError, match=line):
+        local_head.start(2)
+    assert not [head for head in started if head.processes or Path(head.folder).exists()]
+    assert local_head.find() is None
 
 
 def new_folder(path: Path) -> Path:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
+from ray_on_ecs import private_folder, secrets
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs
+from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs, local_processes
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.cluster.local_jobs import LocalJobs
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.node.api import Job
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.node.jobs import ENDED, SECRETS
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.local_cluster import have_ended
 from tests.waiting import until
@@ -99,13 +102,89 @@ def test_driver_that_does_not_stop_is_killed(
     assert capsys.readouterr().err.startswith("run mine is stopped; ")
 
 
+# In a separate session, as scripts are.
+SEPARATE = 'exec python -c \'import os; os.setsid(); os.execlp("sleep", "sleep", "600")\''
+
+
+def starts(*sleeps: str) -> str:
+    """A driver that starts processes by these shell commands, and prints their IDs."""
+    lines = ("import subprocess, time", "from subprocess import PIPE")
+    start = "print(subprocess.Popen({!r}, shell=True, stdout=PIPE, text=True).stdout.readline(), end='', flush=True)"
+    return "; ".join((*lines, *(start.format(f"{sleep} >/dev/null & echo $!") for sleep in sleeps), "time.sleep(600)"))
+
+
+def started(local: LocalJobs, count: int) -> list[psutil.Process]:
+    until(lambda: local.log("mine").count("\n") == count, between=0.01)
+    return [psutil.Process(int(pid)) for pid in local.log("mine").split()]
+
+
 def test_kill_ends_a_driver_with_all_that_it_has_started(submit: Submit, home: Path) -> None:
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAITS!r}], start_new_session=True)"
-    local = submit(child)
-    family = until(lambda: processes(home)["driver"].children(recursive=True), between=0.01)
+    local = submit(starts("sleep 600", SEPARATE))
+    family = started(local, 2)
+    until(lambda: os.getsid(family[1].pid) == family[1].pid, between=0.01)
+    assert local.kill_job("mine")
+    assert have_ended(family), "once it returns"
+    assert ended(local)["driver_exit_code"] == -signal.SIGKILL
+
+
+def test_kill_ends_a_driver_that_has_just_been_submitted(submit: Submit) -> None:
+    local = submit(WAITS)
     assert local.kill_job("mine")
     assert ended(local)["driver_exit_code"] == -signal.SIGKILL
-    until(lambda: have_ended(family))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_pip_ends_with_its_driver_and_scripts_have_time(submit: Submit, home: Path, number: int) -> None:
+    local = submit(starts("sleep 600", SEPARATE))
+    pip, script = started(local, 2)
+    until(lambda: os.getsid(script.pid) == script.pid, between=0.01)
+    processes(home)["driver"].send_signal(number)
+    ended(local)
+    until(lambda: have_ended([pip]), between=0.01)
+    assert not have_ended([script])
+    local.kill_job("mine")
+    assert have_ended([script])
+
+
+def with_secret(home: Path) -> dict[str, str]:
+    """Store a secret; return the metadata of a job of its run."""
+    uri = str(home.parent.parent / "runs" / "mine")
+    secrets.store(uri).put({"TOKEN": "hf_12345"})
+    return {SECRETS: json.dumps([uri, "TOKEN"])}
+
+
+def secret_files(home: Path) -> list[Path]:
+    return [file for file in home.parent.rglob("*") if file.is_file() and b"hf_12345" in file.read_bytes()]
+
+
+@pytest.mark.parametrize("end", [0, 1, 3, 129, 130, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGSEGV, -signal.SIGKILL])
+def test_secrets_end_with_their_driver_however_it_ends(submit: Submit, home: Path, end: int) -> None:
+    code = f"import os; os._exit({end})" if end >= 0 else f"import os; os.kill(os.getpid(), {-end})"
+    local = submit(code, **with_secret(home))
+    assert ended(local)["driver_exit_code"] == end
+    assert not secret_files(home)
+
+
+def test_secrets_stay_for_another_command_of_the_run(submit: Submit, home: Path) -> None:
+    ended(submit("import sys; sys.exit(2)", **with_secret(home)))
+    assert secret_files(home), "the driver has deleted them, or another command trains the run"
+
+
+def test_next_command_deletes_the_secrets_of_a_lost_job(submit: Submit, home: Path) -> None:
+    local = submit(WAITS, **with_secret(home))
+    both = processes(home)
+    both["parent"].kill()
+    both["driver"].kill()
+    until(lambda: have_ended([*both.values()]))
+    with LocalJobs().submitting():  # a command that stores the secrets of the run again
+        assert local.job("mine")["status"] == "FAILED"
+        assert secret_files(home)
+    with local.submitting():  # it looks before it stores them
+        assert local.job("mine")["status"] == "FAILED"
+        assert not secret_files(home)
+        with_secret(home)
+    assert local.job("mine")["status"] == "FAILED"
+    assert secret_files(home)
 
 
 def test_driver_goes_on_after_its_command_and_its_parent(submit: Submit, home: Path) -> None:
@@ -126,7 +205,8 @@ def test_driver_goes_on_after_its_command_and_its_parent(submit: Submit, home: P
     both["driver"].kill()
     job = ended(local)
     assert job["driver_exit_code"] is None
-    assert job["message"] == "it was killed with its parent, or the machine went down"
+    assert job["message"] == "it was killed with its parent, the machine went down, or its disk was full"
+    assert local.job("mine") == job, "its end is kept"
 
 
 def rewrite(home: Path, name: str, **changed: Any) -> None:
@@ -187,7 +267,7 @@ def test_driver_that_never_starts_has_ended(submit: Submit, home: Path, monkeypa
 
 
 def test_driver_knows_its_job_and_no_other_cluster(submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in local_jobs.OTHERS:
+    for name in local_processes.OTHERS:
         monkeypatch.setenv(name, "of another cluster")
     monkeypatch.setenv("PATH", "/bin")
     shows = "import json, os, sys; print(json.dumps([dict(os.environ), sys.executable, os.getcwd()]))"
@@ -196,8 +276,8 @@ def test_driver_knows_its_job_and_no_other_cluster(submit: Submit, home: Path, m
     variables, executable, folder = json.loads(local.log("mine"))
     metadata = {"run_name": "mine", "owner": "me", "job_submission_id": "mine"}
     assert json.loads(variables["RAY_JOB_CONFIG_JSON_ENV_VAR"]) == {"metadata": metadata}
-    assert variables["RAY_ON_ECS_LOCAL"] == "1"
-    assert not set(local_jobs.OTHERS) & variables.keys()
+    assert variables["RAY_ON_ECS_LOCAL"] == folder, "by which its processes are known"
+    assert not set(local_processes.OTHERS) & variables.keys()
     assert (executable, variables["PATH"]) == (sys.executable, f"{Path(sys.executable).parent}:/bin")
     assert Path(folder).parent.parent == home
     assert not list(home.glob("*/*/*.new"))
@@ -215,6 +295,11 @@ def test_log_is_followed_to_the_end_of_the_driver(submit: Submit) -> None:
     local = submit(f"{code}\nprint('last', end='')")
     assert follow(local) == local.log("mine") == "".join(f"epoch {n}\n" for n in range(5)) + "last"
     assert ended(local)["end_time"] / 1000 > time.time() - 1, "its end is seen within a second"
+
+
+@pytest.mark.parametrize(("code", "says"), [("import sys; sys.exit(1)", True), ("pass", False), ("exit('why')", False)])
+def test_failure_without_a_word_is_explained(submit: Submit, code: str, says: bool) -> None:
+    assert follow(submit(code)).endswith("; its disk may be full\n") == says
 
 
 def test_character_that_is_half_written_is_whole_later(submit: Submit) -> None:
@@ -249,6 +334,59 @@ def test_deleted_log_is_empty(submit: Submit, home: Path) -> None:
     assert local.log("mine") == ""
     local.kill_job("mine")
     assert follow(local) == ""
+
+
+@pytest.mark.parametrize("full", ["job.json", "log", "processes.json"])
+def test_full_disk_is_one_line_and_leaves_nothing(
+    submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    make = tempfile.mkdtemp
+
+    def new_folder(**options: Any) -> str:
+        folder = make(**options)
+        name = full if full == "log" else f"{full}.new"
+        Path(folder, name).symlink_to("/dev/full" if full != "log" else "/proc/absent")
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", new_folder)
+    with pytest.raises(ResourceError) as raised:
+        submit("print('begins')", **with_secret(home))
+    reason = r"\[Errno 2\] No such file .*" if full == "log" else r".*No space left on device"
+    way_out = "free some space, or set HOME to another folder"
+    assert re.fullmatch(rf"the job's folder in {home}/.* can't be written \({reason}\); {way_out}", str(raised.value))
+    assert not LocalJobs().list_jobs()
+    assert [entry.name for entry in home.glob("*/*")] == ["lock"]
+    assert not secret_files(home)
+
+
+def test_lock_that_can_not_be_written_is_one_line(home: Path) -> None:
+    local = LocalJobs()
+    [folder] = home.iterdir()
+    (folder / "lock").mkdir()
+    line = r"/lock can't be written \(.*\); free some space, or set HOME to another folder$"
+    with pytest.raises(ResourceError, match=line), local.submitting():
+        pass
+
+
+def test_wait_for_another_command_is_one_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(private_folder, "QUIET_SECONDS", 0.0)
+    said = "waiting: another command on this machine {}\n"
+    for lock, what in ((lambda: LocalJobs().submitting(), "submits a run"), (local_head.lock, "starts or ends Ray")):
+        entered = threading.Event()
+
+        def wait(lock: Callable[[], Any] = lock, entered: threading.Event = entered) -> None:
+            with lock():
+                entered.set()
+
+        thread = threading.Thread(target=wait)
+        with lock():
+            thread.start()
+            until(lambda what=what: capsys.readouterr().err == said.format(what), between=0.01)
+            assert not entered.is_set()
+        thread.join(60)
+        assert entered.is_set()
 
 
 def test_second_command_follows_the_job_of_the_first(submit: Submit, home: Path) -> None:

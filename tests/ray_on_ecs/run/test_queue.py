@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import queue
 from ray_on_ecs.run.queue import Place, Ticket, predecessor
@@ -130,6 +130,37 @@ def test_invalid_ticket_delays_no_run(tmp_path: Path) -> None:
 def test_ticket_counts_the_maximum_workers(given: dict[str, object], workers: int | None) -> None:
     config = RunConfig(command=("train.py",), run_name="own", **given)  # ty: ignore[invalid-argument-type]
     assert Ticket.of(config, "ada", 1.0).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("local", "address", "is_without"),
+    [
+        (None, None, False),
+        (None, "", False),
+        (None, "127.0.0.1:6379", False),
+        ("1", None, True),
+        ("1", "", True),
+        ("/home/ada/.ray-on-ecs/jobs/laptop/1", None, True),
+        ("1", "127.0.0.1:6379", False),
+    ],
+    ids=[
+        "a driver by hand",
+        "an empty address",
+        "a job of a head",
+        "run --local",
+        "with an empty address",
+        "a job's folder",
+        "a Ray program",
+    ],
+)
+def test_only_a_local_script_is_without_ray(
+    monkeypatch: pytest.MonkeyPatch, local: str | None, address: str | None, is_without: bool
+) -> None:
+    for name, value in {LOCAL_VARIABLE: local, "RAY_ADDRESS": address}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert queue.is_without_ray() == is_without
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "head.internal:6379", "[::1]:6379", "::1:65535", "a_b:1"])

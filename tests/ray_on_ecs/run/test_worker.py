@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +15,10 @@ import pytest
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import exchange as exchange_module
 from ray_on_ecs.run.code.archive import Code
-from ray_on_ecs.run.group import Directive, WorkerStatus, WorkerStatuses
+from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.launcher import TorchrunLauncher
 from ray_on_ecs.run.thread_group import ThreadGroup
-from ray_on_ecs.run.worker import Settings
+from ray_on_ecs.run.worker import ScriptWorker, Settings
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.run_folders import in_manifest
@@ -59,6 +62,7 @@ class Workers:
             cluster="",
             launcher=TorchrunLauncher(),
         )
+        self.settings = settings
         self.group = ThreadGroup(settings, count)
         self.directive = Directive()
 
@@ -176,3 +180,40 @@ def test_ranks_of_a_machine_share_its_folder(tmp_path: Path) -> None:
     assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
     workers.say(action="leave")
     until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+class Pieces(io.StringIO):
+    """A stream that keeps what each call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return len(text)
+
+
+def test_lines_of_ranks_that_print_at_once_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, lines = range(4), [f"step {step}" for step in range(50)]
+    settings = Workers(tmp_path, count=len(ranks)).settings
+    places = [WorkerRank(rank, len(ranks), local_rank=rank, local_world_size=len(ranks)) for rank in ranks]
+    workers = [ScriptWorker(settings, place, Place()) for place in places]
+    monkeypatch.setattr(sys, "stdout", out := Pieces())
+    start = threading.Barrier(len(ranks))
+
+    def print_all(worker: ScriptWorker) -> None:
+        start.wait(60)
+        for number, line in enumerate(lines):
+            worker._on_line(line if number == len(lines) - 1 else f"{line}\n")  # the last one has no end
+
+    threads = [threading.Thread(target=print_all, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for rank in ranks:  # a piece is never cut by another thread
+        assert [piece for piece in out.pieces if piece.startswith(f"[rank {rank}] ")] == [
+            f"[rank {rank}] {line}\n" for line in lines
+        ]
+    assert len(out.pieces) == len(ranks) * len(lines)

@@ -1,0 +1,72 @@
+"""Processes of a local job: their variables, the start of the driver, and their end by force."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ray_on_ecs.cluster.driver_parent import PROCESSES
+from ray_on_ecs.config import LOCAL_VARIABLE
+
+if TYPE_CHECKING:
+    import psutil
+
+# In a job's folder.
+LOG = "log"
+POLL_SECONDS = 0.01
+# How long killed processes may take to end.
+KILL_SECONDS = 10.0
+# Variables that lead to another cluster.
+OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process that is started for jobs: this command's, without another cluster's.
+
+    Args:
+        own: The variables that are the process's own.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
+    # `python` and `ray` are this environment's.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+    return {"PYTHONUNBUFFERED": "1", **inherited, LOCAL_VARIABLE: "1", **own, "PATH": path}
+
+
+def wait_for_driver(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until the driver of a job starts; OSError if its parent has ended before, with the reason as exit status."""
+    while not (folder / PROCESSES).exists():
+        if process.poll() is not None and not (folder / PROCESSES).exists():
+            lines = (folder / LOG).read_text(errors="replace").splitlines()
+            raise OSError(lines[-1] if lines else os.strerror(process.returncode))
+        time.sleep(POLL_SECONDS)
+    process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
+
+
+def kill_all(folder: Path) -> None:
+    """Kill all processes of a job, and wait until they have ended."""
+    import psutil
+
+    deadline = time.monotonic() + KILL_SECONDS
+    while (processes := _processes_of(folder)) and time.monotonic() < deadline:  # they may start others meanwhile
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, max(deadline - time.monotonic(), 0.0))
+
+
+def _processes_of(folder: Path) -> list[psutil.Process]:
+    """Return the processes of a job, without the driver's parent: a script's supervisor is not the driver's child."""
+    import psutil
+
+    mark, found = os.path.realpath(folder), []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            if process.environ().get(LOCAL_VARIABLE) == mark:
+                found += [process, *process.children(recursive=True)]
+    return found
