@@ -7,12 +7,12 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import AuthenticationError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
@@ -31,7 +31,7 @@ from ray_on_ecs.run.allocation import (
 )
 from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.queue import LOCAL, head_address
-from ray_on_ecs.run.ray_private import available_resources_per_node, print_by
+from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -107,7 +107,10 @@ def ending_without_head(config: RunConfig) -> Generator[None]:
 
 def describe_nodes() -> str:
     """Return the cluster's nodes, CPUs and GPUs in words."""
-    return describe_resources(_nodes())
+    try:
+        return describe_resources(_nodes())
+    except RAY_ERRORS:
+        return "the head does not answer"
 
 
 def is_one_node() -> bool:
@@ -142,7 +145,8 @@ def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
         failover = failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while True:
-            nodes = _nodes()
+            with suppress(*RAY_ERRORS):  # the head may be away for a moment
+                nodes = _nodes()
             allocation = allocate_workers(config, nodes)
             if allocation:
                 return allocation
@@ -162,7 +166,7 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
             for node in alive_nodes()
             if not (allocation.leaves_cpu_workers and node["Labels"].get(NODE_GROUP_LABEL) == CPU_WORKERS)
         ]
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return False
     room = (workers_per_node(node, allocation.cpus_per_worker, allocation.use_gpu) for node in nodes)
     return sum(room) >= allocation.fewest
@@ -203,7 +207,7 @@ def _is_waiting() -> bool:
     """
     try:
         return all(group["state"] == "PENDING" for group in placement_groups().values())
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return False
 
 
@@ -211,7 +215,7 @@ def instances_with_workers() -> Counter[InstanceKind]:
     """Return the instances on which this driver's job has a place, counted by kind; none if Ray doesn't answer."""
     try:
         return instances_of({node for node, _ in _places()})
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return Counter()
 
 
@@ -311,7 +315,8 @@ def _pending_placement_group(config: RunConfig) -> Generator[None]:
     try:
         yield
     finally:
-        remove_placement_group(group)
+        with suppress(*RAY_ERRORS):
+            remove_placement_group(group)
 
 
 def alive_nodes() -> list[dict[str, Any]]:
