@@ -154,7 +154,7 @@ class ScriptWorker:
                 self._leave_if_gpus_fail()
             is_restart = True
             self._run_once(environment)
-        if self._is_first_of_node:
+        if self._is_first_of_node and not directive.others_follow:
             self._run_folder.remove()
 
     def _prepare_node(self) -> ScriptEnvironment:
