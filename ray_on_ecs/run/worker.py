@@ -154,7 +154,9 @@ class ScriptWorker:
                 self._leave_if_gpus_fail()
             is_restart = True
             self._run_once(environment)
-        if self._is_first_of_node and not directive.others_follow:
+        if self._is_first_of_node and directive.others_follow:
+            self._run_folder.keep()
+        elif self._is_first_of_node:
             self._run_folder.remove()
 
     def _prepare_node(self) -> ScriptEnvironment:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ray_on_ecs.run.files.folder import QUIET_SECONDS
+from ray_on_ecs.run.files.folder import KNOWN, QUIET_SECONDS
 from ray_on_ecs.run.files.node_files import merge_parts
 from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
@@ -49,6 +49,58 @@ def test_all_nodes_have_all_files(storage: RunStorage, start: Start) -> None:
     second.settle()
     assert in_manifest(storage) == {"shard0": "0"}
     assert len(storage.files("files")) + len(storage.files("versions")) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_next_group_restores_only_what_differs(storage: RunStorage, tmp_path: Path, clock: Clock, count: int) -> None:
+    first = Nodes(storage, tmp_path / "disks", clock, 2)
+    names = ("same", "changed", "deleted", "torn")
+    for node, each in enumerate(first.nodes):
+        write(each.folder, {f"{name}{node}": f"{name} {node}" for name in names})
+    first.settle()
+    files = in_manifest(storage)
+    for each in first.nodes:  # of a restart, after which each node has the files of both
+        each.reset()
+    before = [{name: (each.folder / name).stat().st_ino for name in files} for each in first.nodes]
+    for each in first.nodes:
+        each.keep()
+        for node in range(2):
+            (each.folder / f"deleted{node}").unlink()
+            write(each.folder, {f"changed{node}": "CHANGED 0", f"torn{node}": "to", "new": "new"})
+    second = Nodes(storage, tmp_path / "disks", clock, count)
+    for node, each in enumerate(second.nodes):
+        assert contents(each.folder) == files
+        if node < 2:
+            stays = {name for name in files if (each.folder / name).stat().st_ino == before[node][name]}
+            assert stays == {"same0", "same1"}
+
+
+@ON_DISK
+def test_file_that_was_not_stored_is_not_taken_for_the_stored_one(
+    storage: RunStorage, tmp_path: Path, clock: Clock
+) -> None:
+    """It was too large, and the part without it was not committed."""
+    first = Nodes(storage, tmp_path / "disks", clock, 2, max_bytes=10)
+    write(first.folder, {"a": "1"})
+    first.settle()
+    write(first.folder, {"a": "1" * 11})
+    for _ in range(2):
+        first.wait(QUIET_SECONDS)
+        first.look(0)
+    assert first.nodes[0].part.files == {}
+    first.nodes[0].keep()
+    assert contents(Nodes(storage, tmp_path / "disks", clock, 2).folder) == {"a": "1"}
+
+
+@ON_DISK
+@pytest.mark.parametrize("record", ["", '{"a": [{}', "\0"])
+def test_torn_record_of_a_folder_counts_as_none(storage: RunStorage, tmp_path: Path, clock: Clock, record: str) -> None:
+    first = Nodes(storage, tmp_path / "disks", clock)
+    write(first.folder, {"a": "1"})
+    first.settle()
+    (tmp_path / "disks" / "0" / KNOWN).write_text(record)
+    write(first.folder, {"a": "2"})
+    assert contents(Nodes(storage, tmp_path / "disks", clock).folder) == {"a": "1"}
 
 
 @ON_DISK
