@@ -245,7 +245,7 @@ class RunFolder:
         self.state = 0
         self.failed: dict[str, str] = {}
         self._activity = FolderActivity(restored)
-        self._next_scan_at = self._logs_stored_at = 0.0
+        self._may_scan_at = self._next_scan_at = self._logs_stored_at = 0.0
         self._stored_at = time.monotonic()
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
@@ -253,13 +253,13 @@ class RunFolder:
 
         Args:
             writers: The script's processes.
-            at_once: True to scan the folder now, because the others wait for the answer.
+            at_once: True to scan the folder as soon as scans may follow each other: the others wait for the answer.
 
         Raises:
             OSError: The storage can't be written; the next call tries again.
         """
         now = time.monotonic()
-        if now < self._next_scan_at and not at_once:
+        if now < (self._may_scan_at if at_once else self._next_scan_at):
             return False
         files = self._changed_files()
         writers = list(writers)
@@ -267,7 +267,8 @@ class RunFolder:
         quiet_since = activity.quiet_since
         activity.update(files, open_for_writing(self.folder, writers), now)
         self.state += activity.quiet_since != quiet_since
-        self._next_scan_at = now + max(SCAN_SECONDS, SCAN_SHARE * (time.monotonic() - now))
+        self._may_scan_at = now + SCAN_SHARE * (time.monotonic() - now)
+        self._next_scan_at = max(now + SCAN_SECONDS, self._may_scan_at)
         self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
             self._stored_at = now
@@ -278,6 +279,7 @@ class RunFolder:
             files_in_pause = self._find_pause(writers, activity.logs)
             if files_in_pause is not None:
                 self.state += 1
+                activity.data = without_logs(files_in_pause, activity.logs)  # the next scan compares with it
                 self.is_current = self._store(files_in_pause, activity.logs)
                 if self.is_current:
                     self._stored_at = time.monotonic()

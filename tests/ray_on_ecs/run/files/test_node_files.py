@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ray_on_ecs.run.files.folder import KNOWN, QUIET_SECONDS
+from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.run.files.folder import KNOWN, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
 from ray_on_ecs.run.files.node_files import merge_parts
+from ray_on_ecs.run.files.scan import RESTLESS_SECONDS
 from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -224,6 +226,136 @@ def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late
     assert in_manifest(storage) == {}
     first.settle()
     assert len(in_manifest(storage)) == 11
+
+
+class Writer:
+    """A node that writes a file again and again while the driver polls and the nodes look at their folders.
+
+    Args:
+        nodes: The nodes.
+        clock: Their clock.
+        name: The name of the file on the last node.
+        every: The seconds between two writes.
+    """
+
+    def __init__(self, nodes: Nodes, clock: Clock, name: str, every: float) -> None:
+        self._nodes, self._clock = nodes, clock
+        self._file = nodes.nodes[-1].folder / name
+        self._every = every
+        self._written_at = clock.now
+        clock.sleep = self.sleep  # within a look, too
+
+    def sleep(self, seconds: float) -> None:
+        end = self._clock.now + seconds
+        while self._written_at + self._every <= end:
+            self._written_at += self._every
+            self._file.write_text(str(self._written_at))
+            nanoseconds = int(self._written_at * 1e9)
+            os.utime(self._file, ns=(nanoseconds, nanoseconds))
+        self._clock.now = end
+
+    def run(self, seconds: float) -> None:
+        end = self._clock.now + seconds
+        while self._clock.now < end:
+            for _ in range(2):
+                self.sleep(0.25)
+                for node in range(len(self._nodes.nodes)):
+                    self._nodes.tell(node)
+            for node in range(len(self._nodes.nodes)):
+                self._nodes.look(node)
+
+
+@ON_DISK
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("every", "open_share"),
+    [(0.05, 0), (0.2, 0), (0.3, 0), (0.6, 0), (0.9, 0), (1.3, 0), (1.9, 0), (0.3, 0.4), (0.7, 0.5), (1.3, 0.5)],
+)
+def test_file_that_is_always_written_delays_no_snapshot(
+    storage: RunStorage,
+    start: Start,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    every: float,
+    open_share: float,
+) -> None:
+    """The script holds the file open for a part of the time."""
+    first = start(count)
+
+    def open_files(folder: Path, writers: object) -> dict[str, bool]:
+        is_open = folder == first.nodes[-1].folder and clock.now - writer._written_at < open_share * every
+        return {"status.json": False} if is_open else {}
+
+    monkeypatch.setattr(run_folder, "open_for_writing", open_files)
+    for each in first.nodes:
+        write(each.folder, {f"shard{each._node}": "1"})
+    writer = Writer(first, clock, "status.json", every)
+    writer.run(RESTLESS_SECONDS + 15)
+    assert {f"shard{node}" for node in range(count)} <= in_manifest(storage).keys()
+    for step in range(2, 5):
+        for each in first.nodes:
+            write(each.folder, {f"shard{each._node}": str(step)})
+        writer.run(15)
+        assert {in_manifest(storage)[f"shard{node}"] for node in range(count)} == {str(step)}
+
+
+@ON_DISK
+def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: Start, clock: Clock) -> None:
+    """A file is there when a look finds a pause, and gone at the next look."""
+    first = start()
+    write(first.nodes[0].folder, {"step": "1"})
+    second_folder = first.nodes[1].folder
+    for number in range(int(OVERDUE_SECONDS / QUIET_SECONDS)):
+        write(second_folder, {"busy": str(number)})
+        first.poll(QUIET_SECONDS)
+    write(second_folder, {"busy": "last"})
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        write(second_folder, {"short": "1"})
+        clock.sleep = Clock.sleep.__get__(clock)
+
+    clock.sleep = sleep
+    first.wait(QUIET_SECONDS)
+    first.look(1)
+    assert "short" in first.nodes[1].part.files
+    for node in (1, 0, 1):
+        first.tell(node)
+    first.look(0)
+    first.tell(0)
+    write(first.nodes[0].folder, {"step": "2"})
+    (second_folder / "short").unlink()
+    for _ in range(2):
+        first.wait(QUIET_SECONDS)
+        first.look(1)
+        first.tell(1)
+        first.tell(0)
+        first.look(0)
+        assert in_manifest(storage) in ({}, {"step": "1", "busy": "last", "short": "1"})
+    first.settle()
+    assert in_manifest(storage) == {"step": "2", "busy": "last"}
+
+
+@ON_DISK
+def test_looks_on_demand_take_a_small_share_of_the_time(
+    start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start()
+    folder, scans = first.nodes[1], 0
+
+    def scan() -> dict[str, object]:
+        nonlocal scans
+        scans += 1
+        clock.now += 0.5  # it has many files
+        return {}
+
+    monkeypatch.setattr(folder, "_changed_files", scan)
+    began = clock.now
+    while clock.now < began + 100:
+        folder.poll(at_once=True)
+        clock.now += POLL_SECONDS
+    assert scans <= 100 / 10 + 1
 
 
 @ON_DISK
