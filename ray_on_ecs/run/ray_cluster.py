@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import chdir, contextmanager, suppress
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -118,13 +118,20 @@ def is_one_node() -> bool:
     return len(_nodes()) == 1
 
 
-def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
+def wait_for_workers(
+    config: RunConfig, seconds: float, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> WorkerAllocation:
     """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
+
+    Args:
+        config: The run's settings.
+        seconds: How long to wait.
+        waiting: Entered while it waits, which a run with room at once does not.
 
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    allocation = _find_room(config, seconds)
+    allocation = _find_room(config, seconds, waiting)
     if allocation.use_gpu:  # which no CPU worker has
         return allocation
     # The nodes that prepare data are left to that if the others have room for the workers.
@@ -133,7 +140,9 @@ def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
     return replace(allocation_on_others, leaves_cpu_workers=True) if allocation_on_others else allocation
 
 
-def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
+def _find_room(
+    config: RunConfig, seconds: float, waiting: Callable[[], AbstractContextManager[None]]
+) -> WorkerAllocation:
     nodes = _nodes()
     allocation = allocate_workers(config, nodes)
     if allocation:
@@ -141,7 +150,7 @@ def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
     if not seconds:
         raise ResourceError(shortage_message(config, nodes, seconds))
     logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(nodes)}")
-    with _pending_placement_group(config):
+    with waiting(), _pending_placement_group(config):
         failover = failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while True:
