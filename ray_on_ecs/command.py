@@ -12,11 +12,6 @@ logger = logging.getLogger(__name__)
 
 # Ray reads these when it is imported.
 RAY_SETTINGS = {
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # The interval at which the controller polls the workers, also for their end.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
-    # A spot interruption notice leaves only a minute or two.
-    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
     # Ray logs the pending resource requests of starting workers as errors.
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",

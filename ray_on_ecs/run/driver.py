@@ -1,38 +1,42 @@
 """A run from its turn to its result, as its driver tells it: places, starts of the scripts, their ends, decisions.
 
-The driver polls the workers with its directive. A start of the scripts goes through the states of `State`. After it the
-failure policy decides if the scripts start again: in the same workers, or in a new group.
+The driver polls the workers with its directive. Nothing between two polls waits for the storage or AWS (`_ask`); Ray's
+head is asked, and if it does not answer, the driver ends before the workers would miss it. A start of the scripts goes
+through the states of `State`. After it the failure policy decides if the scripts start again: in the same workers, or
+in a new group.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from ray_on_ecs.errors import StorageError, TrainingError, one_line
+from ray_on_ecs.errors import StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
-from ray_on_ecs.run.files.moment import Moments
 from ray_on_ecs.run.files.newest import describe, newest_stored
 from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
+from ray_on_ecs.run.nodes import Nodes
+from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.summary import print_header, print_summary, publish_files
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.run.worker import Settings
-from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cost import cost_of
 from ray_on_ecs.tracking.results import write_results
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 NOTICE_POLL_SECONDS = 1.0
 # A node is reclaimed after this time if AWS reports no deadline.
@@ -109,6 +113,8 @@ class RunDriver:
         )
         self.monitor = RunMonitor()
         self.hours = InstanceHours(home.instances)
+        self._group: Group | None = None
+        self._resumes_from = ""
         self._policy = FailurePolicy(self._config.max_restarts, self._mark, worker_timeout=self._config.worker_timeout)
         self._first_started_at: float | None = None
         self._hardware: dict[str, Any] | None = None
@@ -136,21 +142,33 @@ class RunDriver:
     def _train_in_group(self) -> None:
         """Request workers, and start the scripts in them until they have finished, or other workers are needed."""
         logger.debug("requesting workers")
-        group = self._home.new_group(self._settings)
+        group = self._group = self._home.new_group(self._settings)
+        others_follow = False
+        try:
+            self._train_in(group)
+            others_follow = self._ended_for != "finished"
+        finally:
+            try:
+                self._leave(group, others_follow)
+            finally:
+                group.close()
+
+    def _train_in(self, group: Group) -> None:
         try:
             while True:
                 self._direct(group)
                 if self._ended_for == "finished" or not self._decide(group):
                     break
         except NoPlacesError as cause:
-            self._decide_on(self._describe_no_places(cause))
+            self._decide_on(
+                failure_report.describe_no_places(self._config, cause, self._home.has_nodes(), self._policy.has_begun)
+            )
             self._begin_start(self._directive.generation)
         except GroupError as cause:
-            self._decide_on(RECLAIMED if self._ended_for == "reclaimed" else Failure(str(cause)))
+            if self._error:
+                raise self._error from cause
+            self._decide_on(self._why_ended(group) or Failure(str(cause)))
             self._begin_start(self._directive.generation + 1)
-        finally:
-            self._leave(group)
-            group.close()
 
     def _direct(self, group: Group) -> None:
         """Direct one start of the scripts to its end, with all files stored.
@@ -185,16 +203,16 @@ class RunDriver:
         is_under_way = self._state in ("starting", "running")
         has_lost = bool(group.lost or errors)
         if has_lost and (is_under_way or self._ended_for == "finished"):  # the last files may be lost, too
-            self._failure = self._describe_lost(group.lost, errors)
+            self._failure = failure_report.describe_lost(group.lost, errors, self._config)
             self._end("lost", time.time() + GRACE_SECONDS)
         elif is_under_way:
             self._prepare(group, statuses, of_start)
             self._watch(group, of_start)
-        self._direct_to(**self._of_nodes(group, of_start))
+        self._direct_to(**self._nodes.look(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
             are_done = all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living)
-            if are_done and self._has_committed(group, of_start):
+            if are_done and self._nodes.have_committed(of_start):
                 self._check_stored(of_start)
                 self._state = "ended"
 
@@ -283,64 +301,6 @@ class RunDriver:
                 f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
             )
 
-    def _of_nodes(self, group: Group, workers: WorkerStatuses) -> dict[str, Any]:
-        """Return what the directive says of the nodes: ends, files, and mpirun's daemons."""
-        ended: set[int] = set()
-        killed: set[int] = set()
-        nodes = _nodes(group)
-        for node in nodes:
-            ranks = [rank.rank for rank in group.ranks if rank.node_rank == node]
-            living = [workers[rank] for rank in ranks if rank in workers and rank not in group.lost]
-            is_lost = any(rank in group.lost for rank in ranks)
-            if all(worker.has_ended for worker in living) and (is_lost or len(living) == len(ranks)):
-                ended.add(node)
-            if is_lost or any(map(self._is_killed, living)):
-                killed.add(node)
-        first = workers.get(0)
-        if self._config.mpi and first and self._is_killed(first):  # mpirun kills the others
-            killed = set(nodes)
-        for rank in group.ranks:
-            worker = workers.get(rank.rank)
-            if worker and worker.files and rank.node_rank not in killed:
-                self._moments.hear(rank.node_rank, worker.files, group.next_poll)
-        pids: dict[int, tuple[int, ...]] = {}
-        for rank, worker in workers.items():
-            if worker.pid and not (worker.has_ended and worker.status == 0):  # others of its node may train on
-                node = group.ranks[rank].node_rank
-                pids[node] = (*pids.get(node, ()), worker.pid)
-        changes: dict[str, Any] = {"pids": pids, "ended": frozenset(ended), "killed": frozenset(killed)}
-        if len(nodes) > 1:
-            changes["scan"] = self._moments.needs_look(len(nodes))
-            changes["commit"] = self._last_parts(group, workers) or self._moments.common(len(nodes))
-        if self._config.mpi and first:
-            statuses = {group.ranks[rank].node_rank: worker.daemon_status for rank, worker in workers.items()}
-            changes["daemons"] = first.daemons
-            changes["daemon_statuses"] = {node: status for node, status in statuses.items() if status is not None}
-            changes["mpirun_has_ended"] = first.status is not None
-        return changes
-
-    def _is_killed(self, worker: WorkerStatus) -> bool:
-        """Return whether a script was killed: a shell adds 128 to the signal, and mpirun kills the others."""
-        status = worker.status
-        return status is not None and (status < 0 or status > SIGNALLED or (self._config.mpi and status != 0))
-
-    def _last_parts(self, group: Group, workers: WorkerStatuses) -> dict[int, str]:
-        """Return the last parts of all nodes by their ranks; nothing before all have one."""
-        parts: dict[int, str] = {}
-        for rank, worker in sorted(workers.items()):
-            if worker.files and worker.files.is_last:
-                parts[group.ranks[rank].node_rank] = worker.files.part
-        return parts if len(parts) == len(_nodes(group)) else {}
-
-    def _has_committed(self, group: Group, workers: WorkerStatuses) -> bool:
-        """Return whether the last snapshot of several nodes is written, or can't be."""
-        parts = self._last_parts(group, workers)
-        first = workers.get(0)
-        if len(parts) < 2 or first is None or first.files is None or first.not_stored:
-            return True
-        has_files = any(part.split("-")[1] != "0" for part in parts.values())
-        return not has_files or first.files.committed == parts
-
     def _check_stored(self, workers: WorkerStatuses) -> None:
         """Fail a run whose script has ended well if its last files were not stored; say so of any other run."""
         reason = next((worker.not_stored for worker in workers.values() if worker.not_stored), None)
@@ -358,26 +318,30 @@ class RunDriver:
         Raises:
             TrainingError: The run ends.
         """
-        if self._ended_for == "grows":
-            pass
-        elif self._ended_for == "reclaimed":
-            self._decide_on(RECLAIMED)
-        elif self._ended_for == "hung":
-            folder = self._store_stacks(self._last)
-            what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
-            self._decide_on(Failure(what, "hung", stacks=folder, log=self._last[min(self._last)].log))
-        elif self._ended_for == "lost" and self._failure:
-            # A node may have gone before its deadline.
-            is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
-            self._decide_on(RECLAIMED if is_reclaimed else self._failure)
-        else:
-            is_reclaimed = self._home.was_reclaimed()
-            self._decide_on(RECLAIMED if is_reclaimed else self._describe_failed(self._last))
+        if failure := self._why_ended(group):
+            self._decide_on(failure)
         needs_others = self._ended_for in ("grows", "reclaimed") or self._has_errors
         if not needs_others and group.lost:
             needs_others = not group.replace_lost()
         self._begin_start(self._directive.generation + 1)
         return not needs_others
+
+    def _why_ended(self, group: Group) -> Failure | None:
+        """Return the failure for which a start has ended, or ends; None if it does not end, or not for a failure."""
+        if self._ended_for == "reclaimed":
+            return RECLAIMED
+        if self._ended_for == "hung":
+            folder = self._store_stacks(self._last)
+            what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
+            return Failure(what, "hung", stacks=folder, log=self._last[min(self._last)].log)
+        if self._ended_for == "lost":
+            # A node may have gone before its deadline.
+            is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
+            return RECLAIMED if is_reclaimed else self._failure
+        if self._ended_for == "failed":
+            is_reclaimed = self._home.was_reclaimed()
+            return RECLAIMED if is_reclaimed else failure_report.describe(self._last, self._config, self._left_out)
+        return None
 
     def _decide_on(self, failure: Failure) -> None:
         """Print a line if the run continues after a failure.
@@ -398,29 +362,7 @@ class RunDriver:
             what = failure.what if failure.kind == "reclaimed" else str(failure)
             stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
             count = f" ({decision.count})" if decision.count else ""
-            logger.warning(f"{what}{stacks}; restarting from {self._resumes_from()}{count}")
-
-    def _describe_failed(self, workers: WorkerStatuses) -> Failure:
-        failure = failure_report.describe(workers, self._config.command[0])
-        text = failure.words.text
-        hint = failure_report.missing_file_hint(text, self._left_out)
-        hint += failure_report.access_denied_hint(text, self._config)
-        return replace(failure, what=failure.what + hint, rank=None if self._config.driver else failure.rank)
-
-    def _describe_lost(self, lost: Mapping[int, str], errors: WorkerStatuses) -> Failure:
-        """Return the failure of workers that have ended themselves, by an error or without one."""
-        rank = min(errors or lost)
-        if not errors:
-            return Failure(lost[rank], rank=rank)
-        cause, on = errors[rank].error, None if self._config.driver else rank
-        return Failure(one_line(cause), rank=on, cause=cause, where=errors[rank].where, log=errors[rank].log)
-
-    def _describe_no_places(self, cause: NoPlacesError) -> Failure:
-        if self._home.has_nodes():
-            return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(cause))
-        event = "lost did not come back" if self._policy.has_begun else "requested did not join the cluster"
-        what = f"workers that were {event} within {self._config.worker_timeout:g} s"
-        return Failure(what, "no workers", where=str(cause))
+            logger.warning(f"{what}{stacks}; restarting from {self._resumes_from}{count}")
 
     def _begin_start(self, generation: int) -> None:
         """Begin another start of the scripts."""
@@ -428,7 +370,7 @@ class RunDriver:
         self._state: State = "starting"
         self._ended_for: Reason | None = None
         self._failure: Failure | None = None
-        self._moments = Moments()
+        self._nodes = Nodes(mpi=self._config.mpi)
         self._has_stacks = self._has_errors = False
         self._last: WorkerStatuses = {}
         logger.debug(f"start {generation} of the scripts")
@@ -441,11 +383,11 @@ class RunDriver:
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
         self._direct_to(action=action, end_at=end_at, reclaimed=reclaimed)
 
-    def _leave(self, group: Group) -> None:
+    def _leave(self, group: Group, others_follow: bool) -> None:
         """Let the workers clean up and leave."""
         if not group.ranks:
             return
-        leave = replace(self._directive, action="leave")  # the next group begins with the driver's own
+        leave = replace(self._directive, action="leave", others_follow=others_follow)
         until = time.monotonic() + LEAVE_SECONDS
         with suppress(GroupError):  # they are out of reach
             while time.monotonic() < until:
@@ -456,23 +398,29 @@ class RunDriver:
     def _direct_to(self, **changes: Any) -> None:
         self._directive = replace(self._directive, **changes)
 
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Return what a call of the storage returns; the workers are polled meanwhile, or they would miss the driver.
+
+        Raises:
+            OSError: The storage failed, or has not answered in time.
+        """
+
+        def poll() -> None:
+            with suppress(GroupError):  # the next step finds it
+                if self._group:
+                    self._group.poll(self._directive)
+
+        return ask(call, poll)
+
     def _store_stacks(self, workers: WorkerStatuses) -> str:
-        return failure_report.store_stacks(
-            {rank: worker.stacks or "" for rank, worker in workers.items()}, self._storage
-        )
+        stacks = {rank: worker.stacks or "" for rank, worker in workers.items()}
+        try:
+            return self._ask(lambda: failure_report.store_stacks(stacks, self._storage))
+        except OSError as cause:
+            return f"no place: they could not be stored ({short_reason(cause)})"
 
     def _mark(self) -> Mark:
-        newest = newest_stored(self._config, self._storage)
+        self._resumes_from = "where the run was"
+        newest = self._ask(lambda: newest_stored(self._config, self._storage))
+        self._resumes_from = describe(newest) if newest else "the beginning"
         return Mark(self.monitor.step or None, newest[1].timestamp() if newest else None)
-
-    def _resumes_from(self) -> str:
-        try:
-            newest = newest_stored(self._config, self._storage)
-        except OSError:
-            return "where the run was"
-        return describe(newest) if newest else "the beginning"
-
-
-def _nodes(group: Group) -> set[int]:
-    """Return the ranks of the nodes."""
-    return {rank.node_rank for rank in group.ranks}

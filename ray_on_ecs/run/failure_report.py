@@ -23,7 +23,7 @@ EARLY_SECONDS = 0.5
 MAX_HINTS = 3
 
 
-def describe(workers: WorkerStatuses, program: str) -> Failure:
+def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]) -> Failure:
     """Return the failure of scripts that have ended: the rank that failed first is to blame.
 
     A rank that had ended before with exit status 0 is named, because the others may have waited for it.
@@ -36,14 +36,38 @@ def describe(workers: WorkerStatuses, program: str) -> Failure:
     reason = failed.words.text or "it printed nothing"
     if status < 0 and failed.words.text and not reason.startswith(FATAL):  # the line does not explain a signal
         reason = f"its last line was {reason!r}"
-    what = one_line(f"{program} {how}: {reason}")
+    what = one_line(f"{config.command[0]} {how}: {reason}")
     finished_rank = next((rank for rank in ranks if workers[rank].status == 0 and workers[rank].ended_at), None)
     if finished_rank is not None and failed.ended_at:
         seconds = failed.ended_at - (workers[finished_rank].ended_at or 0.0)
         if seconds >= EARLY_SECONDS:
             what += f"; rank {finished_rank} had ended with exit status 0, {seconds:.0f} s before"
-    where = "\n".join(failed.log)
-    return Failure(what, rank=failed_rank, status=failed.status, words=failed.words, where=where, log=failed.log)
+    what += missing_file_hint(failed.words.text, left_out) + access_denied_hint(failed.words.text, config)
+    where, rank = "\n".join(failed.log), _rank(failed_rank, config)
+    return Failure(what, rank=rank, status=failed.status, words=failed.words, where=where, log=failed.log)
+
+
+def describe_lost(lost: Mapping[int, str], errors: WorkerStatuses, config: RunConfig) -> Failure:
+    """Return the failure of workers that have ended themselves, by an error or without one."""
+    rank = min(errors or lost)
+    if not errors:
+        return Failure(lost[rank], rank=rank)
+    worker, cause = errors[rank], errors[rank].error
+    return Failure(one_line(cause), rank=_rank(rank, config), cause=cause, where=worker.where, log=worker.log)
+
+
+def describe_no_places(config: RunConfig, cause: Exception, has_nodes: bool, has_begun: bool) -> Failure:
+    """Return the failure of workers without places: other jobs have these, or there are not enough nodes."""
+    if has_nodes:
+        return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(cause))
+    event = "lost did not come back" if has_begun else "requested did not join the cluster"
+    what = f"workers that were {event} within {config.worker_timeout:g} s"
+    return Failure(what, "no workers", where=str(cause))
+
+
+def _rank(rank: int, config: RunConfig) -> int | None:
+    """Return a rank, or None for a Ray program, which has one of its own."""
+    return None if config.driver else rank
 
 
 def missing_file_hint(text: str, left_out: Sequence[str]) -> str:

@@ -158,6 +158,7 @@ class Directive:
         generation: Number of the start of the scripts; a greater number than theirs starts the scripts again.
         action: Run the scripts; end them by SIGTERM, or by SIGABRT because they hang, which leaves their stacks; or
             leave: the run is over for these workers.
+        others_follow: On leaving, True if the run goes on in another group, which uses the files that the nodes have.
         end_at: When what is left gets SIGKILL (Unix time).
         reclaimed: The ranks on nodes that are being reclaimed at that time.
         wants_stacks: True to read the scripts' stacks while they run on.
@@ -175,6 +176,7 @@ class Directive:
 
     generation: int = 0
     action: Literal["run", "end", "abort", "leave"] = "run"
+    others_follow: bool = False
     end_at: float = 0.0
     reclaimed: tuple[int, ...] = ()
     wants_stacks: bool = False

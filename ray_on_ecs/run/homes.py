@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError
@@ -86,7 +86,7 @@ class RayCluster(Home):
         from ray_on_ecs.run import ray_cluster
 
         self._of_ray = ray_cluster
-        self.allocation = wait_for_workers(config, record)
+        self.allocation = ray_cluster.wait_for_workers(config, config.worker_timeout, record.waiting)
         self._seconds = max(config.worker_timeout, MIN_START_SECONDS)
         self.is_one_node = ray_cluster.is_one_node()
         self.cluster = head_address()
@@ -178,21 +178,6 @@ def home_of(
 
     with ray_cluster.connected(), ray_cluster.ending_without_head(config):
         yield RayProgram(config, storage, code, sources, record) if config.driver else RayCluster(config, record)
-
-
-def wait_for_workers(config: RunConfig, record: RunRecord) -> WorkerAllocation:
-    """Wait until the cluster has room; a run for which it has room at once is never shown as waiting.
-
-    Raises:
-        ResourceError: The cluster still lacks room after `--worker-timeout`.
-    """
-    from ray_on_ecs.run import ray_cluster
-
-    seconds = config.worker_timeout
-    with suppress(ResourceError):
-        return ray_cluster.wait_for_workers(config, 0)
-    with record.waiting() if seconds else nullcontext():
-        return ray_cluster.wait_for_workers(config, seconds)
 
 
 def _launcher(config: RunConfig) -> Launcher:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run import local_store
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
-from ray_on_ecs.run.group import Directive, Peer, WorkerRank, WorkerStatus
+from ray_on_ecs.run.group import Directive, Peer, WorkerRank
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 
 
@@ -32,8 +32,8 @@ class Process(Protocol):
     def wait(self, seconds: float) -> int | None:
         """Wait for the end; return the exit status, or None if it still runs."""
 
-    def describe(self, worker: WorkerStatus) -> WorkerStatus:
-        """Return the worker's status with the state of the script."""
+    def describe(self) -> dict[str, Any]:
+        """Return the state of the script, as fields of its worker's status."""
 
     def learn(self, directive: Directive) -> None:
         """Take what the driver says of the other workers."""

@@ -16,6 +16,7 @@ from typing import Any
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.rules import NUMBER
+from ray_on_ecs.run.traceback_lines import TracebackLines
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
 
@@ -63,6 +64,7 @@ class MetricsLog:
     def __init__(self, patterns: Mapping[str, str], history: Sequence[dict[str, Any]] = ()) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._lock = threading.Lock()
+        self._tracebacks = TracebackLines()
         self._records = list(history)
         self._changed = len(self._records)
         self._is_open = False
@@ -97,6 +99,8 @@ class MetricsLog:
 
     def read_line(self, line: str) -> None:
         """Take the metrics of a line of output. A matched text that is not a number counts as null."""
+        if self._tracebacks.has(line):
+            return
         values: dict[str, float | None] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)

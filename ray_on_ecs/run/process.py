@@ -17,14 +17,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
 from ray_on_ecs.run import last_words, supervisor
-from ray_on_ecs.run.group import Directive, WorkerStatus
+from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
@@ -141,20 +141,18 @@ class ScriptProcess:
         self._has_ended = not text
         return bool(text)
 
-    def describe(self, worker: WorkerStatus) -> WorkerStatus:
-        """Return the worker's status with the state of the script."""
+    def describe(self) -> dict[str, Any]:
+        """Return the state of the script, as fields of its worker's status."""
         status = self.poll()
         if status is None:
-            return replace(worker, silent_seconds=time.monotonic() - self.heard_at)
-        log = tuple(line.rstrip("\n") for line in list(self.last_lines)[-LOG_LINES:])
-        return replace(
-            worker,
-            silent_seconds=math.inf,
-            status=status,
-            ended_at=self.ended_at,
-            words=self.last_words,
-            log=log,
-        )
+            return {"silent_seconds": time.monotonic() - self.heard_at}
+        return {
+            "silent_seconds": math.inf,
+            "status": status,
+            "ended_at": self.ended_at,
+            "words": self.last_words,
+            "log": tuple(line.rstrip("\n") for line in list(self.last_lines)[-LOG_LINES:]),
+        }
 
     def has_ended(self, directive: Directive) -> bool:
         """Return whether all processes of the script have ended."""

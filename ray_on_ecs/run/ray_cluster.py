@@ -7,12 +7,12 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import chdir, contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import AuthenticationError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
@@ -31,7 +31,7 @@ from ray_on_ecs.run.allocation import (
 )
 from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.queue import LOCAL, head_address
-from ray_on_ecs.run.ray_private import available_resources_per_node, print_by
+from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -110,7 +110,10 @@ def ending_without_head(config: RunConfig) -> Generator[None]:
 
 def describe_nodes() -> str:
     """Return the cluster's nodes, CPUs and GPUs in words."""
-    return describe_resources(_nodes())
+    try:
+        return describe_resources(_nodes())
+    except RAY_ERRORS:
+        return "the head does not answer"
 
 
 def is_one_node() -> bool:
@@ -118,13 +121,20 @@ def is_one_node() -> bool:
     return len(_nodes()) == 1
 
 
-def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
+def wait_for_workers(
+    config: RunConfig, seconds: float, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> WorkerAllocation:
     """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
+
+    Args:
+        config: The run's settings.
+        seconds: How long to wait.
+        waiting: Entered while it waits, which a run with room at once does not.
 
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    allocation = _find_room(config, seconds)
+    allocation = _find_room(config, seconds, waiting)
     if allocation.use_gpu:  # which no CPU worker has
         return allocation
     # The nodes that prepare data are left to that if the others have room for the workers.
@@ -133,7 +143,9 @@ def wait_for_workers(config: RunConfig, seconds: float) -> WorkerAllocation:
     return replace(allocation_on_others, leaves_cpu_workers=True) if allocation_on_others else allocation
 
 
-def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
+def _find_room(
+    config: RunConfig, seconds: float, waiting: Callable[[], AbstractContextManager[None]]
+) -> WorkerAllocation:
     nodes = _nodes()
     allocation = allocate_workers(config, nodes)
     if allocation:
@@ -141,11 +153,12 @@ def _find_room(config: RunConfig, seconds: float) -> WorkerAllocation:
     if not seconds:
         raise ResourceError(shortage_message(config, nodes, seconds))
     logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(nodes)}")
-    with _pending_placement_group(config):
+    with waiting(), _pending_placement_group(config):
         failover = failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
         deadline = time.monotonic() + seconds
         while True:
-            nodes = _nodes()
+            with suppress(*RAY_ERRORS):  # the head may be away for a moment
+                nodes = _nodes()
             allocation = allocate_workers(config, nodes)
             if allocation:
                 return allocation
@@ -165,7 +178,7 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
             for node in alive_nodes()
             if not (allocation.leaves_cpu_workers and node["Labels"].get(NODE_GROUP_LABEL) == CPU_WORKERS)
         ]
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return False
     room = (workers_per_node(node, allocation.cpus_per_worker, allocation.use_gpu) for node in nodes)
     return sum(room) >= allocation.fewest
@@ -206,7 +219,7 @@ def _is_waiting() -> bool:
     """
     try:
         return all(group["state"] == "PENDING" for group in placement_groups().values())
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return False
 
 
@@ -214,7 +227,7 @@ def instances_with_workers() -> Counter[InstanceKind]:
     """Return the instances on which this driver's job has a place, counted by kind; none if Ray doesn't answer."""
     try:
         return instances_of({node for node, _ in _places()})
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return Counter()
 
 
@@ -321,7 +334,8 @@ def _pending_placement_group(config: RunConfig) -> Generator[None]:
     try:
         yield
     finally:
-        remove_placement_group(group)
+        with suppress(*RAY_ERRORS):
+            remove_placement_group(group)
 
 
 def alive_nodes() -> list[dict[str, Any]]:

@@ -15,11 +15,14 @@ from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
 __all__ = [
+    "RAY_ERRORS",
     "available_resources_per_node",
     "draining_nodes",
     "print_by",
 ]
 
+# What a call of Ray raises while the head does not answer, or is lost.
+RAY_ERRORS = (RayError, OSError, RuntimeError, ValueError)
 # The function of `worker` that prints the lines that Ray forwards to a driver.
 PRINT = "print_to_stdstream"
 
@@ -36,7 +39,7 @@ def draining_nodes() -> dict[str, float | None]:
     """
     try:
         nodes: dict[str, int] = state.get_draining_nodes()
-    except (RayError, OSError, RuntimeError):
+    except RAY_ERRORS:
         return {}
     return {node: milliseconds / 1000 if milliseconds else None for node, milliseconds in nodes.items()}
 

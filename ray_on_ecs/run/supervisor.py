@@ -7,17 +7,20 @@ When the first pipe closes, because the process at its other end has died howeve
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
 keeps a GPU. This is a separate process, and not a child of the worker, because Ray kills the direct children, and only
 these, of a worker that ends. A process that has left the command's process group, as mpirun's do, is known by a
-variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command.
+variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If this process is killed, the
+worker kills them all; if the worker has died, too, Linux kills the command.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 FORWARDED = (signal.SIGTERM, signal.SIGABRT)
@@ -33,6 +36,8 @@ KILL_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 # How long a command has after SIGTERM, as under torchrun.
 GRACE_SECONDS = 30.0
 KILL_NOW = b"k"
+# Of prctl(2): the signal for a process whose parent has died.
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -45,7 +50,8 @@ def main() -> None:
     for number in FORWARDED:
         signal.signal(number, lambda signum, frame: pending.append(signum))
     try:
-        command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, MARK: mark})
+        environment = {**os.environ, MARK: mark}
+        command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_end_with_parent())
     except OSError as cause:
         print(f"{argv[0]}: {cause.strerror}", file=sys.stderr)
         status = NOT_FOUND if isinstance(cause, FileNotFoundError) else NOT_EXECUTABLE
@@ -59,6 +65,20 @@ def main() -> None:
     with suppress(OSError):  # the worker has died
         os.write(int(status_writer), f"{status} {time.time()}".encode())
     _kill_all(mark)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what a new process calls to be killed when this one is, also in a session of its own; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def call() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has died meanwhile
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return call
 
 
 def _end_at_eof(command: subprocess.Popen[bytes], mark: str) -> None:

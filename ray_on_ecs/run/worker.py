@@ -31,7 +31,7 @@ from ray_on_ecs.run.exchange import LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles
-from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank, WorkerStatus
+from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
@@ -153,7 +153,9 @@ class ScriptWorker:
                 self._leave_if_gpus_fail()
             is_restart = True
             self._run_once(environment)
-        if self._is_first_of_node:
+        if self._is_first_of_node and directive.others_follow:
+            self._run_folder.keep()
+        elif self._is_first_of_node:
             self._run_folder.remove()
 
     def _prepare_node(self) -> ScriptEnvironment:
@@ -338,12 +340,8 @@ class ScriptWorker:
         exchange = self.exchange
         process.learn(exchange.directive)
         has_ended = exchange.status.has_ended or process.has_ended(exchange.directive)
-        described = process.describe(WorkerStatus())
-        changes: dict[str, Any] = {name: getattr(described, name) for name in REPORTED}
-        changes["pid"] = process.pid
-        if self._recorder:
-            changes |= self._recorder.report
-        exchange.report(**changes, has_ended=has_ended)
+        of_recorder = self._recorder.report if self._recorder else {}
+        exchange.report(**process.describe(), **of_recorder, pid=process.pid, has_ended=has_ended)
 
     def _end(self, script: Script) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.
@@ -402,7 +400,3 @@ class ScriptWorker:
         sys.stdout.flush()
         if self._recorder:
             self._recorder.read_line(line)
-
-
-# Fields of a worker's status that its process describes.
-REPORTED = ("silent_seconds", "status", "ended_at", "words", "log", "daemons", "daemon_status")

@@ -154,11 +154,7 @@ class RunLock:
 
     def _read(self) -> _Version:
         version, content = self._store.read_version(self._path)
-        try:
-            owner = json.loads(content)
-        except ValueError:
-            owner = None
-        return _Version(version, owner if isinstance(owner, dict) else {})
+        return _Version(version, _parsed(content))
 
     def _delete(self) -> None:
         """Delete the lock, and on a disk the temporary files of commands that were killed during a write."""
@@ -205,6 +201,14 @@ class _Version(NamedTuple):
 
     version: str | None
     content: Mapping[str, Any]
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        owner = json.loads(content)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def _owner_name(owner: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ nodes are a snapshot (run/files/node_files.py), from which a restart begins.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,8 @@ MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
 CHUNK_BYTES = 16 * 2**20
 COPIED_BYTES = 64 * 2**10
+# The files that a worker which has left has had as they are stored.
+KNOWN = "stored.json"
 # Prefix of the old folder's name while a reset puts a new one in its place.
 BEFORE = ".before-"
 ROOM_BYTES = 2 * 2**30
@@ -157,8 +160,9 @@ class RunFolder:
         self._scanner.too_many.clear()
         self._base = self._scanner.scan()
         on_disk: dict[str, Path] = {}
-        for name, file in snapshot.files.items():
-            if self._is_as_stored(old_folder / name, name, file):
+        for name, (file, state) in (self._known() or self._read_known()).items():
+            is_wanted = snapshot.files.get(name) == file and file.link is None
+            if is_wanted and state_of(old_folder / name) == state:
                 on_disk[name] = old_folder / name
         left_out = [*snapshot.refused, *restore(self._storage, snapshot.files, self.folder, on_disk)]
         if left_out:
@@ -186,12 +190,25 @@ class RunFolder:
             write_snapshot(self._storage, copied)
         return copied
 
-    def _is_as_stored(self, path: Path, name: str, file: KeptFile) -> bool:
-        """Return whether a file of a snapshot is still on this disk as it was stored."""
-        if self.part.files.get(name) != file or file.is_log or file.link is not None:
-            return False
-        state = state_of(path)
-        return state is not None and state == self.part.states.get(name)
+    def _known(self) -> dict[str, tuple[KeptFile, FileState]]:
+        """Return the files that this disk has had as they are stored, with their states on it."""
+        known: dict[str, tuple[KeptFile, FileState]] = {}
+        for files, states in ((self._snapshot.files, self._restored), (self.part.files, self.part.states)):
+            known |= {name: (file, states[name]) for name, file in files.items() if name in states and not file.is_log}
+        return known
+
+    def keep(self) -> None:
+        """Leave the folder to another process on this node, whose reset restores only what differs."""
+        if not self._is_direct:
+            known = {name: [asdict(file), state] for name, (file, state) in self._known().items()}
+            with suppress(OSError):
+                (self._root / KNOWN).write_text(json.dumps(known))
+
+    def _read_known(self) -> dict[str, tuple[KeptFile, FileState]]:
+        with suppress(OSError, ValueError):
+            known = json.loads((self._root / KNOWN).read_text())
+            return {name: (KeptFile(**file), FileState(*state)) for name, (file, state) in known.items()}
+        return {}
 
     def ignore_new(self) -> None:
         """Count files that have appeared since the reset as code, which is not kept."""
@@ -228,7 +245,7 @@ class RunFolder:
         self.state = 0
         self.failed: dict[str, str] = {}
         self._activity = FolderActivity(restored)
-        self._next_scan_at = self._logs_stored_at = 0.0
+        self._may_scan_at = self._next_scan_at = self._logs_stored_at = 0.0
         self._stored_at = time.monotonic()
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
@@ -236,13 +253,13 @@ class RunFolder:
 
         Args:
             writers: The script's processes.
-            at_once: True to scan the folder now, because the others wait for the answer.
+            at_once: True to scan the folder as soon as scans may follow each other: the others wait for the answer.
 
         Raises:
             OSError: The storage can't be written; the next call tries again.
         """
         now = time.monotonic()
-        if now < self._next_scan_at and not at_once:
+        if now < (self._may_scan_at if at_once else self._next_scan_at):
             return False
         files = self._changed_files()
         writers = list(writers)
@@ -250,7 +267,8 @@ class RunFolder:
         quiet_since = activity.quiet_since
         activity.update(files, open_for_writing(self.folder, writers), now)
         self.state += activity.quiet_since != quiet_since
-        self._next_scan_at = now + max(SCAN_SECONDS, SCAN_SHARE * (time.monotonic() - now))
+        self._may_scan_at = now + SCAN_SHARE * (time.monotonic() - now)
+        self._next_scan_at = max(now + SCAN_SECONDS, self._may_scan_at)
         self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
             self._stored_at = now
@@ -261,6 +279,7 @@ class RunFolder:
             files_in_pause = self._find_pause(writers, activity.logs)
             if files_in_pause is not None:
                 self.state += 1
+                activity.data = without_logs(files_in_pause, activity.logs)  # the next scan compares with it
                 self.is_current = self._store(files_in_pause, activity.logs)
                 if self.is_current:
                     self._stored_at = time.monotonic()

@@ -24,9 +24,10 @@ LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
 GROWING = (".jsonl", ".csv", ".wandb", "-wal", "-journal")
 # A folder with more entries than this is left out.
 MAX_ENTRIES = 10_000
-# A file that has changed in every scan for this time is a log. One that was open meanwhile may be a checkpoint that is
-# being written: it has longer.
+# A file that has changed for this time without a pause is a log. One that was open in all scans has longer: it may be a
+# checkpoint that is being written.
 RESTLESS_SECONDS, OPEN_SECONDS = 30.0, 300.0
+PAUSE_SECONDS = 2.0
 LOG_SECONDS = 10.0
 
 
@@ -187,7 +188,7 @@ class FolderActivity:
         self.data: Scan = {}
         self.quiet_since = 0.0
         self._files = files
-        self._changing_since: dict[str, float] = {}
+        self._changing: dict[str, tuple[float, float]] = {}  # since when, and when last
         self._open_since: dict[str, float] = {}
         self._grown_at: dict[str, float] = {}  # of files that are logs by their names
 
@@ -199,16 +200,21 @@ class FolderActivity:
             open_files: The files that are open for writing; the value is True for append mode only.
             now: The time of the scan.
         """
-        changing = {name for name, state in files.items() if self._files.get(name, state) != state}
+        changed = {name for name, state in files.items() if self._files.get(name, state) != state}
         self._files = files
-        self._changing_since = {name: self._changing_since.get(name, now) for name in changing}
+        # By their times: scans may follow each other sooner than the changes.
+        going_on = {name: times for name, times in self._changing.items() if now - times[1] < PAUSE_SECONDS}
+        self._changing = going_on | {name: (self._changing.get(name, (now, now))[0], now) for name in changed}
         self._open_since = {name: self._open_since.get(name, now) for name in open_files}
-        self._grown_at |= dict.fromkeys(filter(is_growing, changing), now)
+        self._grown_at |= dict.fromkeys(filter(is_growing, changed), now)
         appended = {name for name, is_appended in open_files.items() if is_appended or is_growing(name)}
         growing = {name for name, grown_at in self._grown_at.items() if now - grown_at < LOG_SECONDS}
-        restless = {name for name, since in self._changing_since.items() if now - since >= RESTLESS_SECONDS}
+        restless: set[str] = set()
+        for name, (since, _) in self._changing.items():
+            if now - since >= RESTLESS_SECONDS and self._open_since.get(name, now) > since:
+                restless.add(name)
         long_open = {name for name, since in self._open_since.items() if now - since >= OPEN_SECONDS}
-        self.logs = (appended | growing | long_open | (restless - open_files.keys())) & files.keys()
+        self.logs = (appended | growing | long_open | restless) & files.keys()
         self.busy = (open_files.keys() & files.keys()) - self.logs
         data = without_logs(files, self.logs)
         if data != self.data or self.busy:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,7 +29,7 @@ from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run import last_words as script_words
 from ray_on_ecs.run.environment import AGENT_STORE
-from ray_on_ecs.run.group import Directive, Peer, WorkerStatus
+from ray_on_ecs.run.group import Directive, Peer
 from ray_on_ecs.run.last_words import TRACEBACK, LastWords
 from ray_on_ecs.run.launcher import Process, Start
 from ray_on_ecs.run.mpi import agent
@@ -154,11 +155,11 @@ class MpiRun(MpiProcess):
         command = [mpirun, "--allow-run-as-root", "--stdin", "none", "-n", str(len(peers)), "-host", slots, *argv]
         super().__init__(command, replace(options, variables={**settings, **options.variables}))
 
-    def describe(self, worker: WorkerStatus) -> WorkerStatus:
-        """Return the worker's status with the state of mpirun, and the commands of the daemons that it needs."""
+    def describe(self) -> dict[str, Any]:
+        """Return the state of mpirun, and the commands of the daemons that it needs."""
         files = self._exchange.glob(f"*{agent.COMMAND}")
         daemons = {int(file.stem.removeprefix(HOST_PREFIX)): file.read_text() for file in files}
-        return replace(super().describe(worker), daemons=daemons)
+        return {**super().describe(), "daemons": daemons}
 
     def learn(self, directive: Directive) -> None:
         """Pass the exit statuses of daemons on to mpirun's launch agents."""
@@ -194,11 +195,11 @@ class MpiNode(ExitStack):
         self._daemon: ScriptProcess | None = None
         self._heard_at = -math.inf
 
-    def describe(self, worker: WorkerStatus) -> WorkerStatus:
-        """Return the worker's status with the state of the daemon; the status 0 is not the program's."""
+    def describe(self) -> dict[str, Any]:
+        """Return the state of the daemon; the status 0 is not the program's."""
         daemon_status = self._daemon.poll() if self._daemon else None
         silent_seconds = time.monotonic() - self._heard_at
-        return replace(worker, status=0, silent_seconds=silent_seconds, daemon_status=daemon_status)
+        return {"status": 0, "silent_seconds": silent_seconds, "daemon_status": daemon_status}
 
     @property
     def pid(self) -> int:

@@ -31,6 +31,13 @@ logger = logging.getLogger(__name__)
 REPORTERS = ("ray_on_ecs.run.program.reports.TrainReporter", "ray_on_ecs.run.program.reports.TuneReporter")
 # "0" keeps Ray Train's workers in the folder with the code; by default they change into one that it makes.
 CHANGE_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
+OF_RAY_TRAIN = {
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it would print the workers' lines twice
+    # The interval at which the controller polls the workers, also for their end.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
+    # A spot interruption notice leaves only a minute or two.
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
+}
 
 
 class ProgramLauncher:
@@ -74,6 +81,7 @@ class ProgramLauncher:
         }
         variables = {
             **RAY_SETTINGS,
+            **OF_RAY_TRAIN,
             **path,
             # Later than the run's driver ends the wait, so that Ray does not warn of it each minute.
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.worker_timeout + 60.0),

@@ -12,12 +12,11 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instances_of, other_jobs_wait, placement_groups
-from ray_on_ecs.run.ray_private import actors_of, draining_nodes, jobs_of
+from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.tracking.cost import InstanceKind
 
@@ -35,7 +34,7 @@ def instances(pid: int) -> Counter[InstanceKind]:
     """Return the number of instances of each kind on which the program has places or actors; none if Ray is away."""
     try:
         return instances_of(nodes(pid))
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return Counter()
 
 
@@ -43,7 +42,7 @@ def nodes(pid: int) -> set[str]:
     """Return the IDs of the nodes on which the program has places or actors; none if Ray is away."""
     try:
         return _nodes(_jobs(pid))
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return set()
 
 
@@ -51,7 +50,7 @@ def missing(pid: int) -> Needs:
     """Return the resources that the program waits for while it does not have any; nothing if Ray does not answer."""
     try:
         groups = placement_groups(_jobs(pid)).values()
-    except (RayError, RuntimeError, ValueError):
+    except RAY_ERRORS:
         return Counter()
     if not groups or any(group["state"] not in WAITING for group in groups):
         return Counter()

@@ -1,14 +1,12 @@
 """The workers that fit into the nodes of a cluster, or on this machine."""
 
-from contextlib import nullcontext
-from typing import Any, NoReturn
-from unittest.mock import Mock
+from typing import Any
 
 import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError
-from ray_on_ecs.run import allocation, homes
+from ray_on_ecs.run import allocation
 from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here, allocate_workers
 from tests.lazy import Lazy
 
@@ -65,18 +63,3 @@ def test_machine_without_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "count_gpus", lambda: 0)
     with pytest.raises(ResourceError, match="the run needs a GPU and a CPU for each worker, but"):
         allocate_here(RunConfig(device="cuda"))
-
-
-@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
-def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool) -> None:
-    waited: list[float] = []
-
-    def lacks_room(config: RunConfig, seconds: float) -> NoReturn:
-        waited.append(seconds)
-        raise ResourceError("no GPU")
-
-    monkeypatch.setattr(ray_cluster, "wait_for_workers", lacks_room)
-    record = Mock(waiting=Mock(side_effect=nullcontext))
-    with pytest.raises(ResourceError):
-        homes.wait_for_workers(RunConfig(worker_timeout=seconds), record)
-    assert (waited, record.waiting.called) == ([0, seconds], waits)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from ray_on_ecs.run.group import (
 )
 from ray_on_ecs.run.homes import Home
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.patience import ask
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.log_lines import collect_lines
@@ -417,6 +421,24 @@ def test_stop_ends_the_scripts_and_the_run(run: Run, state: str, answers: bool) 
         assert [told.action for told in run.workers.told[-2:]] == ["end", "leave"]
 
 
+def test_second_stop_does_not_keep_the_workers(run: Run) -> None:
+    run.until("running")
+    run.workers.events = {len(run.workers.told) + 1: stop}
+    run.home.makes = iter([run.workers])
+    follow = run.workers._follow
+
+    def stop_again(rank: int, directive: Directive) -> None:
+        follow(rank, directive)
+        if directive.action == "leave":
+            raise KeyboardInterrupt
+
+    run.workers._follow = stop_again
+    with pytest.raises(KeyboardInterrupt):
+        run.driver._train_in_group()
+    assert run.workers.told[-1].action == "leave"
+    assert run.workers.is_closed
+
+
 def test_stop_does_not_wait_for_workers_that_hang(run: Run, clock: Clock) -> None:
     run.until("running")
     run.workers.is_at_work = False
@@ -527,6 +549,95 @@ def test_missing_places(tmp_path: Path, clock: Clock, has_nodes: bool, error: st
         run.driver._train_in_group()
     assert run.told == Directive(0)
     assert run.said == [line] * bool(line)
+
+
+ENDS: dict[str, tuple[Callable[[Run], None], str]] = {
+    "failed": (
+        lambda run: run.workers.fail(),
+        f"training failed on rank 1: train.py ended with exit status 1: RuntimeError: x; {RESTARTS}",
+    ),
+    "hung": (hang, f"training failed: no progress for 600 s, stacks in STACKS; {RESTARTS}"),
+    "lost": (
+        lambda run: lose(run, 1, with_places=True),
+        f"training failed on rank 1: a process of the run ended; {RESTARTS}",
+    ),
+    "error": (end_with_error, f"training failed on rank 1: no space left; {RESTARTS}"),
+    "reclaimed": (give_notice, "nodes are being reclaimed; restarting from the beginning"),
+    "grows": (make_room, f"there is room for more workers; restarting with them\ntraining failed: no head; {RESTARTS}"),
+    "finished": (lambda run: run.workers.finish(), f"training failed: no head; {RESTARTS}"),
+    "shortage": (lambda run: setattr(run.home, "lacks", ResourceError("no GPU")), ""),
+}
+
+
+@pytest.mark.parametrize("event", ENDS)
+def test_first_cause_is_named_if_the_group_is_lost_while_it_ends(run: Run, event: str) -> None:
+    happens, said = ENDS[event]
+    run.until("running")
+    happens(run)
+    run.workers.is_at_work = False
+    run.workers.events[len(run.workers.told) + 2] = lambda: setattr(run.workers, "fails", GroupError("no head"))
+    run.home.makes = iter([run.workers])
+    if event == "shortage":
+        with pytest.raises(ResourceError, match="no GPU"):
+            run.driver._train_in_group()
+    else:
+        run.driver._train_in_group()
+        assert run.told == Directive(1)
+    lines = "\n".join(run.said)
+    assert lines == said.replace("STACKS", lines.partition("stacks in ")[2].partition(";")[0])
+    assert run.workers.is_closed
+
+
+@pytest.mark.parametrize("event", ENDS)
+def test_workers_keep_their_files_if_another_group_follows(run: Run, event: str) -> None:
+    run.until("running")
+    ENDS[event][0](run)
+    run.home.makes = iter([run.workers])
+    run.driver._policy.max_restarts = 0 if event in ("failed", "hung") else 3
+    with suppress(TrainingError):
+        run.driver._train_in_group()
+    told = run.workers.told[-1]
+    assert (told.action, told.others_follow) == ("leave", event in ("lost", "error", "reclaimed", "grows"))
+
+
+@pytest.mark.parametrize("wait", ["mark", "stacks of a hang", "stacks of a silent script"])
+@pytest.mark.parametrize("answers", [True, False], ids=["slow", "hanging"])
+def test_workers_are_polled_while_the_storage_is_slow(
+    run: Run, monkeypatch: pytest.MonkeyPatch, wait: str, answers: bool
+) -> None:
+    has_polled, is_over = threading.Event(), threading.Event()
+
+    def call_slowly(*args: object) -> Any:
+        (has_polled if answers else is_over).wait(60)
+        return "the folder" if "stacks" in wait else None
+
+    run.until("running")
+    if not answers:
+        monkeypatch.setattr(module, "ask", partial(ask, seconds=0.2))
+    if "stacks" in wait:
+        monkeypatch.setattr(module.failure_report, "store_stacks", call_slowly)
+    else:
+        monkeypatch.setattr(module, "newest_stored", call_slowly)
+    if wait == "stacks of a silent script":
+        for rank in range(2):
+            run.workers.tell(rank, silent_seconds=1000.0, stacks="of it")
+        run.step()
+        happens = run.step
+    else:
+        (run.workers.fail if wait == "mark" else partial(hang, run))()
+        run.until("ended")
+        happens = partial(run.driver._decide, run.workers)
+    run.driver._group = run.workers
+    before = len(run.workers.told)
+    run.workers.events = {before + 2: has_polled.set}
+    happens()
+    is_over.set()
+    assert len(run.workers.told) > before
+    [line] = run.said
+    if wait == "mark":
+        assert f"restarting from {'the beginning' if answers else 'where the run was'} (failure 1" in line
+    else:
+        assert ("the folder" if answers else "could not be stored (no answer within 0 s)") in line
 
 
 @pytest.mark.parametrize("is_reclaimed", [False, True])

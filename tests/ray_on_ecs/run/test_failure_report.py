@@ -75,7 +75,7 @@ def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
     ids=["killed", "killed after a line", "crashed", "first", "left early", "left at once", "of mpirun"],
 )
 def test_first_rank_to_leave_is_blamed(members: list[WorkerStatus], rank: int, what: str) -> None:
-    failure = failure_report.describe(dict(enumerate(members)), "train.py")
+    failure = failure_report.describe(dict(enumerate(members)), RunConfig(command=("train.py",)), [])
     assert (failure.rank, failure.what) == (rank, what)
 
 

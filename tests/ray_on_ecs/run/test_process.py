@@ -190,6 +190,33 @@ def test_script_of_a_killed_worker_may_save(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
+# Ignores SIGTERM.
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{alone}
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell a child of it")
+@pytest.mark.parametrize("alone", ["", "os.setsid()", "os.setpgid(0, 0)"], ids=["its group", "its session", "a group"])
+@pytest.mark.parametrize("first", ["worker", "supervisor"])
+def test_script_ends_with_its_worker_and_supervisor(tmp_path: Path, first: str, alone: str) -> None:
+    command = [sys.executable, "-c", WORKER, STUBBORN.format(alone=alone), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout
+        script = psutil.Process(int(worker.stdout.readline()))
+        supervisor_process = script.parent()
+        assert supervisor_process
+        killed = [worker, supervisor_process] if first == "worker" else [supervisor_process, worker]
+        worker.send_signal(signal.SIGSTOP)  # it does not see that the supervisor has ended
+        for each in killed:
+            each.kill()
+        until(lambda: have_ended([script]))
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["same group", "another group"])
 def test_nothing_is_left_of_a_killed_supervisor(start: Start, lines: list[str], alone: bool) -> None:
     process = start(FAMILY.format(then="time.sleep(600)", alone=alone))

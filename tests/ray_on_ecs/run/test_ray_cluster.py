@@ -2,6 +2,7 @@ import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import AuthenticationError
@@ -50,6 +51,18 @@ def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
     monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
     assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
+def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool) -> None:
+    for name in ("placement_group", "remove_placement_group", "failover_of"):
+        monkeypatch.setattr(ray_cluster, name, lambda *given: None)
+    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray_cluster, "time", Clock())
+    waiting = Mock(side_effect=nullcontext)
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(RunConfig(), seconds, waiting)
+    assert waiting.called == waits
 
 
 def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:

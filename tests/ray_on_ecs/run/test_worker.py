@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import exchange as exchange_module
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatus, WorkerStatuses
@@ -45,7 +47,7 @@ print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank"
 class Workers:
     """A group of threads, which a test polls as the driver does."""
 
-    def __init__(self, folder: Path, count: int = 1, script: str = "train.py") -> None:
+    def __init__(self, folder: Path, count: int = 1, script: str = "train.py", *, is_one_node: bool = True) -> None:
         self.storage = RunStorage.open(str(folder / "storage"), "mine")
         self.storage.write_json(layout.SETTINGS, {})
         given: dict[str, Any] = {"storage_path": str(folder / "storage"), "run_name": "mine", "num_workers": count}
@@ -56,7 +58,7 @@ class Workers:
             threads=1,
             use_gpu=False,
             code=Code(name="code", archive=""),
-            is_one_node=True,
+            is_one_node=is_one_node,
             run_id="first",
             inputs={},
             cluster="",
@@ -217,3 +219,17 @@ def test_lines_of_ranks_that_print_at_once_stay_whole(tmp_path: Path, monkeypatc
             f"[rank {rank}] {line}\n" for line in lines
         ]
     assert len(out.pieces) == len(ranks) * len(lines)
+
+
+@pytest.mark.parametrize("others_follow", [True, False])
+def test_folder_stays_for_another_group_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_follow: bool
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    workers = Workers(tmp_path, script="of_each_rank.py", is_one_node=False)
+    workers.until(is_stored=True)
+    workers.say(action="leave", others_follow=others_follow)
+    workers.until(has_left=True)
+    folder = node_folder("runs", f"{workers.storage.uri} ")
+    assert [each.name for each in folder.rglob("rank0")] == ["rank0"] * others_follow

@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ray_on_ecs.run.files.folder import QUIET_SECONDS
+from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.run.files.folder import KNOWN, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
 from ray_on_ecs.run.files.node_files import merge_parts
+from ray_on_ecs.run.files.scan import RESTLESS_SECONDS
 from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -49,6 +51,58 @@ def test_all_nodes_have_all_files(storage: RunStorage, start: Start) -> None:
     second.settle()
     assert in_manifest(storage) == {"shard0": "0"}
     assert len(storage.files("files")) + len(storage.files("versions")) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_next_group_restores_only_what_differs(storage: RunStorage, tmp_path: Path, clock: Clock, count: int) -> None:
+    first = Nodes(storage, tmp_path / "disks", clock, 2)
+    names = ("same", "changed", "deleted", "torn")
+    for node, each in enumerate(first.nodes):
+        write(each.folder, {f"{name}{node}": f"{name} {node}" for name in names})
+    first.settle()
+    files = in_manifest(storage)
+    for each in first.nodes:  # of a restart, after which each node has the files of both
+        each.reset()
+    before = [{name: (each.folder / name).stat().st_ino for name in files} for each in first.nodes]
+    for each in first.nodes:
+        each.keep()
+        for node in range(2):
+            (each.folder / f"deleted{node}").unlink()
+            write(each.folder, {f"changed{node}": "CHANGED 0", f"torn{node}": "to", "new": "new"})
+    second = Nodes(storage, tmp_path / "disks", clock, count)
+    for node, each in enumerate(second.nodes):
+        assert contents(each.folder) == files
+        if node < 2:
+            stays = {name for name in files if (each.folder / name).stat().st_ino == before[node][name]}
+            assert stays == {"same0", "same1"}
+
+
+@ON_DISK
+def test_file_that_was_not_stored_is_not_taken_for_the_stored_one(
+    storage: RunStorage, tmp_path: Path, clock: Clock
+) -> None:
+    """It was too large, and the part without it was not committed."""
+    first = Nodes(storage, tmp_path / "disks", clock, 2, max_bytes=10)
+    write(first.folder, {"a": "1"})
+    first.settle()
+    write(first.folder, {"a": "1" * 11})
+    for _ in range(2):
+        first.wait(QUIET_SECONDS)
+        first.look(0)
+    assert first.nodes[0].part.files == {}
+    first.nodes[0].keep()
+    assert contents(Nodes(storage, tmp_path / "disks", clock, 2).folder) == {"a": "1"}
+
+
+@ON_DISK
+@pytest.mark.parametrize("record", ["", '{"a": [{}', "\0"])
+def test_torn_record_of_a_folder_counts_as_none(storage: RunStorage, tmp_path: Path, clock: Clock, record: str) -> None:
+    first = Nodes(storage, tmp_path / "disks", clock)
+    write(first.folder, {"a": "1"})
+    first.settle()
+    (tmp_path / "disks" / "0" / KNOWN).write_text(record)
+    write(first.folder, {"a": "2"})
+    assert contents(Nodes(storage, tmp_path / "disks", clock).folder) == {"a": "1"}
 
 
 @ON_DISK
@@ -172,6 +226,136 @@ def test_node_without_a_pause_delays_all(storage: RunStorage, start: Start, late
     assert in_manifest(storage) == {}
     first.settle()
     assert len(in_manifest(storage)) == 11
+
+
+class Writer:
+    """A node that writes a file again and again while the driver polls and the nodes look at their folders.
+
+    Args:
+        nodes: The nodes.
+        clock: Their clock.
+        name: The name of the file on the last node.
+        every: The seconds between two writes.
+    """
+
+    def __init__(self, nodes: Nodes, clock: Clock, name: str, every: float) -> None:
+        self._nodes, self._clock = nodes, clock
+        self._file = nodes.nodes[-1].folder / name
+        self._every = every
+        self._written_at = clock.now
+        clock.sleep = self.sleep  # within a look, too
+
+    def sleep(self, seconds: float) -> None:
+        end = self._clock.now + seconds
+        while self._written_at + self._every <= end:
+            self._written_at += self._every
+            self._file.write_text(str(self._written_at))
+            nanoseconds = int(self._written_at * 1e9)
+            os.utime(self._file, ns=(nanoseconds, nanoseconds))
+        self._clock.now = end
+
+    def run(self, seconds: float) -> None:
+        end = self._clock.now + seconds
+        while self._clock.now < end:
+            for _ in range(2):
+                self.sleep(0.25)
+                for node in range(len(self._nodes.nodes)):
+                    self._nodes.tell(node)
+            for node in range(len(self._nodes.nodes)):
+                self._nodes.look(node)
+
+
+@ON_DISK
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("every", "open_share"),
+    [(0.05, 0), (0.2, 0), (0.3, 0), (0.6, 0), (0.9, 0), (1.3, 0), (1.9, 0), (0.3, 0.4), (0.7, 0.5), (1.3, 0.5)],
+)
+def test_file_that_is_always_written_delays_no_snapshot(
+    storage: RunStorage,
+    start: Start,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    every: float,
+    open_share: float,
+) -> None:
+    """The script holds the file open for a part of the time."""
+    first = start(count)
+
+    def open_files(folder: Path, writers: object) -> dict[str, bool]:
+        is_open = folder == first.nodes[-1].folder and clock.now - writer._written_at < open_share * every
+        return {"status.json": False} if is_open else {}
+
+    monkeypatch.setattr(run_folder, "open_for_writing", open_files)
+    for each in first.nodes:
+        write(each.folder, {f"shard{each._node}": "1"})
+    writer = Writer(first, clock, "status.json", every)
+    writer.run(RESTLESS_SECONDS + 15)
+    assert {f"shard{node}" for node in range(count)} <= in_manifest(storage).keys()
+    for step in range(2, 5):
+        for each in first.nodes:
+            write(each.folder, {f"shard{each._node}": str(step)})
+        writer.run(15)
+        assert {in_manifest(storage)[f"shard{node}"] for node in range(count)} == {str(step)}
+
+
+@ON_DISK
+def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: Start, clock: Clock) -> None:
+    """A file is there when a look finds a pause, and gone at the next look."""
+    first = start()
+    write(first.nodes[0].folder, {"step": "1"})
+    second_folder = first.nodes[1].folder
+    for number in range(int(OVERDUE_SECONDS / QUIET_SECONDS)):
+        write(second_folder, {"busy": str(number)})
+        first.poll(QUIET_SECONDS)
+    write(second_folder, {"busy": "last"})
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        write(second_folder, {"short": "1"})
+        clock.sleep = Clock.sleep.__get__(clock)
+
+    clock.sleep = sleep
+    first.wait(QUIET_SECONDS)
+    first.look(1)
+    assert "short" in first.nodes[1].part.files
+    for node in (1, 0, 1):
+        first.tell(node)
+    first.look(0)
+    first.tell(0)
+    write(first.nodes[0].folder, {"step": "2"})
+    (second_folder / "short").unlink()
+    for _ in range(2):
+        first.wait(QUIET_SECONDS)
+        first.look(1)
+        first.tell(1)
+        first.tell(0)
+        first.look(0)
+        assert in_manifest(storage) in ({}, {"step": "1", "busy": "last", "short": "1"})
+    first.settle()
+    assert in_manifest(storage) == {"step": "2", "busy": "last"}
+
+
+@ON_DISK
+def test_looks_on_demand_take_a_small_share_of_the_time(
+    start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start()
+    folder, scans = first.nodes[1], 0
+
+    def scan() -> dict[str, object]:
+        nonlocal scans
+        scans += 1
+        clock.now += 0.5  # it has many files
+        return {}
+
+    monkeypatch.setattr(folder, "_changed_files", scan)
+    began = clock.now
+    while clock.now < began + 100:
+        folder.poll(at_once=True)
+        clock.now += POLL_SECONDS
+    assert scans <= 100 / 10 + 1
 
 
 @ON_DISK

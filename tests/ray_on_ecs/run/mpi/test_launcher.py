@@ -58,7 +58,7 @@ class Nodes:
 
     def say(self, *texts: str) -> bool:
         """Pass on once what the workers say; return whether all these texts are in the output."""
-        first, second = self.run.describe(WorkerStatus()), self.second.describe(WorkerStatus())
+        first, second = WorkerStatus(**self.run.describe()), WorkerStatus(**self.second.describe())
         statuses = {} if second.daemon_status is None else {1: second.daemon_status}
         has_ended = first.status is not None
         self.directive = Directive(daemons=first.daemons, daemon_statuses=statuses, mpirun_has_ended=has_ended)
@@ -336,4 +336,4 @@ def test_each_node_has_one_daemon(tmp_path: Path) -> None:
             process.learn(wanted)
             assert bool(process.pid) is (status is not None)
             process.wait(LIMIT_SECONDS if status else 0.0)
-            assert process.describe(WorkerStatus()).daemon_status == status
+            assert process.describe()["daemon_status"] == status
