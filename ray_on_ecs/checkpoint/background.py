@@ -58,19 +58,22 @@ def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, inde
     planner.set_up_planner(state.collect(), is_coordinator=ranks.rank == 0)
     gathered = ranks.gather((planner.create_local_plan(), state.is_finite()))
     metadata = None
-    answer: Any = None  # the folder and the plans of all ranks, or the first rank that has diverged
+    messages: list[Any] = []  # for each rank: its plan and the folder, or the first rank that has diverged
     if index is not None:
-        answer = next((rank for rank, (_, is_finite) in enumerate(gathered) if not is_finite), None)
-        if answer is None:
+        diverged = [rank for rank, (_, is_finite) in enumerate(gathered) if not is_finite]
+        if diverged:
+            messages = [diverged[0]] * len(gathered)
+        else:
             global_plan, metadata = planner.create_global_plan([plan for plan, _ in gathered])
+            name = index.new_name(manifest["step"])
             # prepare_global_plan names the files.
-            answer = (index.new_name(manifest["step"]), FileSystemWriter("").prepare_global_plan(global_plan))
-    answer = ranks.broadcast(answer)
-    if isinstance(answer, int):
+            messages = [(name, plan) for plan in FileSystemWriter("").prepare_global_plan(global_plan)]
+    message = ranks.scatter(messages)
+    if isinstance(message, int):
         step = manifest["step"]
-        raise DivergedError(f"weights of rank {answer} are not finite after step {step}; they are not saved")
-    name, plans = answer
-    return Copy(name, planner.finish_plan(plans[ranks.rank]), planner, metadata, manifest)
+        raise DivergedError(f"weights of rank {message} are not finite after step {step}; they are not saved")
+    name, plan = message
+    return Copy(name, planner.finish_plan(plan), planner, metadata, manifest)
 
 
 class BackgroundSave:

@@ -167,7 +167,7 @@ class Checkpointer:
             OSError: It can't be read.
             ValueError: A value in `state` could only be loaded with `trust_pickle`.
         """
-        self._state.pack()  # says so before the training, and not at its first save
+        self._state.plain_values()  # says so before the training, and not at its first save
         unreadable = self._ranks.broadcast(self._index.unreadable if self._index else None)
         if unreadable:
             name, version = unreadable

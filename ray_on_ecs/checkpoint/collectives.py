@@ -72,6 +72,18 @@ class Collectives:
         values = [value for value in self.gather(value) if value is not None]
         return self.broadcast(values[0] if values else None)
 
+    def scatter(self, values: list[T]) -> T:
+        """Return this rank's element of rank 0's list."""
+        if not self._group:
+            return values[0]
+        packed = [plain_pickle.dumps(value) for value in values] if self.rank == 0 else []
+        sizes = torch.tensor([len(each) for each in packed] or [0] * self.world_size, device="cpu")
+        dist.broadcast(sizes, src=0, group=self._group)
+        largest = int(sizes.max())
+        message = _tensor(b"", largest)
+        dist.scatter(message, [_tensor(each, largest) for each in packed] or None, src=0, group=self._group)
+        return _value(message[: int(sizes[self.rank])])
+
     def send(self, rank: int, key: str, value: Any) -> None:
         """Put a value into the store, for a rank to `receive`; thread-safe.
 

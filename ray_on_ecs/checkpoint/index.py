@@ -204,7 +204,7 @@ def find_fault(storage: RunStorage, name: str, records: Mapping[str, FileRecord]
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as JSON values; other types become a string that is the same in each process."""
-    return json.loads(json.dumps(dict(settings), default=_jsonable), parse_constant=str)
+    return {str(name): _json(value) for name, value in settings.items()}
 
 
 def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -218,11 +218,17 @@ def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     return ", ".join(changes)
 
 
-def _jsonable(value: Any) -> Any:
+def _json(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return dict(value)
+        return as_json(value)
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
+        return sorted((_json(item) for item in value), key=str)
     if hasattr(value, "__qualname__"):  # a function or a class
         return f"{value.__module__}.{value.__qualname__}"
     text = str(value)

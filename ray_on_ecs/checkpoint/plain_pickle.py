@@ -9,7 +9,9 @@ https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import OrderedDict
+from collections.abc import Collection, Iterable
 from enum import Enum
 from functools import cache
 from io import BytesIO
@@ -17,9 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import metadata, planner
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.nn import Parameter
 from torch.serialization import _get_layout, get_unsafe_globals_in_checkpoint
 
 from ray_on_ecs.errors import one_line
@@ -60,6 +64,9 @@ def _member(kind: Any, name: str) -> Any:
 
 # Type codes of NumPy's numbers.
 NUMBERS = "?bBhHiIlLqQefdFD"
+LEAVES = frozenset((float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+# PyTorch does not load an integer of more bytes.
+MAX_INTEGER = 2 ** (8 * 255 - 1)
 WAY_OUT = (
     "store numbers, text, lists, dicts, tensors and arrays of numbers, or set Checkpointer(trust_pickle=True) if you "
     "trust all who can write to the folder"
@@ -122,38 +129,36 @@ def pack(value: Any) -> bytes:
 
 def unpack(packed: bytes, *, is_trusted: bool) -> Any:
     """Return the value of `pack`; ValueError for a class that only a trusted checkpoint may have."""
-    if is_trusted:  # the user has set trust_pickle
-        return torch.load(BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
     try:
         return load_saved(BytesIO(packed))
     except ValueError as cause:
+        if is_trusted:  # the user has set trust_pickle
+            return torch.load(BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
         raise ValueError(f"{cause}, and loading that may run code; {WAY_OUT}") from cause
 
 
-def check(name: str, value: Any) -> None:
-    """Raise ValueError with the name of a value unless it can be saved, and loaded without running code."""
+def plain(value: Any, key: str = "") -> Any:
+    """Return a value that can be loaded: containers are copied, and NumPy's numbers become Python's.
+
+    Raises:
+        ValueError: It has a value that could not be saved or loaded; the message has the key of that.
+    """
     try:
-        packed = pack(value)
-    except Exception as cause:  # a class's own method raises anything
-        raise ValueError(f"{name} can't be saved ({one_line(cause)}); leave it out of the state") from cause
-    try:
-        load_saved(BytesIO(packed))
-    except ValueError as cause:
-        raise ValueError(f"{name} can't be loaded without running code ({cause}); {WAY_OUT}") from cause
+        return _plain(value, key, {})
+    except RecursionError as cause:
+        raise ValueError(f"{key or 'the state'}: it is nested too deeply to be saved") from cause
 
 
 @cache
 def _classes_of_numpy() -> list[Any]:
-    """Return the classes of numbers, texts and arrays, by the names of NumPy 1 and 2; none without NumPy."""
+    """Return the classes of an array of numbers, by the names of NumPy 1 and 2; none without NumPy."""
     try:
         import numpy as np
     except ImportError:
         return []
-    classes: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in f"{NUMBERS}U"}]
-    functions = {"_reconstruct": np.empty(0).__reduce__()[0], "scalar": np.float64().__reduce__()[0]}
-    for name, function in functions.items():
-        classes += [(function, f"numpy.{core}.multiarray.{name}") for core in ("core", "_core")]
-    return classes
+    reconstruct = np.empty(0).__reduce__()[0]
+    names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
+    return [*((reconstruct, name) for name in names), np.ndarray, np.dtype, *{type(np.dtype(code)) for code in NUMBERS}]
 
 
 def _reason(file: IO[bytes]) -> str:
@@ -173,3 +178,67 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(value := vars(torch).get(name), torch.dtype):
             return value
         raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+
+
+def _plain(value: Any, key: str, copies: dict[int, Any]) -> Any:
+    """Copy a value; `copies` are those of containers by ID, as a container may be in another one twice."""
+    kind = type(value)
+    if kind in LEAVES or _is_integer(value) or (kind in (Tensor, Parameter) and not vars(value)):
+        return value
+    if id(value) in copies:
+        return copies[id(value)]
+    if kind in (dict, OrderedDict):
+        copy = copies[id(value)] = kind()
+        if kind is OrderedDict:  # that of a module has the versions of its parts
+            vars(copy).update(_plain(vars(value), key, copies))
+        if _has_leaves(value) and _has_leaves(value.values()):
+            copy.update(value)
+        else:
+            for name, each in value.items():
+                copy[_plain(name, key, copies)] = _plain(each, f"{key}.{name}".lstrip("."), copies)
+        return copy
+    if kind is list:
+        copy = copies[id(value)] = []
+        copy.extend(value if _has_leaves(value) else _all(value, key, copies))
+        return copy
+    if kind in (tuple, set):
+        return value if _has_leaves(value) else kind(_all(value, key, copies))
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(value, numpy.generic) and value.dtype.char in f"{NUMBERS}U":
+        return _plain(value.item(), key, copies)
+    if not (numpy and kind is numpy.ndarray and value.dtype.char in NUMBERS):
+        _check(value, key)
+    return value
+
+
+def _all(values: Iterable[Any], key: str, copies: dict[int, Any]) -> list[Any]:
+    return [_plain(each, f"{key}.{number}", copies) for number, each in enumerate(values)]
+
+
+def _has_leaves(values: Collection[Any]) -> bool:
+    """Return True if all values are leaves; in C, as the states of samplers are long lists."""
+    kinds = set(map(type, values))
+    numbers = values if kinds == {int} else [value for value in values if type(value) is int]
+    return kinds <= {*LEAVES, int} and (not numbers or (_is_integer(min(numbers)) and _is_integer(max(numbers))))
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and -MAX_INTEGER <= value < MAX_INTEGER
+
+
+def _check(value: Any, key: str) -> None:
+    """Raise ValueError unless PyTorch can save and load a value without running code."""
+    kind = type(value)
+    name = f"{key}: a value of class {kind.__module__}.{kind.__qualname__}"
+    if kind.__name__ == "ndarray":
+        name = f"{key}: an array of {value.dtype}"
+    packed = BytesIO()
+    try:
+        torch.save(value, packed)
+    except Exception as cause:  # a class's own method raises anything
+        raise ValueError(f"{name} can't be saved ({one_line(cause)}); leave it out of the state") from cause
+    packed.seek(0)
+    try:
+        load_saved(packed)
+    except ValueError as cause:
+        raise ValueError(f"{name} can't be loaded without running code; {WAY_OUT}") from cause

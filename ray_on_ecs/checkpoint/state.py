@@ -107,17 +107,13 @@ class TrainingState:
         return bool(torch.stack([check.to(checks[0].device) for check in checks]).all())
 
     def collect(self) -> dict[str, Any]:
-        """Return this rank's state for a planner, without copies of tensors; raises like `pack`."""
-        return {**self.tensors(), f"{RANKS}.{self._rank}": self.pack()}
+        """Return this rank's state for a planner, without copies of tensors; raises like `plain_values`."""
+        return {**self.tensors(), f"{RANKS}.{self._rank}": plain_pickle.pack(self.plain_values())}
 
-    def pack(self) -> bytes:
-        """Return all but the tensors, as a checkpoint has it; ValueError for a value that could not be loaded."""
+    def plain_values(self) -> dict[str, Any]:
+        """Return everything but tensors, as a checkpoint has it; ValueError for a value that could not be loaded."""
         values = self.values()
-        if not self._trusts_pickle:
-            for kind in ("modules", "optimizers", "state"):
-                for name, value in values[kind].items():
-                    plain_pickle.check(name, value)
-        return plain_pickle.pack(values)
+        return values if self._trusts_pickle else {kind: plain_pickle.plain(each) for kind, each in values.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules and optimizers by key, without copies."""
