@@ -11,11 +11,11 @@ from urllib.parse import quote
 from ray_on_ecs.node import api
 from ray_on_ecs.node.api import AnswerError, Job, TokenError
 
-# Of silence. A head that starts a job may be silent for some ten seconds, and longer on a busy machine.
+# A request ends after so much silence. A head that starts a job may be silent for ten seconds, or longer if it is busy.
 REQUEST_SECONDS, JOB_SECONDS = 20.0, 60.0
-# Until a whole log has come, through a slow connection.
+# The whole log of a job has to come in this time, also through a slow connection.
 LOG_SECONDS = 900.0
-# Without a new line of a log, after which the head has to answer a request: a connection may lead nowhere.
+# After this time without a new line of a log the head has to answer a request: the connection may lead nowhere.
 SILENT_SECONDS = 30.0
 ALIVE = "ALIVE"
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # Jobs that have ended, of which the records and logs are kept.
 KEPT_JOBS = 100
-# After which a job whose driver has not started never will.
+# A job without a driver after this time counts as failed.
 START_SECONDS = 60.0
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 2**20

@@ -1,6 +1,6 @@
 """Messages between a run's driver and its workers: the driver polls each worker with its directive.
 
-Both hold absolute values, so a message that is lost is made good by the next one.
+Each message has the whole state, not changes, so the next one makes good for one that is lost.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # a node needs minutes to join
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 3.0  # the head is in the same network
 BUSY_SECONDS = 30.0  # a GCS is, for instance, just after its head has restarted
-# Ray ends a driver without a word of ours when the head has not answered for 60 s.
+# Ray ends a driver, which then prints nothing, when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
 forwarded = ForwardedLines()

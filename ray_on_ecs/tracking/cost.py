@@ -124,7 +124,7 @@ def total_seconds(status: Document, result: Document) -> float | None:
 
 
 def total_usd(status: Document, result: Document) -> float | None:
-    """Return the total cost of a run's workers in dollars, or None if a part of it is not known; raise likewise."""
+    """Return the total cost of a run's workers in dollars, or None if a part of it is not known."""
     usd = status.get("cost_usd")
     if result:
         usd = (result.get("cost") or {}).get("usd")

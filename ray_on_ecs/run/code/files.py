@@ -23,7 +23,7 @@ NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.
 NAMED = (".venv", "venv", "node_modules")
 MAX_BYTES = 2**30
 SHOWN, SHOWN_KEYS = 3, 10
-# Reasons to leave an entry out, besides an ignore file: its name, without a word or with one, and others.
+# Reasons to leave an entry out, besides an ignore file: its name, silently or with a reason, and others.
 UNNAMED, BY_NAME, EXCLUDED, KEY = "never", "", "--exclude", "may hold a key"
 LINK, NO_FILE = "a link out of the folder", "not a file"
 # Of what is uploaded: an entry that --include names, or a folder above it, for which ignore files don't count; and one
@@ -90,7 +90,7 @@ def list_code(
         folder: A user's folder, in a git repository or not.
         include: Patterns, as in .gitignore, that bring back what the ignore files leave out.
         exclude: Patterns that leave out more; they win.
-        never: Patterns of what is left out without a word.
+        never: Patterns of what is left out silently.
     """
     check_is_project(folder)
     top = os.path.realpath(folder)

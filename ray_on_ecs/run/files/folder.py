@@ -51,8 +51,10 @@ from ray_on_ecs.storage.snapshot import (
 
 logger = logging.getLogger(__name__)
 
-# How often a node is asked if it is time for a scan, and how often it is: scans take a 20th of the time at most.
-POLL_SECONDS, SCAN_SECONDS, SCAN_SHARE = 0.5, 2.0, 20
+# The folder is asked this often if it is time for a scan.
+POLL_SECONDS = 0.5
+# The shortest interval of scans; they take at most one part in SCAN_SHARE of the time.
+SCAN_SECONDS, SCAN_SHARE = 2.0, 20
 QUIET_SECONDS = 2.0
 # After this time without such a pause, scans in quick succession find a short one.
 OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10

@@ -99,7 +99,7 @@ class ProgramLauncher:
     def look(self, process: Process, exchange: Path) -> None:
         """Store the table of Ray Tune's trials.
 
-        A program that waits, or whose workers compute without a word, does not hang.
+        A program that waits, or whose workers compute and print nothing, does not hang.
         """
         if self._hang_timeout is None or self._watch.is_waiting():
             process.heard()
