@@ -219,7 +219,7 @@ class ScriptProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self.wait(STACK_SECONDS)
         self._reader.join(STACK_SECONDS)
-        if self._process.stdout and not self._reader.is_alive():  # else a process outside the script's tree holds the pipe
+        if self._process.stdout and not self._reader.is_alive():  # else another process holds the pipe
             self._process.stdout.close()
 
     def _read(self) -> None:

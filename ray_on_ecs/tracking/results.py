@@ -40,8 +40,8 @@ def write_results(
 ) -> dict[str, Any]:
     """Write the results of a run that has ended well; returns the document written to `result.json`.
 
-    `code` is its archive and its commit; `summary` is the return value of `RunDriver.train`: `hardware`, and `started_at`, the
-    start of its script (Unix time).
+    `code` is its archive and its commit; `summary` is the return value of `RunDriver.train`: `hardware`,
+    and `started_at`, the start of its script (Unix time).
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
