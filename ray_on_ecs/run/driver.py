@@ -41,6 +41,8 @@ T = TypeVar("T")
 NOTICE_POLL_SECONDS = 1.0
 # A node is reclaimed after this time if AWS reports no deadline.
 DEFAULT_PREEMPTION_SECONDS = 60.0
+# The scripts' time to end for more workers: a Checkpointer saves before SIGTERM, which comes in the last 30 s.
+GROW_SECONDS = 120.0
 # The scripts end this long before the deadline.
 MARGIN_SECONDS = 5.0
 # How long the workers may take to store the last files, once the scripts have ended.
@@ -255,7 +257,7 @@ class RunDriver:
             self._end("reclaimed", **reclaimed)
         elif self._state == "running" and group.can_grow():
             logger.info("there is room for more workers; restarting with them")
-            self._end("grows", time.time() + GRACE_SECONDS, reclaimed=tuple(workers))
+            self._end("grows", time.time() + GROW_SECONDS, reclaimed=tuple(workers))
         elif self._state == "running":
             self._watch_silence(workers)
 

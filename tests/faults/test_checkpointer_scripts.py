@@ -202,6 +202,28 @@ def test_elastic_run_continues_with_close_weights(
     run.finish(undisturbed, 1e-5)
 
 
+def test_elastic_run_grows_when_a_node_joins(
+    cluster: LocalCluster, tmp_path: Path, s3_client: Any, undisturbed: dict[str, Tensor]
+) -> None:
+    cluster.replace_ended()
+    kill_tree(cluster.workers[0].pid)
+    run = TabularRun(cluster, tmp_path, s3_client, "1:2")
+    try:
+        run.wait_for(lambda: any("step-000000024" in each for each in run.checkpoints))
+        assert "rank 0 begins at step 0, 1 workers" in run.log
+        cluster.replace_ended()
+        run.wait_for(lambda: re.search(r"rank 1 begins at step [1-9]\d*, 2 workers", run.log))
+        run.go_on()
+        run.finish(undisturbed, 1e-5)
+    finally:
+        kill_tree(run.command.pid)
+        run.command.wait()
+    assert "there is room for more workers; restarting with them" in run.log
+    assert "training failed" not in run.log
+    [(_, stopped)] = run.said("stops")
+    assert run.said("begins") == {(0, 0), (0, stopped), (1, stopped)}, "no step is lost"
+
+
 def test_torn_checkpoint_is_skipped(run: TabularRun, s3_client: Any, undisturbed: dict[str, Tensor]) -> None:
     run.command.send_signal(signal.SIGINT)
     assert run.command.wait(END_SECONDS) == 130, run.log

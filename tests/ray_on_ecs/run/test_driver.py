@@ -35,6 +35,7 @@ from ray_on_ecs.run.group import (
 from ray_on_ecs.run.homes import Home
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.patience import ask
+from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.log_lines import collect_lines
@@ -351,6 +352,15 @@ def test_scripts_have_until_the_deadline_of_a_notice(run: Run, clock: Clock) -> 
     told = run.step()
     assert (told.action, told.reclaimed) == ("end", (1,))
     assert told.end_at == clock.now - 1 + 100 - module.MARGIN_SECONDS
+
+
+def test_checkpointer_has_time_to_save_before_a_run_grows(run: Run, clock: Clock) -> None:
+    """Its script gets SIGTERM in the last seconds."""
+    run.until("running")
+    run.workers.has_room = True
+    told = run.step()
+    assert (told.action, told.reclaimed) == ("end", (0, 1))
+    assert told.end_at - GRACE_SECONDS >= clock.now + 60
 
 
 def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
