@@ -285,7 +285,6 @@ class RayCluster(pulumi.ComponentResource):
             head_instance_id=self.head_instance_id,
             cluster_name=self.cluster_name,
             log_group=self.log_group,
-            metrics_dashboard=self.metrics_dashboard,
             estimated_hourly_usd=self.estimated_hourly_usd,
             default_gpus=self.default_gpus,
             region=self._plan.region,

@@ -25,13 +25,13 @@ from ray_on_ecs.aws import Refused, client, translated
 from ray_on_ecs.contract import SECRETS_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.private_folder import at_home
+from ray_on_ecs.rules import NAME
 
 MASK = "***"
 # A shorter value would also mask other output. The largest value is SSM's limit for a standard parameter.
 SHORTEST, LARGEST_BYTES = 4, 4096
 # Characters of a line of base64: by openssl, and by the program of this name and MIME.
 BASE64_WIDTHS = 64, 76
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ARN = r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+"
 # The variables of the runner and of what starts the script: see docs/scripts.md.
 OF_RUNNER = re.compile(

@@ -107,7 +107,6 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
         "head_instance_id": "i-0123456789abcdef0",
         "cluster_name": "ray-on-ecs-ray-dev-c0ffee",
         "log_group": "ray-on-ecs-ray-logs",
-        "metrics_dashboard": "ray-on-ecs-ray-dev-c0ffee",
         "estimated_hourly_usd": 2.204,
         "default_gpus": 2,
     }
@@ -115,6 +114,7 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
     assert plain == {
         **known,
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
+        "metrics_dashboard": "ray-on-ecs-ray-dev-c0ffee",
         "connection": {
             **known,
             "region": REGION,

@@ -27,8 +27,6 @@ from ray_on_ecs.private_folder import temporary
 PACKAGE = "jupyterlab"
 START_SECONDS = 900.0  # a new GPU instance
 POLL_SECONDS = 1.0  # each reads the log
-# Jupyter's line when it listens.
-LISTENS = "is running at"
 IDLE_SECONDS = 3600  # a lunch break
 # Jupyter ends its kernels, and then itself, when they are not used: it holds a GPU.
 ENTRYPOINT = (
@@ -120,7 +118,7 @@ def _wait_until_it_listens(head: Head, job_id: str) -> str:
             if "is already in use" in said:
                 raise UsageError(f"port {NOTEBOOK_PORT} is taken on that node, by another notebook; end that one first")
             raise TrainingError(f"Jupyter has ended ({one_line(said[-300:])})")
-        if LISTENS in log:
+        if "is running at" in log:  # Jupyter's line when it listens
             return job["driver_agent_http_address"].split("//")[-1].rpartition(":")[0]
         time.sleep(POLL_SECONDS)
     raise ResourceError(

@@ -116,7 +116,7 @@ def _run(
 
         def upload() -> Callable[[], dict[str, str]]:
             note(f"uploading {config.folder}")
-            code = archive.store(config, cluster.code_storage(storage), note)
+            code = archive.store(config, cluster.code_storage(storage), note, links=cluster.is_here)
 
             def write() -> dict[str, str]:
                 digest = document.write(of_document, config, given, code, earlier)

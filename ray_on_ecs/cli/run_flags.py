@@ -54,7 +54,7 @@ class Setting(click.Option):
         super().__init__(
             [*flags_of(spec), spec.name],
             help=f"{text[0].upper()}{text[1:]}{shown}.",
-            is_flag=spec.type == "bool",
+            is_flag=spec.type == "bool" or None,  # False would mean an optional value
             metavar=metavar,
             type=kind,  # for the shell's completion
             multiple=bool(spec.metadata.get("repeated")),

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.
 LOST_SECONDS = 120.0
 READERS = 32
-NEAREST_NAMES = 3
 
 PENDING, RUNNING = "PENDING", "RUNNING"
 # The files that identify a run's folder.
@@ -65,9 +64,7 @@ def find_run(cluster: Cluster, name: str) -> RunStorage:
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
         return cluster.storage(name)
-    nearest = get_close_matches(name, names, n=NEAREST_NAMES)
-    if not nearest:
-        nearest = [other for other in names if name in other][:NEAREST_NAMES]
+    nearest = get_close_matches(name, names) or [other for other in names if name in other][:3]
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"{cluster.command('runs')} lists the runs"
     raise UsageError(f"run {name!r} not found in {cluster.storage_path}; {hint}")
 

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
 from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info, spot_prices, spot_question
@@ -66,11 +67,11 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     for kind, count in hours.items():
         labelled_hours[kind.instance_type or info["types"][0], kind.market or default_market] += count
     on_spot = frozenset(instance_type for instance_type, market in labelled_hours if market == SPOT)
-    answer = None
+    spot = None
     if on_spot:
-        question = spot_question(info, on_spot)
-        answer = _recent(on_spot, lambda: ask_aws("ec2", "describe_spot_price_history", **question))
-    prices = {ON_DEMAND: info["prices"], SPOT: spot_prices(answer) if answer else {}}
+        question = partial(ask_aws, "ec2", "describe_spot_price_history", **spot_question(info, on_spot))
+        spot = _recent(on_spot, lambda: spot_prices(question() or {"SpotPriceHistory": []}))
+    prices = {ON_DEMAND: info["prices"], SPOT: spot or {}}
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
     for (instance_type, market), count in labelled_hours.items():

@@ -26,7 +26,6 @@ from tests.containers.cluster import (
     HEAD_HOST,
     HURRY,
     LONG,
-    METRICS,
     ROOT,
     Cluster,
 )
@@ -47,7 +46,6 @@ OUTPUTS = {
     "services": {"head": "head", "workers": "workers"},
     "default_gpus": 2,
     "log_group": "logs",
-    "metrics_dashboard": METRICS,
     "estimated_hourly_usd": 7200,
 }
 # The script on the laptop, with a model in its folder that the image doesn't have.

@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +32,7 @@ FOLDER, SUFFIX = ".code", ".tar.gz"
 GZIP_LEVEL = 1
 PIECE_BYTES = 16 * 2**20
 MAX_NAMES = 50  # of what is left out, in the run's document
+LARGE_BYTES = 32 * 2**20  # larger files are linked and not copied, if the storage is a folder of this machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,14 @@ class Code:
     """Stored code of a run: the name of the user's folder, and the address of the archive.
 
     Attributes:
+        links: The files that the archive lacks because they are on this machine, by their names.
         left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
         git: The commit as environment variables; empty outside a repository.
     """
 
     name: str
     archive: str
+    links: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     git: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,10 +55,11 @@ class Code:
     def of(cls, document: Mapping[str, Any]) -> Code:
         """Return the code of a run's document; TypeError or ValueError if a field is missing or of another form."""
         code = cls(**document)
-        if not (isinstance(code.git, dict) and isinstance(code.left_out, list)):
+        if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
             raise TypeError(f"its code is {document!r}")
-        are_texts = all(isinstance(text, str) for text in (code.name, code.archive, *code.left_out, *code.git.values()))
-        if not are_texts or fault_of(code.name) or "/" in code.name or not code.archive.endswith(SUFFIX):
+        texts = (code.name, code.archive, *code.left_out, *code.links.values(), *code.git.values())
+        are_fit = all(isinstance(text, str) for text in texts) and not any(map(fault_of, (code.name, *code.links)))
+        if not are_fit or "/" in code.name or not code.archive.endswith(SUFFIX):
             raise ValueError(f"its code is {document!r}")
         return code
 
@@ -63,10 +67,18 @@ class Code:
         """Write the code into a new folder; OSError if a file can't be read or written."""
         base, _, digest = self.archive.removesuffix(SUFFIX).rpartition(f"/{FOLDER}/")
         fetch(RunStorage.open(base, FOLDER), digest, folder)
+        for name, original in self.links.items():
+            if not os.path.exists(original):
+                raise FileNotFoundError(f"{original} is not on this node; give s3://bucket/prefix as --storage-path")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(original)
 
 
-def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None]) -> Code:
-    """Store the files of the working directory next to the runs, and say what is not uploaded."""
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *, links: bool) -> Code:
+    """Store the files of the working directory next to the runs, and say what is not uploaded.
+
+    With `links`, links to large files are stored if the storage is a folder of this machine.
+    """
     folder = config.folder
     results = Path(storage.base)  # that may lie in the folder with the code
     inside = storage.is_local and results.is_relative_to(folder)
@@ -74,6 +86,8 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None]) ->
     code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
         say(line)
+    large = [file.name for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
+    code = replace(code, files=tuple(file for file in code.files if file.name not in large))
     if not (config.include or config.exclude):
         check_size(folder, code.files)
     base = storage.storage_path
@@ -85,6 +99,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None]) ->
     return Code(
         name=folder.name or "code",
         archive=f"{base}/{FOLDER}/{digest}{SUFFIX}",
+        links={name: str(folder / name) for name in large},
         left_out=ignored[:MAX_NAMES],
         git=git.revision(folder),
     )

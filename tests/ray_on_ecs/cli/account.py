@@ -353,7 +353,6 @@ def create_account(url: str) -> Account:
         "services": {kind: f"{PREFIX}-ray-{kind}-service" for kind in TASKS},
         "default_gpus": 2,
         "log_group": f"{PREFIX}-logs",
-        "metrics_dashboard": f"{PREFIX}-dashboard",
         "estimated_hourly_usd": 2.204,
     }
     account.aws("s3").create_bucket(Bucket=account.outputs["bucket"])

@@ -1,6 +1,5 @@
 """A laptop with a stack, whose commands wait as long as a busy machine needs."""
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
@@ -39,7 +38,6 @@ def stack(
     for module, names in LIMITS.items():
         for name in names:
             monkeypatch.setattr(module, name, SECONDS)
-    monkeypatch.setattr(doctor, "START_SECONDS", math.inf)
     monkeypatch.setattr(doctor, "_shorten_timeouts", lambda: None)
     with ExitStack() as undo:
         yield Laptop(account.url, deepcopy(account.outputs), *servers, tmp_path, undo=undo)

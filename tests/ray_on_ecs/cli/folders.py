@@ -29,7 +29,6 @@ def outputs(bucket: str) -> dict[str, Any]:
         "bucket": bucket,
         "services": {"head": "x"},
         "default_gpus": 2,
-        "metrics_dashboard": "dev-cluster",
         "estimated_hourly_usd": None,
     }
 

@@ -41,7 +41,6 @@ CONNECTION = {
     "services": {"head": "the-head"},
     "default_gpus": 2,
     "log_group": "the-logs",
-    "metrics_dashboard": "the-dashboard",
     "estimated_hourly_usd": None,
 }
 OUTPUTS = {"connection": CONNECTION, "estimated_hourly_usd": "unknown", "train_command": "aws ssm start-session"}

@@ -11,6 +11,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted
 from ray_on_ecs.run import admission, document
 from ray_on_ecs.run.__main__ import main
+from ray_on_ecs.run.code import archive
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -46,7 +47,7 @@ def large(storage: Path) -> Path:
     [
         (["nowhere.py"], "SCRIPT: there is no file 'nowhere.py' in "),
         (["--working-dir", "nowhere", "x.py"], "--working-dir: 'nowhere' is not a folder"),
-        (["--requirements", "nowhere.txt", "train.py"], "--requirements: 'nowhere.txt' can't be read"),
+        (["--requirements", "nowhere.txt", "train.py"], "--requirements: there is no file 'nowhere.txt'"),
         (["--input", "data=nowhere", "train.py"], "--input: data=nowhere can't be read"),
     ],
     ids=["script", "working dir", "requirements", "input"],
@@ -78,6 +79,12 @@ def test_finished_run_is_refused(storage: Path, capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
+
+
+def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> None:
+    config = RunConfig(command=("train.py",))
+    stored = archive.store(config, RunStorage.open(str(storage), "mine"), lambda line: None, links=True)
+    assert stored.links == {"data/large.tar": str(large / "data" / "large.tar")}
 
 
 def test_too_much_code_is_one_line(

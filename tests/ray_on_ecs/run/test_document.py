@@ -19,6 +19,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 CODE = Code(
     name="work",
     archive="/runs/.code/a.tar.gz",
+    links={"data/x.bin": "/work/data/x.bin"},
     left_out=["a.log"],
     git={"GIT_COMMIT": "abc"},
 )
@@ -135,7 +136,7 @@ def test_unreadable_storage_is_one_line(storage: RunStorage, monkeypatch: pytest
         written(storage, command=("a.py",))
 
 
-GOOD_CODE = {"name": "x", "archive": "/a.tar.gz", "left_out": [], "git": {}}
+GOOD_CODE = {"name": "x", "archive": "/a.tar.gz", "links": {}, "left_out": [], "git": {}}
 
 
 def changed(**parts: Any) -> str:
@@ -152,7 +153,7 @@ def code(**values: Any) -> str:
     return changed(code={**GOOD_CODE, **values})
 
 
-@pytest.mark.parametrize("content", [changed(), settings(env=["A=1"], max_restarts=0), code(left_out=["x"])])
+@pytest.mark.parametrize("content", [changed(), settings(env=["A=1"], max_restarts=0), code(links={"x": "/x"})])
 def test_document_in_this_form_is_accepted(storage: RunStorage, content: str) -> None:
     storage.write(layout.SETTINGS, content)
     assert RunDocument.read(storage.uri, {}).config.command == ("a.py",)
@@ -188,6 +189,10 @@ def test_document_in_this_form_is_accepted(storage: RunStorage, content: str) ->
         (code(name=""), "(is broken|can't be used)"),
         (code(name=5), "(is broken|can't be used)"),
         (code(archive="/etc/passwd"), "(is broken|can't be used)"),
+        (code(links={"../../x": "/etc/passwd"}), "(is broken|can't be used)"),
+        (code(links={"/x": "/etc/passwd"}), "(is broken|can't be used)"),
+        (code(links={"x": 5}), "(is broken|can't be used)"),
+        (code(links=["a"]), "(is broken|can't be used)"),
         (code(git={"GIT_COMMIT": 5}), "(is broken|can't be used)"),
         (code(git=["a"]), "(is broken|can't be used)"),
         (code(left_out="ab"), "(is broken|can't be used)"),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs import spot_prices
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.tracking import cost as cost_module
 from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of, earlier_of, total_seconds, total_usd
@@ -77,7 +76,7 @@ def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch
 @pytest.fixture
 def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """EC2 knows the price of a type on spot."""
-    monkeypatch.setattr(spot_prices, "by_type", lambda answer: {"g5.xlarge": 0.41})
+    monkeypatch.setattr(cost_module, "spot_prices", lambda answer: {"g5.xlarge": 0.41})
 
 
 @pytest.mark.usefixtures("prices")

@@ -9,17 +9,25 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run.code import archive
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.code.archive import store as store_code
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
 
+LARGE = 2000
+
+
+@pytest.fixture(autouse=True)
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LARGE_BYTES", LARGE - 1)
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with code, an ignored file and a folder of ignored files."""
+    """A folder with code, a large file, an ignored file and a folder of ignored files."""
     folder = tmp_path / "project"
-    files = {".gitignore": "*.bin\ncache/\n", "train.py": "import lib", "lib/__init__.py": "", "large.npy": "x" * 2000}
+    files = {".gitignore": "*.bin\ncache/\n", "train.py": "import lib", "lib/__init__.py": "", "large.npy": "x" * LARGE}
     for name, text in {**files, "data/one.bin": "1", "cache/deep/two": "2"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -40,14 +48,15 @@ def config_of(project: Path, **settings: object) -> RunConfig:
     return RunConfig(command=("train.py",), working_dir=str(project), **settings)  # ty: ignore[invalid-argument-type]
 
 
-def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print) -> Code:
-    return store_code(config, storage, say)
+def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None] = print, *, links: bool = True) -> Code:
+    return store_code(config, storage, say, links=links)
 
 
-def placed(code: Code, target: Path) -> set[str]:
-    """Place the code; return the paths of the files."""
+def placed(code: Code, target: Path) -> dict[str, bool]:
+    """Place the code; return whether each file is a link, by its path."""
     code.place(target)
-    return {os.path.relpath(Path(above, name), target) for above, _, names in os.walk(target) for name in names}
+    paths = [Path(above, name) for above, _, names in os.walk(target) for name in names]
+    return {str(each.relative_to(target)): each.is_symlink() for each in paths}
 
 
 def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> None:
@@ -59,10 +68,19 @@ def test_code_is_stored_once_by_content(storage: RunStorage, project: Path) -> N
     assert store(config_of(project), storage).archive != first.archive
 
 
-def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path) -> None:
-    code = store(config_of(project), storage)
-    assert placed(code, tmp_path / "node") == {".gitignore", "train.py", "lib/__init__.py", "large.npy"}
-    assert (tmp_path / "node" / "large.npy").stat().st_size == 2000
+@pytest.mark.parametrize("links", [True, False])
+def test_code_is_placed_on_a_node(storage: RunStorage, project: Path, tmp_path: Path, links: bool) -> None:
+    config = store(config_of(project), storage, links=links)
+    code = {".gitignore": False, "train.py": False, "lib/__init__.py": False, "large.npy": links and storage.is_local}
+    assert placed(config, tmp_path / "node") == code
+    assert (tmp_path / "node" / "large.npy").stat().st_size == LARGE
+
+
+def test_linked_file_missing_on_a_node_is_named(tmp_path: Path, project: Path) -> None:
+    config = store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"))
+    (project / "large.npy").unlink()
+    with pytest.raises(OSError, match=r"large\.npy is not on this node; give s3://bucket/prefix as --storage-path"):
+        config.place(tmp_path / "node")
 
 
 @pytest.mark.parametrize("name", ["results", "lr=0.1 [a]*"])
