@@ -38,7 +38,7 @@ JOB_VARIABLE, LOCAL_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_ON_ECS_LOCAL"
 OWNER, SUBMITTED = "owner", "submitted"
 LONGEST_LABEL = 20
 # Settings that a Ray program can't use, with the reason.
-WITHOUT_DRIVER = {
+REFUSED_WITH_DRIVER = {
     "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...)",
     "device": "says itself whether its workers have GPUs",
     "mpi": "is not started by mpirun",
@@ -278,7 +278,7 @@ class RunConfig:
         """Refuse settings that a Ray program can't use, and ignore the environment's number of workers."""
         if not self.driver:
             return
-        for name, reason in WITHOUT_DRIVER.items():
+        for name, reason in REFUSED_WITH_DRIVER.items():
             value = getattr(self, name)
             if value in (None, False, "auto"):
                 continue

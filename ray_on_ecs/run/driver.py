@@ -49,7 +49,7 @@ MARGIN_SECONDS = 5.0
 STORE_SECONDS = 30.0
 # How long workers may take to leave.
 LEAVE_SECONDS = 10.0
-SILENT_SECONDS = 600.0
+SCRIPT_SILENT_SECONDS = 600.0
 RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 
 # A start of the scripts. `starting`: the workers get their places, prepare their nodes and meet. `running`: all scripts
@@ -287,7 +287,7 @@ class RunDriver:
     def _watch_silence(self, workers: WorkerStatuses) -> None:
         """End scripts that hang: they have reported steps, or the user has named the time."""
         silent_seconds = min(worker.silent_seconds for worker in workers.values())
-        if silent_seconds <= (self._config.hang_timeout or SILENT_SECONDS):
+        if silent_seconds <= (self._config.hang_timeout or SCRIPT_SILENT_SECONDS):
             return
         if self._config.hang_timeout or any(worker.step is not None for worker in workers.values()):
             self._end("hung", time.time())
@@ -334,7 +334,7 @@ class RunDriver:
             return RECLAIMED
         if self._ended_for == "hung":
             folder = self._store_stacks(self._last)
-            what = f"no progress for {self._config.hang_timeout or SILENT_SECONDS:g} s"
+            what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s"
             return Failure(what, "hung", stacks=folder, log=self._last[min(self._last)].log)
         if self._ended_for == "lost":
             # A node may have gone before its deadline.

@@ -11,7 +11,7 @@ from ray_on_ecs.run.group import Directive, WorkerStatus
 
 # The driver counts as lost when it has not polled for so long: it may wait for a slow storage meanwhile.
 # Ray ends the workers of a driver that has died.
-LOST_SECONDS = 600.0
+DRIVER_LOST_SECONDS = 600.0
 # A waiting process looks more often than this, unless it is stopped.
 PAUSE_SECONDS = 10.0
 # Changes of these wait for the next poll; any other change answers the driver at once.
@@ -113,4 +113,4 @@ class Exchange:
     @property
     def has_lost_driver(self) -> bool:
         """True once the driver has not polled for long."""
-        return self._silence.measure() > LOST_SECONDS
+        return self._silence.measure() > DRIVER_LOST_SECONDS

@@ -27,7 +27,7 @@ from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
-from ray_on_ecs.run.exchange import LOST_SECONDS, Exchange
+from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles
@@ -207,7 +207,7 @@ class ScriptWorker:
         """
         self.exchange.wait(seconds)
         if self.exchange.has_lost_driver:
-            raise ScriptError(f"the driver has not answered for {LOST_SECONDS:.0f} s")
+            raise ScriptError(f"the driver has not answered for {DRIVER_LOST_SECONDS:.0f} s")
 
     def _next_start(self, generation: int) -> Directive:
         """Wait for the directive to start the script after this generation, or to leave."""

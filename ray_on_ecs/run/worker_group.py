@@ -31,7 +31,7 @@ POLL_SECONDS = 0.25
 # How long a worker may keep an answer that has nothing new.
 ANSWER_SECONDS = 0.5
 # An actor whose node is out of reach for a while answers again; one that does not for so long is lost.
-PATIENCE_SECONDS = 120.0
+WORKER_LOST_SECONDS = 120.0
 # Between two looks for more room of an elastic run; a start of more workers costs it some seconds each time.
 GROW_SECONDS = 60.0
 # How long the last lines of the workers may take.
@@ -117,7 +117,7 @@ class RayGroup:
         self._send(directive)
         self._take_answers()
         for rank, member in self._members.items():
-            limit = BEGIN_SECONDS if member.beginning is not None else PATIENCE_SECONDS
+            limit = BEGIN_SECONDS if member.beginning is not None else WORKER_LOST_SECONDS
             if rank not in self.lost and member.silence.measure() > limit:
                 self._lose(rank, f"its process has not answered for {limit:.0f} s")
         return {rank: member.status for rank, member in self._members.items() if rank not in self.lost}

@@ -105,7 +105,7 @@ def test_script_runs_in_its_start_alone(exchange: Exchange, directive: Directive
 
 def test_lost_driver_ends_the_script(exchange: Exchange, clock: Clock) -> None:
     exchange.poll(2, RUN, -1, 0)
-    for _ in range(int(module.LOST_SECONDS)):
+    for _ in range(int(module.DRIVER_LOST_SECONDS)):
         clock.now += 1
         assert exchange.is_to_run
     clock.now += 1
@@ -117,5 +117,5 @@ def test_lost_driver_ends_the_script(exchange: Exchange, clock: Clock) -> None:
 
 def test_stopped_worker_does_not_take_its_driver_for_lost(exchange: Exchange, clock: Clock) -> None:
     assert exchange.is_to_run
-    clock.now += 10 * module.LOST_SECONDS
+    clock.now += 10 * module.DRIVER_LOST_SECONDS
     assert exchange.is_to_run

@@ -155,7 +155,7 @@ def test_driver_that_is_lost_ends_the_script(workers: Workers, monkeypatch: pyte
     """What the script leaves is not stored: its worker does not know how the others have ended."""
     workers.until_begun()
     until(lambda: list(Path(workers.storage.path()).rglob("begun")))
-    monkeypatch.setattr(exchange_module, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(exchange_module, "DRIVER_LOST_SECONDS", 1.0)
     exchange = workers.group._exchanges[0]
     until(lambda: exchange.status.has_left)
     status = exchange.status
