@@ -19,8 +19,8 @@ from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import ResourceError, UsageError
-from ray_on_ecs.node import api
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.allocation import (
     Resources,
     WorkerAllocation,
@@ -40,8 +40,7 @@ from ray_on_ecs.tracking.shown_log import ForwardedLines
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0  # a node needs minutes to join
-CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 3.0  # the head is in the same network
-BUSY_SECONDS = 30.0  # a GCS is, for instance, just after its head has restarted
+CONNECT_SECONDS = 5.0  # the head is in the same network
 # Ray ends a driver, which then prints nothing, when the head has not answered for 60 s.
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
@@ -78,9 +77,7 @@ def connect() -> None:
             ray.init(address=address, logging_level=logging.ERROR)
         logger.debug(f"joined the Ray cluster at {address}")
     except AuthenticationError as cause:
-        raise UsageError(
-            "RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's, and RAY_AUTH_MODE=token"
-        ) from cause
+        raise UsageError("RAY_AUTH_TOKEN: is missing or not the one of this Ray cluster; set the cluster's") from cause
     except ConnectionError as cause:
         raise ResourceError(
             f"RAY_ADDRESS: no Ray cluster answers at {address!r} ({cause}), or RAY_AUTH_TOKEN isn't its token"
@@ -295,11 +292,11 @@ def _suffixes(jobs: Collection[str] | None) -> tuple[str, ...]:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a Ray cluster at `host:port` answers, and accepts the token: Ray itself would try for long.
+    """Check that a Ray cluster at `host:port` answers, and accepts this process: Ray itself would try for ever.
 
     Raises:
         ResourceError: Nothing listens there, or not a Ray cluster.
-        UsageError: The cluster wants another token.
+        UsageError: The cluster wants another token, or any.
     """
     try:
         _connect_to(address)
@@ -307,14 +304,7 @@ def _check_reachable(address: str) -> None:
         raise ResourceError(
             f"RAY_ADDRESS: nothing listens at {address!r} ({cause}); correct it, or train on this machine by {LOCAL}"
         ) from cause
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            return api.check_gcs(address, ANSWER_SECONDS, api.own_token())
-        except api.AnswerError as cause:
-            if not cause.is_passing or time.monotonic() >= deadline:
-                raise
-        time.sleep(POLL_SECONDS)
+    cluster_token.check(address)
 
 
 def _connect_to(address: str) -> None:

@@ -29,7 +29,7 @@ from ray_on_ecs.node import jobs as node_jobs
 from tests.lazy import Lazy
 from tests.serving import serving
 
-ray_cluster = Lazy("ray_on_ecs.run.ray_cluster")
+cluster_token = Lazy("ray_on_ecs.run.cluster_token")
 JSON = "Content-Type: application/json\r\n"
 
 
@@ -150,12 +150,12 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         (dashboard, "ANSWER_SECONDS"),
         (cluster_head, "REQUEST_SECONDS"),
         (cluster_head, "JOB_SECONDS"),
-        (ray_cluster, "ANSWER_SECONDS"),
+        (cluster_token, "ANSWER_SECONDS"),
     ):
         monkeypatch.setattr(module, name, 0.2)
     monkeypatch.setattr(api.get, "__defaults__", (0.2, None))
     monkeypatch.setattr(api.check_gcs, "__defaults__", (0.2, None))
-    monkeypatch.setattr(ray_cluster, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_token, "BUSY_SECONDS", 0.0)
     port = server.server_address[1]
     monkeypatch.setattr(ports, "DASHBOARD", port)
     monkeypatch.setattr(ports, "AGENT", port)
@@ -201,7 +201,7 @@ QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] =
     "a log": (lambda url: Head(url).log("mine"), (TrainingError,)),
     "a log that is followed": (lambda url: Head(url).tail("mine", print), (TrainingError,)),
     "a GCS": (lambda url: api.check_gcs(url[7:]), (OSError,)),
-    "a cluster to join": (lambda url: ray_cluster._check_reachable(url[7:]), (TrainingError,)),
+    "a cluster's token": (lambda url: cluster_token.check(url[7:]), (TrainingError,)),
 }
 
 
