@@ -317,4 +317,5 @@ def _place(uri: str) -> str:
 
 
 if __name__ == "__main__":  # at the end of a local job's driver
-    store(sys.argv[1]).delete(sys.argv[2:])
+    with suppress(OSError, TrainingError):
+        store(sys.argv[1]).delete(sys.argv[2:])

@@ -286,6 +286,9 @@ class LocalCluster(HeadCluster):
         with local_head.lock():
             self._ray = local_head.find()
             if self._ray is None or not local_head.answers(self._ray):
+                if self._ray and (names := local_head.runs_on(self._ray)):
+                    line = f"Ray on this machine does not answer, and {', '.join(names)} uses it"
+                    raise ResourceError(f"{line}; wait for its end, or end it by ray-on-ecs stop --local {names[0]}")
                 say("starting Ray on this machine")
                 self._ray = local_head.start(max(cpus, workers))
             try:

@@ -6,6 +6,7 @@ stores its address and token.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import secrets
@@ -118,7 +119,8 @@ def start(cpus: int) -> LocalHead:
     try:
         return _start(cpus)
     except OSError as cause:
-        raise ResourceError(f"Ray can't start on this machine ({one_line(cause)}); free some space") from cause
+        way_out = "; free some space" if cause.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise ResourceError(f"Ray can't start on this machine ({one_line(cause)}){way_out}") from cause
 
 
 def _start(cpus: int) -> LocalHead:
@@ -148,11 +150,14 @@ def _start(cpus: int) -> LocalHead:
 def end_unused() -> None:
     """End the head and everything that runs on it, unless a Ray program is under way; call it with the lock held."""
     head = find()
-    if head is None:
-        return
-    drivers = [job for job in LocalJobs().list_jobs() if job["ray"] == head.address]
-    if all(job["status"] in ENDED for job in drivers):
+    if head and not runs_on(head):
         forget()
+
+
+def runs_on(head: LocalHead) -> list[str]:
+    """Return the jobs that are under way and use a head."""
+    jobs = [job for job in LocalJobs().list_jobs() if job["ray"] == head.address]
+    return [str(job["submission_id"]) for job in jobs if job["status"] not in ENDED]
 
 
 def forget() -> None:

@@ -121,7 +121,7 @@ class LocalJobs:
                     stderr=log,
                     start_new_session=True,  # Ctrl-C and the end of the terminal reach only the command
                 )
-            local_processes.wait_for_driver(process, Path(folder))
+            local_processes.wait_for_driver(process, Path(folder), START_SECONDS)
         except OSError as cause:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,11 @@ def _use_profile(folder: Path, name: str | None, seconds: float) -> None:
     if os.environ.keys() & CREDENTIALS:
         return
     # Running Pulumi again takes a second.
-    if not any(b"aws:profile" in file.read_bytes() for file in folder.glob("Pulumi.*.y*ml")):
+    texts = []
+    for file in folder.glob("Pulumi.*.y*ml"):
+        with suppress(OSError):  # Pulumi says what it can't read
+            texts.append(file.read_bytes())
+    if not any(b"aws:profile" in text for text in texts):
         return
     process = _pulumi(folder, ["config", "get", "aws:profile"], name, seconds)
     profile = process.stdout.strip()

@@ -69,9 +69,9 @@ class RunDocument:
             check_format(content, name)
             settings = {**defaults_in(environment), "storage_path": path, **content["settings"], "run_name": name}
             config, code = RunConfig.of(settings), Code.of(content["code"])
-            if not config.command or not isinstance(content["id"], str):
+            if not config.command or not isinstance(config.command, tuple) or not isinstance(content["id"], str):
                 raise ValueError("it has no command, or no ID")
-        except (LookupError, TypeError, UsageError, ValueError) as cause:
+        except (AttributeError, LookupError, TypeError, UsageError, ValueError) as cause:
             problem = f"{uri}/{layout.SETTINGS} can't be used ({one_line(cause)})"
             raise UsageError(f"{problem}; start the run again") from cause
         if config.storage_path.rstrip("/") != path:  # a folder that the nodes share, which the command can't write

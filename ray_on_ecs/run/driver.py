@@ -1,9 +1,9 @@
 """A run from its turn to its result, as its driver tells it: places, starts of the scripts, their ends, decisions.
 
-The driver polls the workers with its directive. Nothing between two polls waits for the storage or AWS (`_ask`); Ray's
-head is asked, and if it does not answer, the driver ends before the workers would miss it. A start of the scripts goes
-through the states of `State`. After it the failure policy decides if the scripts start again: in the same workers, or
-in a new group.
+The driver polls the workers with its directive. Between two polls nothing waits for the storage or AWS (`_ask`), but
+for the last error; Ray's head is asked, and if it does not answer, the driver ends before the workers would miss it. A
+start of the scripts goes through the states of `State`. After it the failure policy decides if the scripts start again:
+in the same workers, or in a new group.
 """
 
 from __future__ import annotations

@@ -149,6 +149,7 @@ class MetricsLog:
         """Forget the step: the script begins again."""
         with self._lock:
             self.step, self._is_open = None, False
+            self._tracebacks = TracebackLines()
 
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""

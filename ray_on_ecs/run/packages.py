@@ -19,6 +19,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Requirements:
         """
         source = self._hash_of_files()
         document = storage.read_json(layout.PACKAGES)
-        if document:
+        with suppress(TypeError):  # an earlier version has written it, or there is none
             resolution = Resolution(**document)
             if resolution.source == source and resolution.code in ("", self._code):
                 return resolution

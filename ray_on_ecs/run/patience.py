@@ -35,8 +35,8 @@ def ask(call: Callable[[], T], meanwhile: Callable[[], object], seconds: float =
         try:
             return answer.result(PAUSE_SECONDS)
         except TimeoutError:
-            if answer.done():  # the error is the call's own
-                raise
+            if answer.done():  # just now, or the error is the call's own
+                return answer.result()
         if time.monotonic() > until:
             raise TimeoutError(f"no answer within {seconds:.0f} s")
         meanwhile()

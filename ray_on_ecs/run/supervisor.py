@@ -7,8 +7,8 @@ When the first pipe closes, because the process at its other end has died howeve
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
 keeps a GPU. This is a separate process, and not a child of the worker, because Ray kills the direct children, and only
 these, of a worker that ends. A process that has left the command's process group, as mpirun's do, is known by a
-variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If this process is killed, the
-worker kills them all; if the worker has died, too, Linux kills the command.
+variable of its environment, the mark. SIGTERM and SIGABRT are passed on to the command. If this process is killed,
+Linux kills the command at once, and the worker, if it lives, kills the rest.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ WARNING = re.compile(r"\S+:\d+: \w*Warning: ")
 REPEATED = "[Previous line repeated"
 # The margin of an exception group, and the frame that rich draws.
 MARGINS = ("|", "+", "╭", "│", "╰")
+HEADER = re.compile(rf"[ |+╭│╰─-]*(?:Exception Group )?{re.escape(TRACEBACK)}")
 
 
 class TracebackLines:
@@ -27,7 +28,7 @@ class TracebackLines:
         line = PREFIX.sub("", line).rstrip()
         indent = len(line) - len(line.lstrip())
         has_margin = line.lstrip().startswith(MARGINS)
-        if TRACEBACK in line:
+        if HEADER.match(line):
             self._has_header, self._has_margin, self._indent = True, has_margin, -1
         elif FRAME.match(line):
             self._indent = indent
@@ -42,7 +43,6 @@ class TracebackLines:
                 self._indent = None
         else:
             is_exception = (EXCEPTION if self._has_header else NAMED_ERROR).match(line)
-            if is_exception or not self._has_header or not line:
-                self._has_header, self._has_margin, self._indent = False, False, None
+            self._has_header, self._has_margin, self._indent = False, False, None
             return bool(is_exception)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -127,7 +128,8 @@ def pack(code: CodeFiles, target: BinaryIO) -> None:
     A file that has changed since it was listed is taken as it is; one that has vanished is not taken.
 
     Raises:
-        OSError: A file can't be read, or is cut off meanwhile.
+        UsageError: A file can't be read, or is cut off meanwhile.
+        OSError: The archive can't be written.
     """
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=target, mtime=0) as zipped,
@@ -139,11 +141,17 @@ def pack(code: CodeFiles, target: BinaryIO) -> None:
                 entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777
                 tar.addfile(entry)
                 continue
-            with suppress(FileNotFoundError), open(code.folder / file.name, "rb") as source:
-                status = os.fstat(source.fileno())
-                entry.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-                entry.size = status.st_size
-                tar.addfile(entry, source)
+            try:
+                with suppress(FileNotFoundError), open(code.folder / file.name, "rb") as source:
+                    status = os.fstat(source.fileno())
+                    entry.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+                    entry.size = status.st_size
+                    tar.addfile(entry, source)
+            except OSError as cause:
+                if cause.errno in (errno.ENOSPC, errno.EDQUOT):  # of the archive
+                    raise
+                reason = f"{file.name} can't be read, or changes meanwhile ({short_reason(cause)})"
+                raise UsageError(f"--working-dir: {reason}; try again, or leave it out by --exclude") from cause
 
 
 def fetch(folder: RunStorage, digest: str, target: Path) -> None:

@@ -193,7 +193,7 @@ class RunFolder:
         return copied
 
     def _known(self) -> dict[str, tuple[KeptFile, FileState]]:
-        """Return the files that this disk has had as they are stored, with their states on it."""
+        """Return the files of this disk that are stored as they are, with their states."""
         known: dict[str, tuple[KeptFile, FileState]] = {}
         for files, states in ((self._snapshot.files, self._restored), (self.part.files, self.part.states)):
             known |= {name: (file, states[name]) for name, file in files.items() if name in states and not file.is_log}
@@ -204,10 +204,13 @@ class RunFolder:
         if not self._is_direct:
             known = {name: [asdict(file), state] for name, (file, state) in self._known().items()}
             with suppress(OSError):
-                (self._root / KNOWN).write_text(json.dumps(known))
+                new = self._root / f"{KNOWN}.new"
+                new.write_text(json.dumps(known))
+                new.replace(self._root / KNOWN)
 
     def _read_known(self) -> dict[str, tuple[KeptFile, FileState]]:
-        with suppress(OSError, ValueError):
+        # Another version may have written it.
+        with suppress(AttributeError, OSError, TypeError, ValueError):
             known = json.loads((self._root / KNOWN).read_text())
             return {name: (KeptFile(**file), FileState(*state)) for name, (file, state) in known.items()}
         return {}

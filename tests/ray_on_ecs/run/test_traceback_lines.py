@@ -92,3 +92,21 @@ def test_line_of_another_process_within_a_traceback_is_read(output: dict[str, st
     for each in [lines[0], "step 3 loss=0.5\n", *lines[1:]]:
         log.read_line(each)
     assert [record["loss"] for record in log.records] == [0.5]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"msg": "Traceback (most recent call last):\\n  File"}', "see Traceback (most recent call last): above"]
+)
+def test_mention_of_a_traceback_hides_nothing(line: str) -> None:
+    log = MetricsLog({"loss": r"loss=(\S+)"})
+    for each in (line, " 10%|# | loss=0.5", "  20%|## | loss=0.4", "done: loss=0.3"):
+        log.read_line(f"{each}\n")
+    assert [record["loss"] for record in log.records] == [0.5, 0.4, 0.3]
+
+
+def test_traceback_that_is_cut_off_ends_with_its_start(output: dict[str, str]) -> None:
+    log = MetricsLog({"loss": r"loss=(\S+)"})
+    log.read_line("Traceback (most recent call last):\n")
+    log.restart()
+    log.read_line("  loss=0.5\n")
+    assert [record["loss"] for record in log.records] == [0.5]
