@@ -9,8 +9,9 @@ from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import HeadGone
+from ray_on_ecs.errors import HeadGone, ResourceError
 
+OF_RAY = [("busy", "127.0.0.1:2", "RUNNING"), ("ended", "127.0.0.1:2", "FAILED"), ("script", None, "RUNNING")]
 Local = tuple[LocalCluster, list[str], list[str]]
 PROGRAM = RunConfig(command=("tune.py",), driver=True)
 
@@ -55,6 +56,18 @@ def test_running_ray_is_for_the_next_program(local: Local, monkeypatch: pytest.M
     assert (said, done) == (([], ["end"]) if answers else (["starting Ray on this machine"], ["start 4", "end"]))
     cluster.end_unused()
     assert done[-1] == "end"
+
+
+def test_ray_of_a_run_is_not_ended_by_another(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, said, done = local
+    head = LocalHead("http://127.0.0.1:1", "127.0.0.1:2", "secret", 1, "identity", "ray")
+    jobs = [{"submission_id": name, "ray": ray, "status": status} for name, ray, status in OF_RAY]
+    monkeypatch.setattr(local_head, "find", lambda: head)
+    monkeypatch.setattr(local_head, "answers", lambda _: False)
+    monkeypatch.setattr(local_head.LocalJobs, "list_jobs", lambda _: jobs)
+    with pytest.raises(ResourceError, match="does not answer, and busy uses it; .* ray-on-ecs stop --local busy"):
+        cluster.ready_for(PROGRAM, said.append).__enter__()
+    assert (said, done) == ([], [])
 
 
 def test_missing_ray_is_one_line(local: Local) -> None:
