@@ -65,7 +65,7 @@ def test_ray_of_a_run_is_not_ended_by_another(local: Local, monkeypatch: pytest.
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "answers", lambda _: False)
     monkeypatch.setattr(local_head.LocalJobs, "list_jobs", lambda _: jobs)
-    with pytest.raises(ResourceError, match="does not answer, and busy uses it; .* ray-on-ecs stop --local busy"):
+    with pytest.raises(ResourceError, match=r"does not answer, and busy uses it; .* ray-on-ecs stop --local busy"):
         cluster.ready_for(PROGRAM, said.append).__enter__()
     assert (said, done) == ([], [])
 
