@@ -200,7 +200,7 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
         was_under_way = False
         with contextlib.suppress(Elsewhere), cluster.connect() as jobs:
             try:
-                note(f"stopping run {name}; Ctrl-C kills it")
+                note(f"stopping run {name}; press Ctrl-C again to kill it")
                 was_under_way = stop_run(cluster, jobs, name)
             except KeyboardInterrupt as again:
                 for job_id in jobs_of(cluster, jobs, name, "stop"):

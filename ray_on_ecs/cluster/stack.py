@@ -19,7 +19,7 @@ PULUMI_SECONDS = 120.0
 PULUMI = "https://www.pulumi.com/docs/install/"
 INSTALL_PULUMI = (
     "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
-    "for a Ray cluster on this machine"
+    "to use this machine"
 )
 # The output of a program that makes a RayCluster.
 CONNECTION = "connection"

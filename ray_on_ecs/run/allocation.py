@@ -62,7 +62,7 @@ class WorkerAllocation:
         number = str(self.num_workers)
         if self.limits:
             number += f" ({self.limits[0]} to {self.limits[1]})"
-        return f"{number} x {kind}, {self.cpus_per_worker} CPU threads each"
+        return f"{number} x {kind}, {counted(self.cpus_per_worker, 'CPU thread')} each"
 
 
 def allocate_workers(config: RunConfig, nodes: list[Resources]) -> WorkerAllocation | None:

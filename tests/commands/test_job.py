@@ -67,7 +67,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
 LOG = (
     r"run      shown",
     r"script   shown\.py",
-    r"workers  2 x CPU, 1 CPU threads each",
+    r"workers  2 x CPU, 1 CPU thread each",
     r"results  /.*/shown",
     r"\[rank 1\] red",
     r"\[rank 1\] a{60000,} \.\.\. \[5,9\d\d,\d\d\d more characters are not shown\]",

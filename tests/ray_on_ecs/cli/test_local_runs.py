@@ -164,7 +164,7 @@ def test_ctrl_c_stops_the_run(start: Start, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, out
     assert err.splitlines()[-2:] == [
-        "stopping run mine; Ctrl-C kills it",
+        "stopping run mine; press Ctrl-C again to kill it",
         f"ray-on-ecs: run mine is stopped; {AGAIN}",
     ]
     assert json.loads((tmp_path / "code/results/mine/status.json").read_text())["state"] == "interrupted"
@@ -175,7 +175,7 @@ def test_second_ctrl_c_kills_the_run(start: Start, tmp_path: Path) -> None:
     read_until(process, "begins")
     process.send_signal(signal.SIGINT)
     assert process.stderr
-    while "Ctrl-C kills it" not in (line := process.stderr.readline()):
+    while "press Ctrl-C again" not in (line := process.stderr.readline()):
         assert line
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
