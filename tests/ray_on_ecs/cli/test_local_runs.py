@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -87,7 +88,8 @@ def start(variables: dict[str, str], tmp_path: Path) -> Iterator[Start]:
     with commands(str(command), variables, code) as start:
         yield lambda verb, *words: start(verb, "--local", *words)
     for driver in drivers(tmp_path):
-        driver.kill()
+        with suppress(psutil.NoSuchProcess):
+            driver.kill()
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def drivers(home: Path) -> list[psutil.Process]:
     found = []
     for file in home.glob(".ray-on-ecs/jobs/*/*/processes.json"):
         pid, _ = json.loads(file.read_text())["driver"]
-        if psutil.pid_exists(pid):
+        with suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
     return found
 
