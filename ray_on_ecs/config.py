@@ -234,8 +234,10 @@ class RunConfig:
                 f"--requirements: {self.requirements!r} is not in {self.folder}, so the nodes don't have it; move it "
                 "there, or give a --working-dir above both"
             )
-        if not os.access(self.folder / name, os.R_OK) or not (self.folder / name).is_file():
-            raise UsageError(f"--requirements: there is no file {self.requirements!r} that can be read")
+        try:
+            (self.folder / name).read_bytes()
+        except OSError as cause:
+            raise UsageError(f"--requirements: {self.requirements!r} can't be read ({cause})") from cause
 
     @property
     def requirements_in_folder(self) -> str | None:

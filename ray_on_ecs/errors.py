@@ -1,8 +1,11 @@
 """Errors that end a run, a command or a node, with exit statuses. Others are bugs and keep their traceback."""
 
+import errno
 from collections.abc import Callable
 
 LONGEST_CAUSE = 300
+# Numbers of an OSError for which more space is the way out.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TrainingError(Exception):

@@ -6,7 +6,6 @@ stores its address and token.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import secrets
@@ -25,7 +24,7 @@ from ray_on_ecs.cluster.driver_parent import identity
 from ray_on_ecs.cluster.head import ALIVE, Head
 from ray_on_ecs.cluster.local_jobs import LocalJobs
 from ray_on_ecs.cluster.local_processes import environment
-from ray_on_ecs.errors import ResourceError, one_line
+from ray_on_ecs.errors import DISK_FULL, ResourceError, one_line
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
 from ray_on_ecs.node.jobs import ENDED
@@ -119,7 +118,7 @@ def start(cpus: int) -> LocalHead:
     try:
         return _start(cpus)
     except OSError as cause:
-        way_out = "; free some space" if cause.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        way_out = "; free some space" if cause.errno in DISK_FULL else ""
         raise ResourceError(f"Ray can't start on this machine ({one_line(cause)}){way_out}") from cause
 
 

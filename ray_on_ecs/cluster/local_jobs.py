@@ -219,7 +219,7 @@ class LocalJobs:
         while job["status"] == "PENDING":
             time.sleep(POLL_SECONDS)
             folder, job = self._find(job_id)
-        pid, known = (_document(folder / PROCESSES) or {}).get("driver", (0, ""))
+        pid, known = _document(folder / PROCESSES).get("driver", (0, ""))
         return pid if known and identity(pid) == known else None
 
     def _delete_old(self) -> None:

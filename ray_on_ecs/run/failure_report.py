@@ -66,7 +66,7 @@ def describe_no_places(config: RunConfig, cause: Exception, has_nodes: bool, has
 
 
 def _rank(rank: int, config: RunConfig) -> int | None:
-    """Return a rank, or None for a Ray program, which has one of its own."""
+    """Return a rank, or None for a Ray program, whose only process is not a rank."""
     return None if config.driver else rank
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "print_by",
 ]
 
-# What a call of Ray raises while the head does not answer, or is lost.
+# Errors of Ray's calls while the head does not answer, or once it is lost.
 RAY_ERRORS = (RayError, OSError, RuntimeError, ValueError)
 # The function of `worker` that prints the lines that Ray forwards to a driver.
 PRINT = "print_to_stdstream"

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Return what a new process calls to be killed when this one is, also in a session of its own; Linux only."""
+    """Return a function with which a new process, in any session, is killed when this one is; Linux only."""
     if not sys.platform.startswith("linux"):
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import os
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import StorageError, UsageError, one_line
+from ray_on_ecs.errors import DISK_FULL, StorageError, UsageError, one_line
 from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code import git
 from ray_on_ecs.run.code.files import CodeFiles, check_size, list_code
@@ -87,8 +86,9 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
         say(line)
-    large = [file.name for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
-    code = replace(code, files=tuple(file for file in code.files if file.name not in large))
+    large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
+    linked = {file.name: str(folder / file.name) for file in large}
+    code = replace(code, files=tuple(file for file in code.files if file.name not in linked))
     if not (config.include or config.exclude):
         check_size(folder, code.files)
     base = storage.storage_path
@@ -100,7 +100,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     return Code(
         name=folder.name or "code",
         archive=f"{base}/{FOLDER}/{digest}{SUFFIX}",
-        links={name: str(folder / name) for name in large},
+        links=linked,
         left_out=ignored[:MAX_NAMES],
         git=git.revision(folder),
     )
@@ -148,7 +148,7 @@ def pack(code: CodeFiles, target: BinaryIO) -> None:
                     entry.size = status.st_size
                     tar.addfile(entry, source)
             except OSError as cause:
-                if cause.errno in (errno.ENOSPC, errno.EDQUOT):  # of the archive
+                if cause.errno in DISK_FULL:  # the disk of the archive
                     raise
                 reason = f"{file.name} can't be read, or changes meanwhile ({short_reason(cause)})"
                 raise UsageError(f"--working-dir: {reason}; try again, or leave it out by --exclude") from cause

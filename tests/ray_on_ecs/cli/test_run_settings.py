@@ -35,8 +35,8 @@ def test_same_command_continues_a_run(monkeypatch: pytest.MonkeyPatch, local: bo
     [
         ("../other.txt", "'../other.txt' is not in {folder}, so the nodes don't have it; move it there, or give"),
         ("/etc/hosts", "'/etc/hosts' is not in {folder}, so the nodes don't have it; move it there, or give"),
-        ("nowhere.txt", "there is no file 'nowhere.txt'"),
-        (".", "there is no file '.'"),
+        ("nowhere.txt", "'nowhere.txt' can't be read ([Errno 2] "),
+        (".", "'.' can't be read ([Errno 21] "),
     ],
 )
 def test_unavailable_requirements_file_is_refused(tmp_path: Path, given: str, message: str) -> None:

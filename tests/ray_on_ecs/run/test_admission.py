@@ -47,7 +47,7 @@ def large(storage: Path) -> Path:
     [
         (["nowhere.py"], "SCRIPT: there is no file 'nowhere.py' in "),
         (["--working-dir", "nowhere", "x.py"], "--working-dir: 'nowhere' is not a folder"),
-        (["--requirements", "nowhere.txt", "train.py"], "--requirements: there is no file 'nowhere.txt'"),
+        (["--requirements", "nowhere.txt", "train.py"], "--requirements: 'nowhere.txt' can't be read"),
         (["--input", "data=nowhere", "train.py"], "--input: data=nowhere can't be read"),
     ],
     ids=["script", "working dir", "requirements", "input"],

@@ -134,7 +134,7 @@ def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
 
     def has_begun() -> bool:
         workers.poll()
-        with suppress(FileNotFoundError):  # the folder is being made anew
+        with suppress(FileNotFoundError):  # the folder is deleted and created again
             return (folder / "begun").read_text() == "0-1\n"
         return False
 
