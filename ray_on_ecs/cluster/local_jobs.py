@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 KEPT_JOBS = 100
 # A job without a driver after this time counts as failed.
 START_SECONDS = 60.0
+WAYS_OUT = "free some space, or set HOME to another folder"
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 2**20
 
@@ -126,8 +127,9 @@ class LocalJobs:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
             _delete_secrets(metadata)
-            line = f"the job's folder in {self._folder} can't be written ({one_line(cause)})"
-            raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause
+            line = f"the driver can't be started in {self._folder} ({one_line(cause)})"
+            cure = "try again on a less busy machine" if isinstance(cause, TimeoutError) else WAYS_OUT
+            raise ResourceError(f"{line}; {cure}") from cause
         self._delete_old()
 
     def stop_job(self, job_id: str) -> None:

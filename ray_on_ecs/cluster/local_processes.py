@@ -39,12 +39,12 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> None:
-    """Wait until the driver of a job starts; OSError if it does not, or its parent has ended with a reason."""
+    """Wait until the driver of a job starts; TimeoutError if it does not, OSError if its parent has ended."""
     deadline = time.monotonic() + seconds
     while not (folder / PROCESSES).exists():
         if time.monotonic() > deadline:
             process.kill()
-            raise OSError(f"the driver has not started within {seconds:.0f} s")
+            raise TimeoutError(f"it has not started within {seconds:.0f} s")
         if process.poll() is not None and not (folder / PROCESSES).exists():
             lines = (folder / LOG).read_text(errors="replace").splitlines()
             raise OSError(lines[-1] if lines else os.strerror(process.returncode))

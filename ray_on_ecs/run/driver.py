@@ -210,6 +210,9 @@ class RunDriver:
         elif is_under_way:
             self._prepare(group, statuses, of_start)
             self._watch(group, of_start)
+        elif self._ended_for in ("grows", "reclaimed") and (reclaimed := self._reclaimed(group)):
+            sooner = min(reclaimed["end_at"], self._directive.end_at)  # another node's time may be shorter
+            self._direct_to(end_at=sooner, reclaimed=tuple({*self._directive.reclaimed, *reclaimed["reclaimed"]}))
         self._direct_to(**self._nodes.look(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
@@ -280,8 +283,8 @@ class RunDriver:
         ranks = tuple(rank for rank, place in enumerate(group.places) if place.node_id in draining)
         if not ranks:
             return {}
-        deadlines = [draining[group.places[rank].node_id] for rank in ranks]
-        first = min(filter(None, deadlines), default=time.time() + DEFAULT_PREEMPTION_SECONDS)
+        unknown = time.time() + DEFAULT_PREEMPTION_SECONDS
+        first = min(draining[group.places[rank].node_id] or unknown for rank in ranks)
         return {"end_at": first - MARGIN_SECONDS, "reclaimed": ranks}
 
     def _watch_silence(self, workers: WorkerStatuses) -> None:

@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,11 @@ class Settings:
 
 
 class Script:
-    """One start of the script on this worker."""
+    """One start of the script on this worker; `deadline` is when its node is reclaimed, once the script knows."""
 
     def __init__(self, process: Process, exchange: Path) -> None:
         self.process = process
+        self.deadline: float | None = None
         self.exchange = exchange
         self.reports = ReportReader(exchange)
 
@@ -352,28 +354,38 @@ class ScriptWorker:
         if exchange.status.has_ended:
             return
         directive = exchange.directive
-        is_of_start = directive.generation == exchange.status.generation
-        if is_of_start and directive.action == "abort":
+        if directive.generation == exchange.status.generation and directive.action == "abort":
             exchange.report(stacks=process.stacks())
         else:
-            end_at = directive.end_at if is_of_start and directive.action == "end" else time.time() + GRACE_SECONDS
-            if is_of_start and directive.reclaimed:
-                deadline_file = script.exchange / sdk.DEADLINE
-                part = deadline_file.with_suffix(".new")
-                part.write_text(str(end_at))
-                part.rename(deadline_file)
-                if (script.exchange / sdk.CHECKPOINTER).exists():
-                    self._wait_for_end(script, end_at - GRACE_SECONDS)
+            ends_at = partial(self._ends_at, script, time.time() + GRACE_SECONDS)
+            ends_at()
+            if script.deadline and (script.exchange / sdk.CHECKPOINTER).exists():
+                self._wait_for_end(script, lambda: ends_at() - GRACE_SECONDS)
             process.terminate()
-            self._wait_for_end(script, end_at)
+            self._wait_for_end(script, ends_at)
         if not process.has_ended(exchange.directive):
             process.kill()
         self._report_script(process)
         exchange.report(has_ended=True)
 
-    def _wait_for_end(self, script: Script, until: float) -> None:
+    def _ends_at(self, script: Script, without_driver: float) -> float:
+        """Return when the script gets SIGKILL (Unix time), and tell it if its node is reclaimed then.
+
+        The driver may bring the time forward; `without_driver` is for a worker that has lost it.
+        """
+        directive = self.exchange.directive
+        if directive.generation != self.exchange.status.generation or directive.action != "end":
+            return without_driver
+        if directive.reclaimed and script.deadline != directive.end_at:
+            part = script.exchange / f"{sdk.DEADLINE}.new"
+            part.write_text(str(directive.end_at))
+            part.rename(script.exchange / sdk.DEADLINE)
+            script.deadline = directive.end_at
+        return directive.end_at
+
+    def _wait_for_end(self, script: Script, until: Callable[[], float]) -> None:
         """Wait until the script has ended, or until a time (Unix time)."""
-        while time.time() < until and not script.process.has_ended(self.exchange.directive):
+        while time.time() < until() and not script.process.has_ended(self.exchange.directive):
             script.process.wait(POLL_SECONDS)
             self._take_reports(script)
             self._report_script(script.process)

@@ -353,9 +353,20 @@ def test_full_disk_is_one_line_and_leaves_nothing(
         submit("print('begins')", **with_secret(home))
     reason = r"\[Errno 2\] No such file .*" if full == "log" else r".*No space left on device"
     way_out = "free some space, or set HOME to another folder"
-    assert re.fullmatch(rf"the job's folder in {home}/.* can't be written \({reason}\); {way_out}", str(raised.value))
+    assert re.fullmatch(rf"the driver can't be started in {home}/.* \({reason}\); {way_out}", str(raised.value))
     assert not LocalJobs().list_jobs()
     assert [entry.name for entry in home.glob("*/*")] == ["lock"]
+    assert not secret_files(home)
+
+
+def test_driver_that_does_not_start_in_time_is_one_line(
+    submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_jobs, "START_SECONDS", -1.0)
+    line = r"the driver can't be started in .* \(it has not started within .*\); try again on a less busy machine$"
+    with pytest.raises(ResourceError, match=line):
+        submit("print('begins')", **with_secret(home))
+    assert not LocalJobs().list_jobs()
     assert not secret_files(home)
 
 

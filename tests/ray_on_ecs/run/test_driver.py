@@ -363,6 +363,28 @@ def test_checkpointer_has_time_to_save_before_a_run_grows(run: Run, clock: Clock
     assert told.end_at - GRACE_SECONDS >= clock.now + 60
 
 
+@pytest.mark.parametrize("state", ["grows", "reclaimed"])
+@pytest.mark.parametrize(("left", "is_sooner"), [(20.0, True), (400.0, False), (None, True), (-5.0, True)])
+def test_shorter_notice_ends_scripts_that_are_ending_sooner(
+    run: Run, clock: Clock, state: str, left: float | None, is_sooner: bool
+) -> None:
+    run.until("running")
+    if state == "grows":
+        run.workers.has_room = True
+    else:
+        clock.now += 1
+        run.home.draining_nodes = {"node-0": clock.now + 200}
+    first = run.step()
+    assert first.action == "end"
+    run.home.draining_nodes["node-1"] = None if left is None else clock.now + left
+    clock.now += 1
+    told = run.step()
+    expected = clock.now + 60 if left is None else clock.now - 1 + left
+    assert told.end_at == (expected - module.MARGIN_SECONDS if is_sooner else first.end_at)
+    assert set(told.reclaimed) == {0, 1}
+    assert run.step() == told, "later polls leave the time as it is"
+
+
 def test_node_lost_before_its_deadline_is_reclaimed(run: Run) -> None:
     run.until("running")
     run.home.draining_nodes = {"node-1": None}

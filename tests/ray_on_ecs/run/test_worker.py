@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,20 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from tests.run_folders import in_manifest
 from tests.waiting import until
 
+# Saves itself, and writes how long it has whenever that changes.
+SAVES_ITSELF = """
+import os, signal, time
+from ray_on_ecs import sdk
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sdk.register_checkpointer()
+open("begun", "w").close()
+while True:
+    left = sdk.seconds_left()
+    print("none" if left > 1e10 else "years" if left > 1e6 else "seconds", file=open("left.new", "w"))
+    os.rename("left.new", "left")
+    time.sleep(0.05)
+"""
 # Writes a file, and another one at SIGTERM.
 SCRIPT = """
 import os, signal, sys, time
@@ -104,6 +120,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
         (folder / "train.py").write_text(SCRIPT)
         (folder / "of_each_rank.py").write_text(OF_EACH_RANK)
+        (folder / "saves_itself.py").write_text(SAVES_ITSELF)
 
     monkeypatch.setattr(Code, "place", place)
 
@@ -122,6 +139,26 @@ def test_script_that_is_ended_may_save(workers: Workers) -> None:
     workers.say(action="end", end_at=2e9)
     assert workers.until(is_stored=True).status == 0
     assert in_manifest(workers.storage) == {"begun": "0-0\n", "saved": "saved\n"}
+
+
+def test_deadline_that_is_brought_forward_holds(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, script="saves_itself.py")
+    left = Path(workers.storage.path("files/code/left"))
+
+    def has(text: str) -> bool:
+        workers.poll()
+        return left.exists() and left.read_text() == f"{text}\n"
+
+    workers.until_begun()
+    until(lambda: has("none"))
+    workers.say(action="end", end_at=4e9, reclaimed=(0,))
+    until(lambda: has("years"))
+    workers.say(end_at=time.time() + 20)
+    until(lambda: has("seconds"))
+    workers.say(end_at=time.time())
+    assert workers.until(has_ended=True).status == -signal.SIGKILL
+    workers.say(action="leave")
+    workers.until(has_left=True)
 
 
 def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
