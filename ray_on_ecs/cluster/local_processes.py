@@ -44,6 +44,7 @@ def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: flo
     while not (folder / PROCESSES).exists():
         if time.monotonic() > deadline:
             process.kill()
+            process.wait()
             raise TimeoutError(f"it has not started within {seconds:.0f} s")
         if process.poll() is not None and not (folder / PROCESSES).exists():
             lines = (folder / LOG).read_text(errors="replace").splitlines()
