@@ -36,6 +36,8 @@ OF_PROCESSES = re.compile(
     r"|PYTHON worker processes have been started on node"
     r"|__ray_tqdm_magic_token__"
 )
+# The end of Ray's message on a lost raylet.
+OF_RAYLET = re.compile(r" Last \d+ lines of the Raylet logs:\n.*", re.DOTALL)
 # The first lines of every job's log, from Ray's job supervisor.
 OF_JOBS = re.compile(
     r"^\S+ \S+\s+INFO job_manager\.py:\d+ -- Runtime env is setting up\."
@@ -110,7 +112,7 @@ class ForwardedLines:
             self.ended += batch["lines"].count(self.mark)
         else:
             stream_filter = self._filters.setdefault((batch.get("ip"), pid, is_error), Filter(OF_PROCESSES))
-            lines = stream_filter.shown(batch["lines"])
+            lines = stream_filter.shown(OF_RAYLET.sub("", line) for line in batch["lines"])
         prefix = "" if name in WORKERS else f"({name or pid}) "
         stream = sys.stderr if is_error else sys.stdout
         for line in lines:

@@ -88,6 +88,16 @@ def test_other_lines_name_their_actor(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == (f"(raylet) {NO_MEMORY}\n", "(TrainController) it broke\n")
 
 
+def test_lost_raylet_is_reported_without_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    message = (
+        "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the user. Last 20 "
+        "lines of the Raylet logs:\n    [state-dump] DebugString() time ms: 0\n    [2026-11-28 15:46:29,202 I]\n"
+    )
+    ForwardedLines().print(batch(message, "it goes on", pid="raylet", actor="", is_err=True))
+    reasons = message[: message.index(" Last")]
+    assert capsys.readouterr() == ("", f"(raylet) {reasons}\n(raylet) it goes on\n")
+
+
 def test_long_lines_are_cut_once() -> None:
     [once] = Filter(OF_PROCESSES).shown(["a" * 6_000_000])
     assert len(once) <= MAX_CHARACTERS
