@@ -53,4 +53,7 @@ def copy(name: str, file: str | None) -> None:
         raise UsageError(f"FILE: {str(target)!r} exists; give another name") from cause
     except OSError as cause:
         raise UsageError(f"FILE: {str(target)!r} can't be written ({cause.strerror})") from cause
-    click.echo(f"{target}: ray-on-ecs run {shlex.quote(str(target))} starts it")
+    name = shlex.quote(str(target))
+    click.echo(
+        f"{target}: ray-on-ecs run {name} starts it on the cluster, ray-on-ecs run --local {name} on this machine"
+    )

@@ -85,7 +85,8 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     has_owners = len({run.owner for run in runs if run.owner}) > 1
     if has_owners:
         shown.add_column("owner", no_wrap=True)
-    for heading in ("progress", "loss", "started", "cost"):
+    has_costs = any(run.cost_usd is not None for run in runs)  # a run on this machine has none
+    for heading in ("progress", "loss", "started", *(["cost"] if has_costs else [])):
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         if run.state == "queued" and run.behind:
@@ -99,7 +100,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
             progress,
             _loss(run.loss),
             ago(run),
-            "" if run.cost_usd is None else f"{run.cost_usd:.2f} USD",
+            *([_cost(run.cost_usd)] if has_costs else []),
         )
     return shown
 
@@ -131,6 +132,10 @@ def ago(run: RunInfo) -> str:
         if seconds < limit:
             return f"{seconds / unit:.0f} {name} ago"
     return f"{seconds / DAY:.0f} days ago" if seconds < 60 * DAY else run.started[:10]
+
+
+def _cost(usd: float | None) -> str:
+    return "" if usd is None else f"{usd:.2f} USD"
 
 
 def _loss(loss: float | None) -> str:

@@ -28,7 +28,10 @@ def test_copy_needs_no_other_file(name: str, folder: Path, capsys: pytest.Captur
     assert main(["recipe", "copy", name]) == 0
     copied = folder / f"{name}.py"
     assert copied.read_text() == path_of(name).read_text()
-    assert capsys.readouterr().out == f"{name}.py: ray-on-ecs run {name}.py starts it\n"
+    assert capsys.readouterr().out == (
+        f"{name}.py: ray-on-ecs run {name}.py starts it on the cluster, "
+        f"ray-on-ecs run --local {name}.py on this machine\n"
+    )
     imported = [
         node for node in ast.walk(ast.parse(copied.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
     ]

@@ -345,6 +345,18 @@ def test_pipe_has_whole_names(folders: Folders, capsys: pytest.CaptureFixture[st
     assert {row.rstrip() for row in rows} == {f"{name:<{max(map(len, LONG_NAMES))}}  {REST}" for name in LONG_NAMES}
 
 
+@pytest.mark.parametrize("costs", [[None], [None, None], [0.0], [None, 0.42]])
+def test_costs_are_a_column_if_a_run_has_one(
+    folders: Folders, capsys: pytest.CaptureFixture[str], costs: list[float | None]
+) -> None:
+    for number, cost in enumerate(costs):
+        folders.status(f"run-{number}", "finished", started=moment(3 * HOUR), cost_usd=cost)
+    assert main(["runs", "--local", "--no-head"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split()[-1] == ("started" if set(costs) == {None} else "cost")
+    assert sum(row.rstrip().endswith("USD") for row in rows) == len(costs) - costs.count(None)
+
+
 def test_narrow_terminal_cuts_only_names(
     folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
