@@ -21,19 +21,23 @@ import venv
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.run import scm_version
+from ray_on_ecs.run.pip_output import reason_of
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
 
 logger = logging.getLogger(__name__)
 
-LAST_LINES = 3
+# Of pip's output, in the run's log after a failure.
+LAST_LINES = 30
 # Interval of the progress lines of a long installation.
 NEWS_SECONDS = 30.0
 # TensorFlow with CUDA has 6 GiB.
@@ -69,11 +73,19 @@ class Requirements:
         code: The archive of the code.
         variables: Environment variables for pip, such as `PIP_INDEX_URL`.
         secrets: More variables, whose values are never shown.
+        version: The version of the code's commit, for packages of the folder that take theirs from git.
     """
 
     def __init__(
-        self, folder: Path, name: str, code: str, variables: Mapping[str, str], secrets: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        name: str,
+        code: str,
+        variables: Mapping[str, str],
+        secrets: Mapping[str, str] | None = None,
+        version: str = "",
     ) -> None:
+        self._version = version
         self._folder, self._name, self._code, self._secrets = folder, name, code, secrets or {}
         self._variables = {**variables, **self._secrets}
         self._mask = Masker(self._secrets.values())
@@ -93,6 +105,10 @@ class Requirements:
         logger.info("resolving the packages of --requirements")
         with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
             packages = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
+        for line in _conflicts({each["metadata"]["name"]: each["metadata"]["version"] for each in packages}):
+            logger.info(line)
+        if not packages:
+            logger.info("all of them are installed already")
         resolution = self._resolution(source, packages)
         storage.write_json(layout.PACKAGES, asdict(resolution))
         return resolution
@@ -104,12 +120,15 @@ class Requirements:
             UsageError: pip can't install them; the message has its last line.
         """
 
+        if not (resolution.versions or resolution.commits or resolution.code):
+            return sys.executable
+
         def make(target: Path) -> None:
             node_cache.make_room(ROOM_BYTES)
             logger.info("installing the packages of --requirements on this node")
             started_at = time.monotonic()
             venv.create(target, symlinks=True, with_pip=False)
-            _see_packages_of_this_interpreter(target)
+            _see_packages(target, _package_folders())
             self._install(str(target / "bin" / "python"), resolution)
             logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
 
@@ -142,6 +161,7 @@ class Requirements:
 
     def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
+        scm_version.write(self._folder, _texts(str(self._folder / self._name), {}).values(), self._version)
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
             # -P: a file of the user's folder may have the name of a module of Python's.
@@ -150,8 +170,11 @@ class Requirements:
             status, lines = _run(command, self._folder, self._variables, self._mask)
             if status == 0:
                 return json.loads(report.read_text())["install"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
+            details: list[str] = []
+            if any("(from versions: none)" in line for line in lines):  # say what it has passed over
+                _, details = _run([*command, "-vv"], self._folder, self._variables, self._mask)
+        logger.info("\n".join(["pip's last lines:", *lines[-LAST_LINES:]]))
+        raise UsageError(f"--requirements: pip can't install them ({one_line(reason_of(lines, details))})")
 
     def _commits(self, packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the addresses of packages from a repository, with secrets as `${NAME}` for pip."""
@@ -200,10 +223,40 @@ def _texts(path: str, texts: dict[str, str]) -> dict[str, str]:
     return texts
 
 
-def _see_packages_of_this_interpreter(target: Path) -> None:
+def _conflicts(versions: Mapping[str, str]) -> list[str]:
+    """Return a line for each installed package that these versions of others break."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    new = {canonicalize_name(name): version for name, version in versions.items()}
+    found = [each for each in distributions(path=_package_folders()) if each.metadata["Name"]]
+    installed = {canonicalize_name(each.name): each for each in reversed(found)}  # Python takes the first one
+    lines = []
+    for package in (installed[name] for name in sorted(installed.keys() - new.keys())):
+        for text in package.requires or ():
+            with suppress(InvalidRequirement):
+                needed = Requirement(text)
+                name = canonicalize_name(needed.name)
+                is_needed = not needed.marker or needed.marker.evaluate({"extra": ""})
+                # One that was broken before is not the file's fault.
+                if name in new and name in installed and is_needed:
+                    fits = [needed.specifier.contains(each, True) for each in (installed[name].version, new[name])]
+                    if fits == [True, False]:
+                        lines.append(
+                            f"{package.name} {package.version}, which is installed, needs {name}{needed.specifier}, and the file brings "
+                            f"{new[name]}: if the script uses {package.name}, add it to the file"
+                        )
+    return lines
+
+
+def _package_folders() -> list[str]:
+    """Return the folders with the packages that this interpreter sees."""
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
+
+
+def _see_packages(target: Path, folders: Sequence[str]) -> None:
     library = sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
-    paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]  # so that their own .pth files count, too
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in folders]  # so that their own .pth files count, too
     Path(library, "inherited.pth").write_text("".join(lines))
 
 
@@ -218,9 +271,9 @@ def _run(
     )
 
     def show_progress() -> None:
-        logger.info(f"still installing: {lines[-1] if lines else 'pip starts'}")
+        logger.info(f"still installing: {lines[-1].strip() if lines else 'pip starts'}")
 
     with process, run_every(NEWS_SECONDS, show_progress, "pip"):
         for line in process.stdout or ():
-            lines.append(mask(line.strip()))
+            lines.append(mask(line.rstrip()))
     return process.returncode, lines

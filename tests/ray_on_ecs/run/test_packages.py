@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -274,3 +275,63 @@ def test_long_installation_reports_progress(tmp_path: Path, monkeypatch: pytest.
     downloads = f"echo Downloading; until [ -e {told} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3"
     status, said = packages._run(["sh", "-c", downloads], tmp_path, {})
     assert (status, said) == (3, ["Downloading", "ERROR: no such version"])
+
+
+def write_installed(folder: Path, name: str, version: str, *needs: str) -> None:
+    info = folder / "site-packages" / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = [f"Requires-Dist: {need}\n" for need in needs]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{''.join(lines)}")
+
+
+@pytest.mark.parametrize(
+    ("needs", "versions", "is_broken"),
+    [
+        ("base>=2", {"base": "1.0"}, True),
+        ("Base >=2", {"base": "1.0"}, True),
+        ("base>=2", {"BASE": "2.1"}, False),
+        ("base>=2", {"base": "3.0rc1"}, False),
+        ("base==2.0", {"base": "2.0+cpu"}, False),
+        ("base>=3", {"base": "1.0"}, False),  # broken before
+        ("absent>=3", {"absent": "1.0"}, False),
+        ("base>=2 ; extra == 'x'", {"base": "1.0"}, False),
+        ("base>=2 ; python_version < '3'", {"base": "1.0"}, False),
+        ("base>=2", {"base": "1.0", "user": "9.0"}, False),  # the file brings it, too
+        ("base (>=2", {"base": "1.0"}, False),
+    ],
+)
+def test_installed_package_that_a_pin_breaks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str, versions: dict[str, str], is_broken: bool
+) -> None:
+    write_installed(tmp_path, "user", "5.1", needs, "other")
+    write_installed(tmp_path, "base", "2.0")
+    (tmp_path / "site-packages" / "~leftover-1.0.dist-info").mkdir()
+    monkeypatch.setattr(packages, "_package_folders", lambda: [str(tmp_path / "site-packages")])
+    line = "user 5.1, which is installed, needs base>=2, and the file brings 1.0: if the script uses user, add it to "
+    assert packages._conflicts(versions) == [f"{line}the file"] * is_broken
+
+
+def test_conflict_and_reason_are_in_the_log(
+    folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_conflicts", lambda versions: [f"breaks by {versions}"])
+    make_wheel(folder, "1.0")
+    write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "lib/setup.py": "raise OSError('CUDA')"})
+    Requirements(folder, "requirements.txt", "a", OFFLINE).resolve(storage)
+    assert capsys.readouterr().out.splitlines()[1:] == ["breaks by {'greeting': '1.0'}"]
+    write(folder, {"requirements.txt": "./lib\n"})
+    with pytest.raises(UsageError, match=r"pip can't install them \(lib can't be built: OSError: CUDA\)$"):
+        Requirements(folder, "requirements.txt", "a", OFFLINE, {"TOKEN": "build"}).resolve(storage)
+    log = capsys.readouterr().out
+    assert "pip's last lines:\n" in log
+    assert "OSError: CUDA\n" in log
+    assert "Getting requirements" not in log or "build wheel" not in log, "secrets are masked"
+
+
+def test_installed_packages_are_not_installed_again(
+    folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, {"requirements.txt": "filelock\n"})
+    requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
+    assert requirements.install(requirements.resolve(storage)) == sys.executable
+    assert capsys.readouterr().out.splitlines()[1:] == ["all of them are installed already"]
