@@ -161,18 +161,19 @@ class Requirements:
 
     def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
-        scm_version.write(self._folder, _texts(str(self._folder / self._name), {}).values(), self._version)
+        texts = _texts(str(self._folder / self._name), {}).values()
+        variables = {**scm_version.use(self._version, self._folder, texts), **self._variables}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
             # -P: a file of the user's folder may have the name of a module of Python's.
             command = [sys.executable, "-P", "-m", "pip", "--python", python, "install", "--no-input", *arguments]
             command += ["--report", str(report), "--disable-pip-version-check", "--progress-bar=off"]
-            status, lines = _run(command, self._folder, self._variables, self._mask)
+            status, lines = _run(command, self._folder, variables, self._mask)
             if status == 0:
                 return json.loads(report.read_text())["install"]
             details: list[str] = []
             if any("(from versions: none)" in line for line in lines):  # say what it has passed over
-                _, details = _run([*command, "-vv"], self._folder, self._variables, self._mask)
+                _, details = _run([*command, "-vv"], self._folder, variables, self._mask)
         logger.info("\n".join(["pip's last lines:", *lines[-LAST_LINES:]]))
         raise UsageError(f"--requirements: pip can't install them ({one_line(reason_of(lines, details))})")
 

@@ -68,7 +68,10 @@ def _of_diagnosis(texts: Sequence[str]) -> str:
     built += [text.removeprefix("from ") for text in texts[start:] if text.startswith("from ")]
     what = re.sub(r"^file:.*/", "", built[-1]) if built else ""
     title = f"{what} can't be built" if what else texts[start].strip("× .")
-    return f"{title}: {said[-1].removeprefix('ERROR: ')}" if said else title
+    if not said:
+        return title
+    more = block[block.index(said[-1]) + 1 :] if said[-1].endswith(":") and said[-1] in block else []
+    return " ".join([f"{title}: {said[-1].removeprefix('ERROR: ')}", *more[:1]])
 
 
 def _of_errors(lines: Sequence[str], log: Sequence[str]) -> str:
