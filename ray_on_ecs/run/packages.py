@@ -18,12 +18,12 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ray_on_ecs.errors import UsageError, one_line
@@ -33,6 +33,9 @@ from ray_on_ecs.run.pip_output import reason_of
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,6 @@ class Requirements:
         Raises:
             UsageError: pip can't install them; the message has its last line.
         """
-
         if not (resolution.versions or resolution.commits or resolution.code):
             return sys.executable
 
@@ -226,7 +228,6 @@ def _texts(path: str, texts: dict[str, str]) -> dict[str, str]:
 
 def _conflicts(versions: Mapping[str, str]) -> list[str]:
     """Return a line for each installed package that these versions of others break."""
-    from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
     new = {canonicalize_name(name): version for name, version in versions.items()}
@@ -234,20 +235,24 @@ def _conflicts(versions: Mapping[str, str]) -> list[str]:
     installed = {canonicalize_name(each.name): each for each in reversed(found)}  # Python takes the first one
     lines = []
     for package in (installed[name] for name in sorted(installed.keys() - new.keys())):
-        for text in package.requires or ():
-            with suppress(InvalidRequirement):
-                needed = Requirement(text)
-                name = canonicalize_name(needed.name)
-                is_needed = not needed.marker or needed.marker.evaluate({"extra": ""})
-                # One that was broken before is not the file's fault.
-                if name in new and name in installed and is_needed:
-                    fits = [needed.specifier.contains(each, True) for each in (installed[name].version, new[name])]
-                    if fits == [True, False]:
-                        lines.append(
-                            f"{package.name} {package.version}, which is installed, needs {name}{needed.specifier}, and the file brings "
-                            f"{new[name]}: if the script uses {package.name}, add it to the file"
-                        )
+        for needed in _needs(package):
+            name = canonicalize_name(needed.name)
+            pair = [installed[name].version, new[name]] if name in installed and name in new else []
+            if [needed.specifier.contains(version, True) for version in pair] == [True, False]:  # not broken before
+                needs = f"{package.name} {package.version}, which is installed, needs {name}{needed.specifier}"
+                cure = f"if the script uses {package.name}, add it to the file"
+                lines.append(f"{needs}, and the file brings {new[name]}: {cure}")
     return lines
+
+
+def _needs(package: Distribution) -> Iterator[Requirement]:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in package.requires or ():
+        with suppress(InvalidRequirement):
+            needed = Requirement(text)
+            if not needed.marker or needed.marker.evaluate({"extra": ""}):
+                yield needed
 
 
 def _package_folders() -> list[str]:

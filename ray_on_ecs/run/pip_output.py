@@ -27,10 +27,10 @@ LONG = 150
 # What follows from a reason.
 CURES = {
     r"Cannot find command 'git'": "git is not installed here: install it, or name a release of the package",
-    r"could not read Username|Authentication failed": "give a token, as in git+https://${TOKEN}@host/x and --secret TOKEN",
+    r"could not read Username|Authentication failed": "give a token: git+https://${TOKEN}@host/x and --secret TOKEN",
     r"No module named '(?:torch|numpy)'": "its build must see the installed packages: --env PIP_NO_BUILD_ISOLATION=0",
     r"No space left": "free some space on this disk",
-    r"\b401\b": "give the index's password, as in https://user:${TOKEN}@host/simple/ and --secret TOKEN",
+    r"\b401\b": "give its password: https://user:${TOKEN}@host/simple/ and --secret TOKEN",
 }
 
 
@@ -46,7 +46,7 @@ def reason_of(lines: Sequence[str], log: Sequence[str] = ()) -> str:
         start = lines.index(CONFLICT) + 1
         end = next((number for number in range(start, len(lines)) if not lines[number].strip()), len(lines))
         reason = "; ".join(line.strip() for line in lines[start:end])
-    elif any(text.startswith("×") for text in texts):
+    elif any(text.startswith("\u00d7") for text in texts):
         reason = _of_diagnosis(texts)
     else:
         reason = _of_errors(lines, log)
@@ -59,7 +59,7 @@ def reason_of(lines: Sequence[str], log: Sequence[str] = ()) -> str:
 def _of_diagnosis(texts: Sequence[str]) -> str:
     """Return the error of a build or of another program, such as git."""
     last = len(texts) - 1 - texts[::-1].index(END_OF_BUILD) if END_OF_BUILD in texts else len(texts)
-    start = max(number for number, text in enumerate(texts[:last]) if text.startswith("×"))
+    start = max(number for number, text in enumerate(texts[:last]) if text.startswith("\u00d7"))
     block = texts[start:]
     block = block[: block.index(END_OF_BUILD)] if END_OF_BUILD in block else texts
     errors = [text for text in block if ERRORS.search(text) and not OF_PIP.search(text)]
@@ -67,7 +67,7 @@ def _of_diagnosis(texts: Sequence[str]) -> str:
     built = [found[1] for text in texts if (found := BUILT.search(text))]
     built += [text.removeprefix("from ") for text in texts[start:] if text.startswith("from ")]
     what = re.sub(r"^file:.*/", "", built[-1]) if built else ""
-    title = f"{what} can't be built" if what else texts[start].strip("× .")
+    title = f"{what} can't be built" if what else texts[start].strip("\u00d7 .")
     if not said:
         return title
     more = block[block.index(said[-1]) + 1 :] if said[-1].endswith(":") and said[-1] in block else []

@@ -186,9 +186,7 @@ class ScriptWorker:
         if name is None:
             return sys.executable
         code, variables = self._settings.code, self._config.variables
-        requirements = packages.Requirements(
-            self._folder, name, code.archive, variables, secret_values, code.version
-        )
+        requirements = packages.Requirements(self._folder, name, code.archive, variables, secret_values, code.version)
         if self._rank.rank == 0:
             requirements.resolve(self._storage)
         self.exchange.report(is_prepared=True)

@@ -90,7 +90,8 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     for line in code.describe_left_out():
         say(line)
     if fault := git.fault_of(folder):
-        say(f"git can't read the repository, so files that it tracks although .gitignore names them are not uploaded: {fault}")
+        what = "files that it tracks although .gitignore names them are not uploaded"
+        say(f"git can't read the repository, so {what}: {fault}")
     large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
     linked = {file.name: str(folder / file.name) for file in large}
     code = replace(code, files=tuple(file for file in code.files if file.name not in linked))

@@ -36,7 +36,7 @@ def ask(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> st
 
 
 def fault_of(folder: str | os.PathLike[str]) -> str:
-    """Return why git does not answer for the repository of a folder, on one line; empty if it does, or there is none."""
+    """Return why git does not answer for the repository of a folder, or nothing."""
     if not any(os.path.lexists(os.path.join(each, ".git")) for each in (folder, *Path(folder).absolute().parents)):
         return ""
     try:
@@ -53,9 +53,7 @@ def fault_of(folder: str | os.PathLike[str]) -> str:
     return "; ".join([one_line(reason.removeprefix("fatal: ")), *cures[:1]])
 
 
-def _run(
-    folder: str | os.PathLike[str], *arguments: str, **variables: str
-) -> subprocess.CompletedProcess[bytes]:
+def _run(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | OFFLINE | variables
     command = ["git", *HARMLESS, *arguments]
     return subprocess.run(

@@ -12,7 +12,7 @@ Processing ./mylib
   Getting requirements to build wheel: started
   error: subprocess-exited-with-error
 
-  × Getting requirements to build wheel did not run successfully.
+  \u00d7 Getting requirements to build wheel did not run successfully.
   │ exit code: 1
   ╰─> [{len(said)} lines of output]
 {block}
@@ -26,7 +26,7 @@ Processing ./mylib
 OF_METADATA = """\
 error: metadata-generation-failed
 
-× Encountered error while generating package metadata.
+\u00d7 Encountered error while generating package metadata.
 ╰─> from file:///work/mylib
 
 note: This is an issue with the package mentioned above, not pip.
@@ -36,14 +36,14 @@ OF_WHEEL = """\
 Failed to build mylib
 error: failed-wheel-build-for-install
 
-× Failed to build installable wheels for some pyproject.toml based projects
+\u00d7 Failed to build installable wheels for some pyproject.toml based projects
 ╰─> mylib"""
 CLONE = """\
   Running command git clone --quiet https://github.com/a/b /tmp/x
   {}
   error: subprocess-exited-with-error
 
-  × git clone --quiet https://github.com/a/b /tmp/x did not run successfully.
+  \u00d7 git clone --quiet https://github.com/a/b /tmp/x did not run successfully.
   │ exit code: 128
   ╰─> No available output.
 
@@ -82,8 +82,8 @@ OUTPUTS = {
     ),
     "an isolated build": (
         of_build("ModuleNotFoundError: No module named 'torch'"),
-        "mylib can't be built: ModuleNotFoundError: No module named 'torch'; its build must see the installed packages: "
-        "--env PIP_NO_BUILD_ISOLATION=0",
+        "mylib can't be built: ModuleNotFoundError: No module named 'torch'; its build must see the installed "
+        "packages: --env PIP_NO_BUILD_ISOLATION=0",
     ),
     "a build's requirement": (
         of_build(*NONE.splitlines(), end="ERROR: Failed to build 'file:///work/mylib' when installing dependencies"),
@@ -94,7 +94,7 @@ OUTPUTS = {
         f"mylib can't be built: {CUDA}",
     ),
     "a backend": (
-        "error: backend-unavailable\n\n× Cannot import build backend 'x'.\n"
+        "error: backend-unavailable\n\n\u00d7 Cannot import build backend 'x'.\n"
         f"╰─> ModuleNotFoundError: No module named 'x'\n{OF_METADATA}",
         "mylib can't be built: ModuleNotFoundError: No module named 'x'",
     ),
@@ -105,7 +105,7 @@ OUTPUTS = {
     "a private repository": (
         CLONE.format("fatal: could not read Username for 'https://github.com': No such device or address"),
         "git+https://github.com/a/b can't be built: fatal: could not read Username for 'https://github.com': No such "
-        "device or address; give a token, as in git+https://${TOKEN}@host/x and --secret TOKEN",
+        "device or address; give a token: git+https://${TOKEN}@host/x and --secret TOKEN",
     ),
     "no git": (
         "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?",
@@ -137,10 +137,11 @@ OUTPUTS = {
     ),
     "a full disk": (
         "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
-        "Could not install packages due to an OSError: [Errno 28] No space left on device; free some space on this disk",
+        "Could not install packages due to an OSError: [Errno 28] No space left on device; free some space on this "
+        "disk",
     ),
     "no answer": (
-        "error: connection-failed\n\n× Failed to connect to a.b while fetching https://a.b/x.tar.gz\n"
+        "error: connection-failed\n\n\u00d7 Failed to connect to a.b while fetching https://a.b/x.tar.gz\n"
         "╰─> [Errno 111] Connection refused\n\nhint: Are you connected to the Internet?",
         "Failed to connect to a.b while fetching https://a.b/x.tar.gz: [Errno 111] Connection refused",
     ),
@@ -164,7 +165,7 @@ def test_reason_is_the_error_and_its_way_out(kind: str) -> None:
     [
         (
             "  Could not fetch URL http://a.b/foo/: 401 Client Error: Unauthorized for url: http://a.b/foo/ - skipping",
-            "http://a.b/foo/: 401 Client Error: Unauthorized for url: http://a.b/foo/; give the index's password, as in "
+            "http://a.b/foo/: 401 Client Error: Unauthorized for url: http://a.b/foo/; give its password: "
             "https://user:${TOKEN}@host/simple/ and --secret TOKEN",
         ),
         (

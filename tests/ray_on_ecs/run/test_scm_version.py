@@ -11,9 +11,12 @@ PYPROJECT = '[build-system]\nrequires = ["{}"]\n[project]\nname = "my-lib"\n'
 
 
 @pytest.mark.parametrize(
-    "tool", ["setuptools-scm>=8", "setuptools_scm", "hatch-vcs", "flit_scm", "versioningit", "setuptools-git-versioning"]
+    "tool",
+    ["setuptools-scm>=8", "setuptools_scm", "hatch-vcs", "flit_scm", "versioningit", "setuptools-git-versioning"],
 )
-@pytest.mark.parametrize("line", ["-e .", ".", ".[dev]", "--editable=. # mine", "-e ./", "file:.", "-e '.'", " -e . ; x"])
+@pytest.mark.parametrize(
+    "line", ["-e .", ".", ".[dev]", "--editable=. # mine", "-e ./", "file:.", "-e '.'", " -e . ; x"]
+)
 def test_project_with_a_version_of_git_has_one(tmp_path: Path, tool: str, line: str) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(tool))
     variables = scm_version.use(VERSION, tmp_path, [f"torch\n{line}\n"])
@@ -40,7 +43,12 @@ def test_name_is_that_of_the_project(tmp_path: Path, files: dict[str, str], name
 
 @pytest.mark.parametrize(
     ("requires", "line", "version"),
-    [("setuptools", "-e .", VERSION), ("hatch-vcs", "# -e .", VERSION), ("hatch-vcs", "torch", VERSION), ("pbr", ".", "")],
+    [
+        ("setuptools", "-e .", VERSION),
+        ("hatch-vcs", "# -e .", VERSION),
+        ("hatch-vcs", "torch", VERSION),
+        ("pbr", ".", ""),
+    ],
 )
 def test_other_projects_are_left_alone(tmp_path: Path, requires: str, line: str, version: str) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(requires))
