@@ -65,6 +65,15 @@ def machine() -> str:
     return socket.gethostname() if sys.platform == "linux" else sys.platform
 
 
+def place() -> str:
+    """Return what distinguishes the processes that this one can see: containers may have one host name and home."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{machine()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # macOS, which has neither
+        return machine()
+
+
 @contextmanager
 def held(lock: BaseFileLock, what: str) -> Generator[None]:
     """Hold a lock until the block ends; after two seconds print a line about the wait.
