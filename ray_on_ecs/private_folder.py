@@ -52,6 +52,8 @@ def new_short(prefix: str) -> str:
 
 def at_home() -> Path:
     """Return the folder `~/.ray-on-ecs`; OSError if it can't be made, RuntimeError without a home directory."""
+    if not Path.home().is_absolute():  # each process would have another one
+        raise RuntimeError(f"HOME is {str(Path.home())!r}, which is not an absolute path")
     folder = Path.home() / ".ray-on-ecs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):  # of another user, in a container with a mounted home

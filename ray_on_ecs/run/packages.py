@@ -47,6 +47,10 @@ NEWS_SECONDS = 30.0
 ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
 OTHER_FILE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?(.+?)[\"']?\s*(?:\s#.*)?$", re.MULTILINE)
+OPTIONS = re.compile(
+    r"^\s*(?:-[if]|--(?:extra-)?index-url|--find-links|--(?:trusted-host|no-binary|only-binary|pre|no-index))\b.*",
+    re.MULTILINE,
+)
 LOCAL_PATH = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
 
 
@@ -57,12 +61,14 @@ class Resolution:
     Attributes:
         source: A hash of the file, of the files that it names, and of Python's version.
         versions: The versions of packages from an index or an archive, by name.
+        indexed: The names of those from an index.
         commits: The addresses of packages from a repository, `git+https://...@commit`, by name.
         code: The archive of the code if some are from the disk, whose content may change with it; otherwise empty.
     """
 
     source: str
     versions: dict[str, str]
+    indexed: list[str]
     commits: dict[str, str]
     code: str
 
@@ -124,29 +130,32 @@ class Requirements:
         """
         if not (resolution.versions or resolution.commits or resolution.code):
             return sys.executable
-
-        def make(target: Path) -> None:
-            node_cache.make_room(ROOM_BYTES)
-            logger.info("installing the packages of --requirements on this node")
-            started_at = time.monotonic()
-            venv.create(target, symlinks=True, with_pip=False)
-            _see_packages(target, _package_folders())
-            self._install(str(target / "bin" / "python"), resolution)
-            logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
-
-        folder = str(self._folder) if resolution.code else None  # others may be used in their place (-e)
-        key = json.dumps([sys.version, sys.prefix, asdict(resolution), folder])
-        return str(node_cache.cached("packages", key, make) / "bin" / "python")
+        if not resolution.code:
+            return _environment(
+                asdict(resolution), _package_folders(), lambda python: self._install(python, resolution)
+            )
+        # A package of the folder changes with the code, and others may be used in its place (-e): the rest is shared.
+        texts = _texts(str(self._folder / self._name), {}).values()
+        pins = [f"{name}=={resolution.versions[name]}" for name in resolution.indexed]
+        lines = [*(line for text in texts for line in OPTIONS.findall(text)), *pins]
+        seen = _package_folders()
+        if pins:
+            python = _environment(lines, seen, lambda python: self._install_lines(python, lines, "--no-deps"))
+            seen = [_library(Path(python).parents[1])]
+        key = [lines, asdict(resolution), str(self._folder)]
+        return _environment(key, seen, lambda python: self._install(python, resolution))
 
     def _resolution(self, source: str, packages: Sequence[Mapping[str, Any]]) -> Resolution:
         versions: dict[str, str] = {}
+        indexed: list[str] = []
         is_local = False
         for package in packages:
             download = package["download_info"]
             if "archive_info" in download:
                 versions[package["metadata"]["name"]] = package["metadata"]["version"]
+                indexed += [] if package["is_direct"] else [package["metadata"]["name"]]
             is_local = is_local or (download["url"].startswith("file:") and "vcs_info" not in download)
-        return Resolution(source, versions, self._commits(packages), self._code if is_local else "")
+        return Resolution(source, versions, indexed, self._commits(packages), self._code if is_local else "")
 
     def _install(self, python: str, resolution: Resolution) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -156,10 +165,14 @@ class Requirements:
         # A constraint can't hold a branch at a commit.
         moved = [url for name, url in resolution.commits.items() if commits.get(name) != url]
         if moved:
-            with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:  # where pip reads variables
-                file.writelines(f"{url}\n" for url in moved)
-                file.flush()
-                self._pip(python, "--no-deps", "--force-reinstall", "-r", file.name)
+            self._install_lines(python, moved, "--no-deps", "--force-reinstall")
+
+    def _install_lines(self, python: str, lines: Sequence[str], *options: str) -> None:
+        place = (self._folder / self._name).parent  # where relative paths of --find-links begin
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", dir=place) as file:  # where pip reads variables
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            self._pip(python, *options, "-r", file.name)
 
     def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
@@ -260,10 +273,31 @@ def _package_folders() -> list[str]:
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
 
 
-def _see_packages(target: Path, folders: Sequence[str]) -> None:
-    library = sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in folders]  # so that their own .pth files count, too
-    Path(library, "inherited.pth").write_text("".join(lines))
+def _environment(key: object, seen: Sequence[str], install: Callable[[str], None]) -> str:
+    """Return the interpreter of a virtual environment that sees packages in these folders; make it unless it is there.
+
+    Args:
+        key: What distinguishes it from others.
+        seen: The folders.
+        install: Installs packages into the environment of an interpreter.
+    """
+
+    def make(target: Path) -> None:
+        node_cache.make_room(ROOM_BYTES)
+        logger.info("installing the packages of --requirements on this node")
+        started_at = time.monotonic()
+        venv.create(target, symlinks=True, with_pip=False)
+        lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]  # so that their own .pth files count
+        Path(_library(target), "inherited.pth").write_text("".join(lines))
+        install(str(target / "bin" / "python"))
+        logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
+
+    text = json.dumps([sys.version, sys.prefix, key])
+    return str(node_cache.cached("packages", text, make) / "bin" / "python")
+
+
+def _library(target: Path) -> str:
+    return sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
 
 
 def _run(

@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,7 @@ def test_local_package_belongs_to_one_folder_and_code(
     report = {
         "metadata": {"name": "mylib", "version": "1.0"},
         "download_info": {"url": folder.as_uri(), "archive_info" if "tar" in line else "dir_info": {}},
+        "is_direct": True,
     }
     resolved = []
     monkeypatch.setattr(Requirements, "_pip", lambda self, *arguments: resolved.append(arguments) or [report])
@@ -158,6 +160,34 @@ def test_local_package_belongs_to_one_folder_and_code(
         requirements = Requirements(each, "requirements.txt", code, OFFLINE)
         requirements.install(requirements.resolve(storage))
     assert (len(resolved), len(keys)) == (2, 3)
+
+
+@pytest.mark.ray
+def test_packages_of_an_index_are_shared_by_folders(
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_wheel(folder.parent / "wheels", "1.0")
+    lines = f"--find-links {folder.parent / 'wheels'}\ngreeting\n-e ./lib\n"
+    installed: list[tuple[str, ...]] = []
+    pip = Requirements._pip
+
+    def spy(self: Requirements, python: str, *arguments: str) -> list[dict[str, Any]]:
+        done = pip(self, python, *arguments)
+        installed.extend((python, each["metadata"]["name"]) for each in done if "--dry-run" not in arguments)
+        return done
+
+    monkeypatch.setattr(Requirements, "_pip", spy)
+    pythons = []
+    for place in (folder, folder.parent / "other"):
+        write(place, {"requirements.txt": lines})
+        write_library(place / "lib", str(place))
+        requirements = Requirements(place, "requirements.txt", str(place), OFFLINE)
+        pythons.append(requirements.install(requirements.resolve(storage)))
+        code = "import mylib, greeting; print(mylib.SAYS, greeting.SAYS)"
+        done = subprocess.run([pythons[-1], "-P", "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{place} 1.0\n"
+    assert [name for _, name in installed] == ["greeting", "mylib", "mylib"]
+    assert len({python for python, _ in installed}) == 3
 
 
 @pytest.mark.ray
