@@ -103,7 +103,7 @@ class Requirements:
         """Resolve the file; return the run's earlier resolution if neither it nor packages on the disk have changed.
 
         Raises:
-            UsageError: pip can't find the packages; the message has its last line.
+            UsageError: pip can't find the packages; the message has its reason.
         """
         source = self._hash_of_files()
         document = storage.read_json(layout.PACKAGES)
@@ -126,7 +126,7 @@ class Requirements:
         """Return a Python interpreter with these packages, which this node installs unless it has.
 
         Raises:
-            UsageError: pip can't install them; the message has its last line.
+            UsageError: pip can't install them; the message has its reason.
         """
         if not (resolution.versions or resolution.commits or resolution.code):
             return sys.executable

@@ -33,6 +33,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 # Three refreshes may fail before another command takes the lock over, which waits for a minute.
 REFRESH_SECONDS, STALE_SECONDS = 15.0, 60.0
+# Of the kernel's time of boot, which a change of the clock moves by whole seconds.
+CLOCK_SECONDS = 1.5
 POLL_SECONDS = 1.0  # a request to S3 each
 # A call that hangs must end before the lock becomes stale.
 CALL_SECONDS, CALL_ATTEMPTS = 10.0, 3
@@ -223,7 +225,8 @@ def _is_dead(owner: Mapping[str, Any]) -> bool:
         return False
     try:
         process = psutil.Process(owner["pid"])
-        return _created(process) != owner["created"] or process.status() == psutil.STATUS_ZOMBIE
+        is_other = abs(_created(process) - owner["created"]) > CLOCK_SECONDS  # with a reused ID
+        return is_other or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         try:
             os.kill(owner["pid"], 0)
@@ -238,7 +241,7 @@ def _is_dead(owner: Mapping[str, Any]) -> bool:
 
 def _created(process: psutil.Process) -> float:
     """Return the seconds from the boot to the start of a process: a change of the clock moves the times of both."""
-    return round(process.create_time() - psutil.boot_time(), 2)
+    return process.create_time() - psutil.boot_time()
 
 
 def _now() -> float:

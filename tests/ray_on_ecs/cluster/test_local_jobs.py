@@ -217,7 +217,7 @@ def test_job_of_another_container_is_left_alone(submit: Submit, home: Path, monk
         assert local.job("mine")["status"] == "RUNNING"
         assert secret_files(home)
         for stop in (local.stop_job, local.kill_job):
-            with pytest.raises(ResourceError, match="^job mine runs in another container, or on another machine"):
+            with pytest.raises(ResourceError, match=r"^job mine runs in another container, or on another machine"):
                 stop("mine")
     assert local.job("mine")["status"] == "RUNNING"
     both = processes(home)
