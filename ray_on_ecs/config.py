@@ -26,6 +26,7 @@ from ray_on_ecs.rules import (
     check_metric,
     check_pairs,
     check_range,
+    check_requirements,
     check_run_name,
     metric_pattern,
     pairs_of,
@@ -234,6 +235,7 @@ class RunConfig:
                 f"--requirements: {self.requirements!r} is not in {self.folder}, so the nodes don't have it; move it "
                 "there, or give a --working-dir above both"
             )
+        check_requirements(str(self.requirements))
         try:
             (self.folder / name).read_bytes()
         except OSError as cause:

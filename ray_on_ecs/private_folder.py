@@ -52,6 +52,8 @@ def new_short(prefix: str) -> str:
 
 def at_home() -> Path:
     """Return the folder `~/.ray-on-ecs`; OSError if it can't be made, RuntimeError without a home directory."""
+    if not Path.home().is_absolute():  # each process would have another one
+        raise RuntimeError(f"HOME is {str(Path.home())!r}, which is not an absolute path")
     folder = Path.home() / ".ray-on-ecs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):  # of another user, in a container with a mounted home
@@ -63,6 +65,15 @@ def machine() -> str:
     """Return what distinguishes the machines and containers that may share a home directory."""
     # A Mac changes its name with the network, and shares its home directory with no other machine.
     return socket.gethostname() if sys.platform == "linux" else sys.platform
+
+
+def place() -> str:
+    """Return what distinguishes the processes that this one can see: containers may have one host name and home."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{machine()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # macOS, which has neither
+        return machine()
 
 
 @contextmanager

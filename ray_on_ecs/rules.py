@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 
 from ray_on_ecs.errors import UsageError
 
@@ -14,6 +15,18 @@ PLACEHOLDER = "{number}"
 NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
 # The ends of names of variables that hold secrets.
 OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+
+# Files of packages that pip does not read as requirements, and how to get one that it does.
+NOT_REQUIREMENTS = {
+    r"pyproject\.toml|setup\.(py|cfg)": "give a file with the line '-e .'",
+    r"uv\.lock": "uv export --no-emit-project -o requirements.txt writes one",
+    r"poetry\.lock": "poetry export -o requirements.txt writes one",
+    r"pdm\.lock": "pdm export -o requirements.txt writes one",
+    r"Pipfile(\.lock)?": "pipenv requirements > requirements.txt writes one",
+    r".+\.ya?ml|pixi\.(toml|lock)": "there, pip list --format=freeze > requirements.txt writes one; leave out what "
+    "only conda has",
+    r".+\.(whl|zip|tar\.gz)": "give a file with the line './{name}'",
+}
 
 
 def worker_range(num_workers: int | str) -> tuple[int, int]:
@@ -105,3 +118,12 @@ def check_run_name(name: str | None) -> None:
             f"--run-name: {name!r} is not allowed; it becomes a folder, so use letters, digits, '.', '_' and '-', "
             "up to 128, starting with a letter or digit"
         )
+
+
+def check_requirements(path: str) -> None:
+    """Raise UsageError for a file of packages that is not a requirements file of pip."""
+    name = PurePath(path).name
+    for pattern, cure in NOT_REQUIREMENTS.items():
+        if re.fullmatch(pattern, name):
+            line = f"--requirements: {path!r} is not a requirements file of pip"
+            raise UsageError(f"{line}; {cure.format(name=name)}")

@@ -49,10 +49,9 @@ def check_room(target: Path, needed: int) -> None:
 
 def make_folder(target: Path) -> None:
     """Make the folder of a run, in one that git and uploads ignore if there is none yet."""
-    if not target.parent.exists():
-        target.parent.mkdir(parents=True)
-        # Neither git nor the upload of a script's folder takes what was fetched.
-        (target.parent / ".gitignore").write_text("*\n")
+    from ray_on_ecs.storage.disk import make_ignored
+
+    make_ignored(target.parent)
     target.mkdir(exist_ok=True)
 
 

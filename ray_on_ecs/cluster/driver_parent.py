@@ -6,6 +6,7 @@ standard library: this delays the driver by 20 ms, and importing our modules by 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -51,6 +52,10 @@ def main(command: list[str]) -> None:
     """Run a driver, and record its end; then end Ray if it was started for it and no other job uses it."""
     with open(JOB) as file:
         record = json.load(file)
+    lock = os.open(JOB, os.O_RDONLY)  # until this process and the driver end, which another container can't see
+    with suppress(OSError):  # a disk without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    os.set_inheritable(lock, True)
     parent = os.getpid()  # which may be dead when the driver looks
     pid = os.fork()
     if pid == 0:

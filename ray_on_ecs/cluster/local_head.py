@@ -28,7 +28,7 @@ from ray_on_ecs.errors import DISK_FULL, ResourceError, one_line
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
 from ray_on_ecs.node.jobs import ENDED
-from ray_on_ecs.private_folder import at_home, held, machine, new_short
+from ray_on_ecs.private_folder import at_home, held, new_short, place
 
 HOST = "127.0.0.1"
 # Several, as Ray gives up a start whose node has not joined within 30 s, which is short on a busy machine.
@@ -176,7 +176,7 @@ def lock(what: str = "starts or ends Ray") -> Generator[None]:
 
 
 def _file() -> Path:
-    environment = hashlib.sha256(f"{machine()} {sys.prefix}".encode()).hexdigest()[:8]
+    environment = hashlib.sha256(f"{place()} {sys.prefix}".encode()).hexdigest()[:8]
     return at_home() / f"head-{environment}.json"
 
 

@@ -15,6 +15,7 @@ command that reads the job deletes the secrets of its run, and writes an end wit
 from __future__ import annotations
 
 import codecs
+import fcntl
 import json
 import os
 import shlex
@@ -38,7 +39,7 @@ from ray_on_ecs.cluster.local_processes import LOG
 from ray_on_ecs.config import JOB_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.jobs import ENDED, stored_secrets
-from ray_on_ecs.private_folder import at_home, held, machine
+from ray_on_ecs.private_folder import at_home, held, machine, place
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
@@ -111,6 +112,7 @@ class LocalJobs:
         try:
             folder = tempfile.mkdtemp(prefix=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-", dir=self._folder)
             record = {"id": job_id, "metadata": metadata, "start": time.time(), "ray": ray.get("RAY_ADDRESS")}
+            record["place"] = place()
             write(f"{folder}/{JOB}", record)
             with Path(folder, LOG).open("ab") as log:
                 process = subprocess.Popen(
@@ -221,6 +223,10 @@ class LocalJobs:
         while job["status"] == "PENDING":
             time.sleep(POLL_SECONDS)
             folder, job = self._find(job_id)
+        if _runs_elsewhere(folder):
+            raise ResourceError(
+                f"job {job_id} runs in another container, or on another machine of this name; stop it there"
+            )
         pid, known = _document(folder / PROCESSES).get("driver", (0, ""))
         return pid if known and identity(pid) == known else None
 
@@ -264,8 +270,24 @@ def _state(folder: Path, started: float) -> tuple[str, dict[str, Any]]:
         for pid, known in processes.values():  # a driver's parent records its end, perhaps just now
             if known and identity(pid) == known:
                 return "RUNNING", {}
+        if _runs_elsewhere(folder):
+            return "RUNNING", {}
         end = _document(folder / END)
     return ("SUCCEEDED" if end.get("status") == 0 else "FAILED"), end
+
+
+def _runs_elsewhere(folder: Path) -> bool:
+    """Return whether a job is under way whose processes this one can't see: they hold a lock on its record."""
+    if _document(folder / JOB).get("place", place()) == place():
+        return False
+    try:
+        with (folder / JOB).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _document(path: Path) -> dict[str, Any]:

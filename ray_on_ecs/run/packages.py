@@ -18,28 +18,39 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.run import scm_version
+from ray_on_ecs.run.pip_output import reason_of
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 logger = logging.getLogger(__name__)
 
-LAST_LINES = 3
+# Of pip's output, in the run's log after a failure.
+LAST_LINES = 30
 # Interval of the progress lines of a long installation.
 NEWS_SECONDS = 30.0
 # TensorFlow with CUDA has 6 GiB.
 ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
 OTHER_FILE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?(.+?)[\"']?\s*(?:\s#.*)?$", re.MULTILINE)
+OPTIONS = re.compile(
+    r"^\s*(?:-[if]|--(?:extra-)?index-url|--find-links|--(?:trusted-host|no-binary|only-binary|pre|no-index))\b.*",
+    re.MULTILINE,
+)
 LOCAL_PATH = re.compile(r"^\s*([^#\s][^@#\n]*?)\s*@\s*file://(/[^\s;#]*)", re.MULTILINE)
 
 
@@ -50,12 +61,14 @@ class Resolution:
     Attributes:
         source: A hash of the file, of the files that it names, and of Python's version.
         versions: The versions of packages from an index or an archive, by name.
+        indexed: The names of those from an index.
         commits: The addresses of packages from a repository, `git+https://...@commit`, by name.
         code: The archive of the code if some are from the disk, whose content may change with it; otherwise empty.
     """
 
     source: str
     versions: dict[str, str]
+    indexed: list[str]
     commits: dict[str, str]
     code: str
 
@@ -69,11 +82,19 @@ class Requirements:
         code: The archive of the code.
         variables: Environment variables for pip, such as `PIP_INDEX_URL`.
         secrets: More variables, whose values are never shown.
+        version: The version of the code's commit, for packages of the folder that take theirs from git.
     """
 
     def __init__(
-        self, folder: Path, name: str, code: str, variables: Mapping[str, str], secrets: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        name: str,
+        code: str,
+        variables: Mapping[str, str],
+        secrets: Mapping[str, str] | None = None,
+        version: str = "",
     ) -> None:
+        self._version = version
         self._folder, self._name, self._code, self._secrets = folder, name, code, secrets or {}
         self._variables = {**variables, **self._secrets}
         self._mask = Masker(self._secrets.values())
@@ -82,7 +103,7 @@ class Requirements:
         """Resolve the file; return the run's earlier resolution if neither it nor packages on the disk have changed.
 
         Raises:
-            UsageError: pip can't find the packages; the message has its last line.
+            UsageError: pip can't find the packages; the message has its reason.
         """
         source = self._hash_of_files()
         document = storage.read_json(layout.PACKAGES)
@@ -93,6 +114,10 @@ class Requirements:
         logger.info("resolving the packages of --requirements")
         with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
             packages = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
+        for line in _conflicts({each["metadata"]["name"]: each["metadata"]["version"] for each in packages}):
+            logger.info(line)
+        if not packages:
+            logger.info("all of them are installed already")
         resolution = self._resolution(source, packages)
         storage.write_json(layout.PACKAGES, asdict(resolution))
         return resolution
@@ -101,31 +126,36 @@ class Requirements:
         """Return a Python interpreter with these packages, which this node installs unless it has.
 
         Raises:
-            UsageError: pip can't install them; the message has its last line.
+            UsageError: pip can't install them; the message has its reason.
         """
-
-        def make(target: Path) -> None:
-            node_cache.make_room(ROOM_BYTES)
-            logger.info("installing the packages of --requirements on this node")
-            started_at = time.monotonic()
-            venv.create(target, symlinks=True, with_pip=False)
-            _see_packages_of_this_interpreter(target)
-            self._install(str(target / "bin" / "python"), resolution)
-            logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
-
-        folder = str(self._folder) if resolution.code else None  # others may be used in their place (-e)
-        key = json.dumps([sys.version, sys.prefix, asdict(resolution), folder])
-        return str(node_cache.cached("packages", key, make) / "bin" / "python")
+        if not (resolution.versions or resolution.commits or resolution.code):
+            return sys.executable
+        if not resolution.code:
+            return _environment(
+                asdict(resolution), _package_folders(), lambda python: self._install(python, resolution)
+            )
+        # A package of the folder changes with the code, and others may be used in its place (-e): the rest is shared.
+        texts = _texts(str(self._folder / self._name), {}).values()
+        pins = [f"{name}=={resolution.versions[name]}" for name in resolution.indexed]
+        lines = [*(line for text in texts for line in OPTIONS.findall(text)), *pins]
+        seen = _package_folders()
+        if pins:
+            python = _environment(lines, seen, lambda python: self._install_lines(python, lines, "--no-deps"))
+            seen = [_library(Path(python).parents[1])]
+        key = [lines, asdict(resolution), str(self._folder)]
+        return _environment(key, seen, lambda python: self._install(python, resolution))
 
     def _resolution(self, source: str, packages: Sequence[Mapping[str, Any]]) -> Resolution:
         versions: dict[str, str] = {}
+        indexed: list[str] = []
         is_local = False
         for package in packages:
             download = package["download_info"]
             if "archive_info" in download:
                 versions[package["metadata"]["name"]] = package["metadata"]["version"]
+                indexed += [] if package["is_direct"] else [package["metadata"]["name"]]
             is_local = is_local or (download["url"].startswith("file:") and "vcs_info" not in download)
-        return Resolution(source, versions, self._commits(packages), self._code if is_local else "")
+        return Resolution(source, versions, indexed, self._commits(packages), self._code if is_local else "")
 
     def _install(self, python: str, resolution: Resolution) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -135,23 +165,32 @@ class Requirements:
         # A constraint can't hold a branch at a commit.
         moved = [url for name, url in resolution.commits.items() if commits.get(name) != url]
         if moved:
-            with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:  # where pip reads variables
-                file.writelines(f"{url}\n" for url in moved)
-                file.flush()
-                self._pip(python, "--no-deps", "--force-reinstall", "-r", file.name)
+            self._install_lines(python, moved, "--no-deps", "--force-reinstall")
+
+    def _install_lines(self, python: str, lines: Sequence[str], *options: str) -> None:
+        place = (self._folder / self._name).parent  # where relative paths of --find-links begin
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", dir=place) as file:  # where pip reads variables
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            self._pip(python, *options, "-r", file.name)
 
     def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
+        texts = _texts(str(self._folder / self._name), {}).values()
+        variables = {**scm_version.use(self._version, self._folder, texts), **self._variables}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
             # -P: a file of the user's folder may have the name of a module of Python's.
             command = [sys.executable, "-P", "-m", "pip", "--python", python, "install", "--no-input", *arguments]
             command += ["--report", str(report), "--disable-pip-version-check", "--progress-bar=off"]
-            status, lines = _run(command, self._folder, self._variables, self._mask)
+            status, lines = _run(command, self._folder, variables, self._mask)
             if status == 0:
                 return json.loads(report.read_text())["install"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        raise UsageError(f"--requirements: pip can't install them ({one_line(' '.join(errors[-LAST_LINES:]))})")
+            details: list[str] = []
+            if any("(from versions: none)" in line for line in lines):  # say what it has passed over
+                _, details = _run([*command, "-vv"], self._folder, variables, self._mask)
+        logger.info("\n".join(["pip's last lines:", *lines[-LAST_LINES:]]))
+        raise UsageError(f"--requirements: pip can't install them ({one_line(reason_of(lines, details))})")
 
     def _commits(self, packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the addresses of packages from a repository, with secrets as `${NAME}` for pip."""
@@ -200,11 +239,65 @@ def _texts(path: str, texts: dict[str, str]) -> dict[str, str]:
     return texts
 
 
-def _see_packages_of_this_interpreter(target: Path) -> None:
-    library = sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
-    paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]  # so that their own .pth files count, too
-    Path(library, "inherited.pth").write_text("".join(lines))
+def _conflicts(versions: Mapping[str, str]) -> list[str]:
+    """Return a line for each installed package that these versions of others break."""
+    from packaging.utils import canonicalize_name
+
+    new = {canonicalize_name(name): version for name, version in versions.items()}
+    found = [each for each in distributions(path=_package_folders()) if each.metadata["Name"]]
+    installed = {canonicalize_name(each.name): each for each in reversed(found)}  # Python takes the first one
+    lines = []
+    for package in (installed[name] for name in sorted(installed.keys() - new.keys())):
+        for needed in _needs(package):
+            name = canonicalize_name(needed.name)
+            pair = [installed[name].version, new[name]] if name in installed and name in new else []
+            if [needed.specifier.contains(version, True) for version in pair] == [True, False]:  # not broken before
+                needs = f"{package.name} {package.version}, which is installed, needs {name}{needed.specifier}"
+                cure = f"if the script uses {package.name}, add it to the file"
+                lines.append(f"{needs}, and the file brings {new[name]}: {cure}")
+    return lines
+
+
+def _needs(package: Distribution) -> Iterator[Requirement]:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in package.requires or ():
+        with suppress(InvalidRequirement):
+            needed = Requirement(text)
+            if not needed.marker or needed.marker.evaluate({"extra": ""}):
+                yield needed
+
+
+def _package_folders() -> list[str]:
+    """Return the folders with the packages that this interpreter sees."""
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
+
+
+def _environment(key: object, seen: Sequence[str], install: Callable[[str], None]) -> str:
+    """Return the interpreter of a virtual environment that sees packages in these folders; make it unless it is there.
+
+    Args:
+        key: What distinguishes it from others.
+        seen: The folders.
+        install: Installs packages into the environment of an interpreter.
+    """
+
+    def make(target: Path) -> None:
+        node_cache.make_room(ROOM_BYTES)
+        logger.info("installing the packages of --requirements on this node")
+        started_at = time.monotonic()
+        venv.create(target, symlinks=True, with_pip=False)
+        lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]  # so that their own .pth files count
+        Path(_library(target), "inherited.pth").write_text("".join(lines))
+        install(str(target / "bin" / "python"))
+        logger.info(f"installed them in {time.monotonic() - started_at:.0f} s")
+
+    text = json.dumps([sys.version, sys.prefix, key])
+    return str(node_cache.cached("packages", text, make) / "bin" / "python")
+
+
+def _library(target: Path) -> str:
+    return sysconfig.get_path("purelib", scheme="venv", vars={"base": str(target), "platbase": str(target)})
 
 
 def _run(
@@ -218,9 +311,9 @@ def _run(
     )
 
     def show_progress() -> None:
-        logger.info(f"still installing: {lines[-1] if lines else 'pip starts'}")
+        logger.info(f"still installing: {lines[-1].strip() if lines else 'pip starts'}")
 
     with process, run_every(NEWS_SECONDS, show_progress, "pip"):
         for line in process.stdout or ():
-            lines.append(mask(line.strip()))
+            lines.append(mask(line.rstrip()))
     return process.returncode, lines

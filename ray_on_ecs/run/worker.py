@@ -187,8 +187,8 @@ class ScriptWorker:
         name = self._config.requirements_in_folder
         if name is None:
             return sys.executable
-        archive, variables = self._settings.code.archive, self._config.variables
-        requirements = packages.Requirements(self._folder, name, archive, variables, secret_values)
+        code, variables = self._settings.code, self._config.variables
+        requirements = packages.Requirements(self._folder, name, code.archive, variables, secret_values, code.version)
         if self._rank.rank == 0:
             requirements.resolve(self._storage)
         self.exchange.report(is_prepared=True)

@@ -16,6 +16,8 @@ from typing import IO, NamedTuple
 from uuid import uuid4
 
 PIECE_BYTES = 16 * 2**20
+# The file of a folder of results, and its text, that keeps git from taking checkpoints.
+IGNORED = (".gitignore", "*\n")
 # A disk can't have such a path, or has something else there.
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -145,6 +147,21 @@ class Disk:
         """Delete a folder and its content if it exists."""
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+
+def make_ignored(folder: Path) -> None:
+    """Make a folder that git and the uploads of code ignore; one that is there stays as it is."""
+    with suppress(FileExistsError):
+        folder.mkdir(parents=True)
+        (folder / IGNORED[0]).write_text(IGNORED[1])
+
+
+def is_ignored(folder: Path) -> bool:
+    """Return whether `make_ignored` has made a folder."""
+    try:
+        return (folder / IGNORED[0]).read_text() == IGNORED[1]
+    except (OSError, ValueError):
+        return not folder.exists()
 
 
 def _entries(

@@ -26,13 +26,15 @@ import psutil
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.private_folder import machine
+from ray_on_ecs.private_folder import place
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import Disk
 from ray_on_ecs.storage.run_storage import RunStorage
 
 # Three refreshes may fail before another command takes the lock over, which waits for a minute.
 REFRESH_SECONDS, STALE_SECONDS = 15.0, 60.0
+# Of the kernel's time of boot, which a change of the clock moves by whole seconds.
+CLOCK_SECONDS = 1.5
 POLL_SECONDS = 1.0  # a request to S3 each
 # A call that hangs must end before the lock becomes stale.
 CALL_SECONDS, CALL_ATTEMPTS = 10.0, 3
@@ -75,7 +77,9 @@ class RunLock:
     def __init__(self, storage: RunStorage, say: Callable[[str], None] = print) -> None:
         self._storage = storage
         self._say = say
-        self._token = uuid.uuid4().hex
+        process = psutil.Process()
+        owner = {"machine": _machine(), "pid": process.pid, "created": _created(process)}
+        self._owner = {"host": socket.gethostname(), **owner, "token": uuid.uuid4().hex}
         store = storage.store
         self._store = store if isinstance(store, Disk) else store.with_limits(CALL_SECONDS, CALL_ATTEMPTS)
         self._path = storage.path(layout.LOCK)
@@ -112,7 +116,7 @@ class RunLock:
         """
         if self._version is None:
             return False
-        is_fresh = time.time() - self._refreshed_at < STALE_SECONDS
+        is_fresh = _now() - self._refreshed_at < STALE_SECONDS
         try:
             other = self._write(self._version, may_create=is_fresh and not self._has_ended)
         except OSError:
@@ -127,11 +131,9 @@ class RunLock:
         With `may_create` also a lock that has been deleted meanwhile. Returns the lock that is there instead, or None.
         """
         for _ in range(WRITE_ATTEMPTS):
-            began = time.time()
+            began = _now()
             self._write_count += 1  # makes every content unique
-            process = psutil.Process()
-            owner = {"machine": _machine(), "pid": process.pid, "created": process.create_time()}
-            content = {"host": socket.gethostname(), **owner, "token": self._token, "refreshed": self._write_count}
+            content = {**self._owner, "refreshed": self._write_count}
             version = self._store.write_if(self._path, json.dumps(content).encode(), replaces)
             if version is None:
                 current = self._read()
@@ -150,7 +152,7 @@ class RunLock:
         raise OSError(f"the lock of the run could not be written in {WRITE_ATTEMPTS} attempts: it keeps changing")
 
     def _is_owned(self, content: Mapping[str, Any]) -> bool:
-        return content.get("token") == self._token
+        return content.get("token") == self._owner["token"]
 
     def _read(self) -> _Version:
         version, content = self._store.read_version(self._path)
@@ -223,17 +225,32 @@ def _is_dead(owner: Mapping[str, Any]) -> bool:
         return False
     try:
         process = psutil.Process(owner["pid"])
-        return process.create_time() != owner["created"] or process.status() == psutil.STATUS_ZOMBIE
+        is_other = abs(_created(process) - owner["created"]) > CLOCK_SECONDS  # with a reused ID
+        return is_other or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
+        try:
+            os.kill(owner["pid"], 0)
+        except PermissionError:  # another user's, which /proc may hide
+            return False
+        except (OSError, OverflowError):
+            pass
         return True
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, psutil.AccessDenied):
         return False
+
+
+def _created(process: psutil.Process) -> float:
+    """Return the seconds from the boot to the start of a process: a change of the clock moves the times of both."""
+    return process.create_time() - psutil.boot_time()
+
+
+def _now() -> float:
+    """Return seconds that go on while the machine sleeps, and that a change of its clock leaves alone."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
     """Return the processes that this one can see: two machines, or two containers, may have the same host name."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # macOS, which has neither
-        return f"{machine()} {uuid.getnode():x} {psutil.boot_time():.0f}"
+    if os.path.exists("/proc/self/ns/pid"):
+        return place()
+    return f"{place()} {uuid.getnode():x} {psutil.boot_time():.0f}"

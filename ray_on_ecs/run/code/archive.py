@@ -24,6 +24,8 @@ from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code import git
 from ray_on_ecs.run.code.files import CodeFiles, check_size, list_code
 from ray_on_ecs.run.code.ignore import IGNORE_FILES
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.disk import is_ignored, make_ignored
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -43,6 +45,7 @@ class Code:
         links: The files that the archive lacks because they are on this machine, by their names.
         left_out: The names of files that .gitignore or .rayignore leaves out, for the line of a script that misses one.
         git: The commit as environment variables; empty outside a repository.
+        version: The commit as a version of PEP 440, for packages that take theirs from git; empty outside a repository.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Code:
     links: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     git: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Code:
@@ -57,7 +61,7 @@ class Code:
         code = cls(**document)
         if not (isinstance(code.links, dict) and isinstance(code.git, dict) and isinstance(code.left_out, list)):
             raise TypeError(f"its code is {document!r}")
-        texts = (code.name, code.archive, *code.left_out, *code.links.values(), *code.git.values())
+        texts = (code.name, code.archive, code.version, *code.left_out, *code.links.values(), *code.git.values())
         are_fit = all(isinstance(text, str) for text in texts) and not any(map(fault_of, (code.name, *code.links)))
         if not are_fit or "/" in code.name or not code.archive.endswith(SUFFIX):
             raise ValueError(f"its code is {document!r}")
@@ -80,12 +84,14 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     With `links`, links to large files are stored if the storage is a folder of this machine.
     """
     folder = config.folder
-    results = Path(storage.base)  # that may lie in the folder with the code
+    results = Path(storage.base)
     inside = storage.is_local and results.is_relative_to(folder)
-    never = [f"/{GitIgnoreSpecPattern.escape(results.relative_to(folder).as_posix())}/"] if inside else []
-    code = list_code(folder, config.include, config.exclude, never)
+    code = list_code(folder, config.include, config.exclude, _of_runs(results, folder) if inside else ())
     for line in code.describe_left_out():
         say(line)
+    if fault := git.fault_of(folder):
+        what = "files that it tracks although .gitignore names them are not uploaded"
+        say(f"git can't read the repository, so {what}: {fault}")
     large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
     linked = {file.name: str(folder / file.name) for file in large}
     code = replace(code, files=tuple(file for file in code.files if file.name not in linked))
@@ -93,6 +99,8 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
         check_size(folder, code.files)
     base = storage.storage_path
     try:
+        if storage.is_local:
+            make_ignored(results)
         digest = put(code, storage.sibling(FOLDER))
     except OSError as cause:
         raise UsageError(f"--storage-path: the code can't be stored in {base} ({short_reason(cause)})") from cause
@@ -103,7 +111,17 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
         links=linked,
         left_out=ignored[:MAX_NAMES],
         git=git.revision(folder),
+        version=git.version(folder),
     )
+
+
+def _of_runs(results: Path, folder: Path) -> list[str]:
+    """Return patterns of the results in the folder with the code: all, or the runs in a folder of the user's."""
+    own = [results]
+    with suppress(OSError):
+        if not is_ignored(results):
+            own = [entry for entry in results.iterdir() if entry.name == FOLDER or (entry / layout.SETTINGS).exists()]
+    return [f"/{GitIgnoreSpecPattern.escape(each.relative_to(folder).as_posix())}/" for each in own]
 
 
 def put(code: CodeFiles, folder: RunStorage) -> str:

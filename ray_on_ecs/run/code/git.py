@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ray_on_ecs.errors import one_line
 
 GIT_SECONDS = 20  # a repository on a slow network disk should not stop a run
 # Set in a git hook, they would lead git to another repository.
-MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+MISLEADING = (
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE"),
+)
 # Neither the repository's monitor and hooks run, nor the programs that fetch what a partial clone lacks.
 HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+TRACKED = ("ls-files", "-z", "--cached", "--ignored", "--exclude-standard")
 
 
 def ask(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> str | None:
@@ -19,20 +28,42 @@ def ask(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> st
 
     The command must not read contents of files: a repository may name filters for them, which are programs.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | OFFLINE | variables
-    command = ["git", *HARMLESS, *arguments]
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS
-        )
+        done = _run(folder, *arguments, **variables)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return os.fsdecode(done.stdout) if done.returncode == 0 else None
 
 
+def fault_of(folder: str | os.PathLike[str]) -> str:
+    """Return why git does not answer for the repository of a folder, or nothing."""
+    if not any(os.path.lexists(os.path.join(each, ".git")) for each in (folder, *Path(folder).absolute().parents)):
+        return ""
+    try:
+        done = _run(folder, *TRACKED)
+    except FileNotFoundError:
+        return "git is not installed"
+    except (OSError, subprocess.TimeoutExpired) as cause:
+        return one_line(cause)
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip() for line in os.fsdecode(done.stderr).splitlines()]
+    cures = [line for line in lines if line.startswith("git config")]  # of a repository of another user
+    reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1] if lines else "git failed")
+    return "; ".join([one_line(reason.removeprefix("fatal: ")), *cures[:1]])
+
+
+def _run(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | OFFLINE | variables
+    command = ["git", *HARMLESS, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS
+    )
+
+
 def tracked(folder: str) -> frozenset[str]:
     """Return the paths of the files below a folder that git tracks although it ignores them."""
-    return _paths(folder, ask(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"))
+    return _paths(folder, ask(folder, *TRACKED))
 
 
 def ignored(folder: str) -> frozenset[str] | None:
@@ -54,3 +85,17 @@ def revision(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Return the git commit of a folder as an environment variable; nothing if git does not answer with one."""
     commit = ask(folder, "rev-parse", "--verify", "HEAD")
     return {} if commit is None else {"GIT_COMMIT": commit.strip()}
+
+
+def version(folder: str | os.PathLike[str]) -> str:
+    """Return the commit of a folder as a version of PEP 440, after the newest tag; empty if git does not answer."""
+    from packaging.version import InvalidVersion, Version
+
+    described = (ask(folder, "describe", "--tags", "--long", "--always") or "").strip()
+    tag, _, since = described.rpartition("-g")[0].rpartition("-")
+    commit = described.rpartition("-g")[2]
+    for start in re.finditer(r"(?<![\d.])\d", tag):  # such as v1.2 or mylib-1.2
+        with suppress(InvalidVersion):
+            found = Version(tag[start.start() :])
+            return str(found) if since == "0" else f"{found.public}+{since}.g{commit}"
+    return f"0.0+g{commit}" if commit else ""

@@ -91,7 +91,8 @@ def _use_packages(folder: Path, needs: Mapping[str, Any], values: Mapping[str, s
     """Install the packages that the run has resolved, unless this node has them, and put them first."""
     base, _, name = os.environ["RUN_URI"].rpartition("/")
     resolution = Resolution(**RunStorage.open(base, name).read_json(layout.PACKAGES))
-    requirements = Requirements(folder, needs["requirements"], needs["code"]["archive"], needs["variables"], values)
+    code = Code.of(needs["code"])
+    requirements = Requirements(folder, needs["requirements"], code.archive, needs["variables"], values, code.version)
     python = Path(requirements.install(resolution))
     before = list(sys.path)
     for packages in python.parent.parent.glob("lib/python*/site-packages"):

@@ -51,6 +51,36 @@ def test_unavailable_requirements_file_is_refused(tmp_path: Path, given: str, me
 
 
 @pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("pyproject.toml", "give a file with the line '-e .'"),
+        ("sub/setup.py", "give a file with the line '-e .'"),
+        ("setup.cfg", "give a file with the line '-e .'"),
+        ("uv.lock", "uv export --no-emit-project -o requirements.txt writes one"),
+        ("poetry.lock", "poetry export -o requirements.txt writes one"),
+        ("pdm.lock", "pdm export -o requirements.txt writes one"),
+        ("Pipfile", "pipenv requirements > requirements.txt writes one"),
+        ("Pipfile.lock", "pipenv requirements > requirements.txt writes one"),
+        (
+            "environment.yaml",
+            "there, pip list --format=freeze > requirements.txt writes one; leave out what only conda",
+        ),
+        ("conda-gpu.yml", "there, pip list --format=freeze > requirements.txt writes one; leave out what only conda"),
+        ("pixi.toml", "there, pip list --format=freeze > requirements.txt writes one; leave out what only conda"),
+        ("a-1.0-py3-none-any.whl", "give a file with the line './a-1.0-py3-none-any.whl'"),
+    ],
+)
+def test_other_file_of_packages_has_a_way_out(tmp_path: Path, name: str, cure: str) -> None:
+    (tmp_path / "sub").mkdir()
+    for file in ("train.py", name):
+        (tmp_path / file).touch()
+    found = config("--working-dir", str(tmp_path), "--requirements", name, "train.py")
+    with pytest.raises(UsageError) as caught:
+        found.check_files()
+    assert str(caught.value).startswith(f"--requirements: {name!r} is not a requirements file of pip; {cure}")
+
+
+@pytest.mark.parametrize(
     ("given", "command_line"),
     [
         (["train.py", "-x"], ("python3", "-u", "train.py", "-x")),

@@ -209,6 +209,29 @@ def test_driver_goes_on_after_its_command_and_its_parent(submit: Submit, home: P
     assert local.job("mine") == job, "its end is kept"
 
 
+def test_job_of_another_container_is_left_alone(submit: Submit, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = submit(WAITS, **with_secret(home))
+    with monkeypatch.context() as patch:  # of the same host name and home
+        patch.setattr(local_jobs, "place", lambda: "another")
+        patch.setattr(local_jobs, "identity", lambda pid: "")
+        assert local.job("mine")["status"] == "RUNNING"
+        assert secret_files(home)
+        for stop in (local.stop_job, local.kill_job):
+            with pytest.raises(ResourceError, match=r"^job mine runs in another container, or on another machine"):
+                stop("mine")
+    assert local.job("mine")["status"] == "RUNNING"
+    both = processes(home)
+    both["parent"].kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(local_jobs, "place", lambda: "another")
+        patch.setattr(local_jobs, "identity", lambda pid: "")
+        assert local.job("mine")["status"] == "RUNNING", "the driver goes on"
+        both["driver"].kill()
+        until(lambda: have_ended([*both.values()]))
+        assert local.job("mine")["status"] == "FAILED"
+    assert not secret_files(home)
+
+
 def rewrite(home: Path, name: str, **changed: Any) -> None:
     [file] = home.glob(f"*/*/{name}.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))

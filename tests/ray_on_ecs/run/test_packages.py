@@ -4,10 +4,12 @@ import hashlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +148,7 @@ def test_local_package_belongs_to_one_folder_and_code(
     report = {
         "metadata": {"name": "mylib", "version": "1.0"},
         "download_info": {"url": folder.as_uri(), "archive_info" if "tar" in line else "dir_info": {}},
+        "is_direct": True,
     }
     resolved = []
     monkeypatch.setattr(Requirements, "_pip", lambda self, *arguments: resolved.append(arguments) or [report])
@@ -157,6 +160,34 @@ def test_local_package_belongs_to_one_folder_and_code(
         requirements = Requirements(each, "requirements.txt", code, OFFLINE)
         requirements.install(requirements.resolve(storage))
     assert (len(resolved), len(keys)) == (2, 3)
+
+
+@pytest.mark.ray
+def test_packages_of_an_index_are_shared_by_folders(
+    folder: Path, storage: RunStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_wheel(folder.parent / "wheels", "1.0")
+    lines = f"--find-links {folder.parent / 'wheels'}\ngreeting\n-e ./lib\n"
+    installed: list[tuple[str, ...]] = []
+    pip = Requirements._pip
+
+    def spy(self: Requirements, python: str, *arguments: str) -> list[dict[str, Any]]:
+        done = pip(self, python, *arguments)
+        installed.extend((python, each["metadata"]["name"]) for each in done if "--dry-run" not in arguments)
+        return done
+
+    monkeypatch.setattr(Requirements, "_pip", spy)
+    pythons = []
+    for place in (folder, folder.parent / "other"):
+        write(place, {"requirements.txt": lines})
+        write_library(place / "lib", str(place))
+        requirements = Requirements(place, "requirements.txt", str(place), OFFLINE)
+        pythons.append(requirements.install(requirements.resolve(storage)))
+        code = "import mylib, greeting; print(mylib.SAYS, greeting.SAYS)"
+        done = subprocess.run([pythons[-1], "-P", "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{place} 1.0\n"
+    assert [name for _, name in installed] == ["greeting", "mylib", "mylib"]
+    assert len({python for python, _ in installed}) == 3
 
 
 @pytest.mark.ray
@@ -274,3 +305,63 @@ def test_long_installation_reports_progress(tmp_path: Path, monkeypatch: pytest.
     downloads = f"echo Downloading; until [ -e {told} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3"
     status, said = packages._run(["sh", "-c", downloads], tmp_path, {})
     assert (status, said) == (3, ["Downloading", "ERROR: no such version"])
+
+
+def write_installed(folder: Path, name: str, version: str, *needs: str) -> None:
+    info = folder / "site-packages" / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = [f"Requires-Dist: {need}\n" for need in needs]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{''.join(lines)}")
+
+
+@pytest.mark.parametrize(
+    ("needs", "versions", "is_broken"),
+    [
+        ("base>=2", {"base": "1.0"}, True),
+        ("Base >=2", {"base": "1.0"}, True),
+        ("base>=2", {"BASE": "2.1"}, False),
+        ("base>=2", {"base": "3.0rc1"}, False),
+        ("base==2.0", {"base": "2.0+cpu"}, False),
+        ("base>=3", {"base": "1.0"}, False),  # broken before
+        ("absent>=3", {"absent": "1.0"}, False),
+        ("base>=2 ; extra == 'x'", {"base": "1.0"}, False),
+        ("base>=2 ; python_version < '3'", {"base": "1.0"}, False),
+        ("base>=2", {"base": "1.0", "user": "9.0"}, False),  # the file brings it, too
+        ("base (>=2", {"base": "1.0"}, False),
+    ],
+)
+def test_installed_package_that_a_pin_breaks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str, versions: dict[str, str], is_broken: bool
+) -> None:
+    write_installed(tmp_path, "user", "5.1", needs, "other")
+    write_installed(tmp_path, "base", "2.0")
+    (tmp_path / "site-packages" / "~leftover-1.0.dist-info").mkdir()
+    monkeypatch.setattr(packages, "_package_folders", lambda: [str(tmp_path / "site-packages")])
+    line = "user 5.1, which is installed, needs base>=2, and the file brings 1.0: if the script uses user, add it to "
+    assert packages._conflicts(versions) == [f"{line}the file"] * is_broken
+
+
+def test_conflict_and_reason_are_in_the_log(
+    folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_conflicts", lambda versions: [f"breaks by {versions}"])
+    make_wheel(folder, "1.0")
+    write(folder, {"requirements.txt": "./greeting-1.0-py3-none-any.whl\n", "lib/setup.py": "raise OSError('CUDA')"})
+    Requirements(folder, "requirements.txt", "a", OFFLINE).resolve(storage)
+    assert capsys.readouterr().out.splitlines()[1:] == ["breaks by {'greeting': '1.0'}"]
+    write(folder, {"requirements.txt": "./lib\n"})
+    with pytest.raises(UsageError, match=r"pip can't install them \(lib can't be built: OSError: CUDA\)$"):
+        Requirements(folder, "requirements.txt", "a", OFFLINE, {"TOKEN": "build"}).resolve(storage)
+    log = capsys.readouterr().out
+    assert "pip's last lines:\n" in log
+    assert "OSError: CUDA\n" in log
+    assert "Getting requirements" not in log or "build wheel" not in log, "secrets are masked"
+
+
+def test_installed_packages_are_not_installed_again(
+    folder: Path, storage: RunStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, {"requirements.txt": "filelock\n"})
+    requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
+    assert requirements.install(requirements.resolve(storage)) == sys.executable
+    assert capsys.readouterr().out.splitlines()[1:] == ["all of them are installed already"]

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from ray_on_ecs import private_folder
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.private_folder import place
 from ray_on_ecs.storage import lock
 from ray_on_ecs.storage.lock import RunLock
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -129,6 +132,57 @@ def test_machine_of_the_same_name_is_another(
     monkeypatch.setattr(lock, "time", SimpleNamespace(**{**vars(time), "sleep": refresh}))
     with pytest.raises(lock.HeldError, match="is being trained by another command"):
         RunLock(storage).__enter__()
+
+
+# From the view of the other command, while the owner lives.
+SEEN = {
+    "the clock was set": lambda patch: (
+        patch.setattr(psutil, "boot_time", lambda: BOOT + 3600.0),
+        patch.setattr(psutil.Process, "create_time", lambda process: CREATED + 3600.0),
+    ),
+    "/proc hides it": lambda patch: (
+        patch.setattr(lock.psutil, "Process", hidden),
+        patch.setattr(lock.os, "kill", lambda *_: (_ for _ in ()).throw(PermissionError)),
+    ),
+    "it may not be read": lambda patch: patch.setattr(lock, "_created", lambda process: refused(process.pid)),
+    "another PID namespace": lambda patch: patch.setattr(lock, "place", lambda: f"{place()[:-3]}0]"),
+    "another boot": lambda patch: patch.setattr(lock, "place", lambda: f"x{place()}"),
+    "another host": lambda patch: patch.setattr(private_folder.socket, "gethostname", lambda: "another"),
+    "nothing": lambda patch: None,
+}
+BOOT, CREATED = psutil.boot_time(), psutil.Process().create_time()
+
+
+def hidden(pid: int) -> psutil.Process:
+    raise psutil.NoSuchProcess(pid)
+
+
+def refused(pid: int) -> float:
+    raise psutil.AccessDenied(pid)
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_living_owner_is_never_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
+    with RunLock(RunStorage.open(str(tmp_path), "mine")):
+        owner = json.loads((tmp_path / "mine" / "run.lock").read_text())
+    if "hides" in seen:
+        owner = {**owner, "pid": 2**22 + 1}
+    SEEN[seen](monkeypatch)
+    assert not lock._is_dead(owner)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        {"pid": 2**22 + 1},  # it has ended
+        {"pid": 2**80},
+        {"created": 1.0},  # its ID is reused, as after a container's restart
+    ],
+)
+def test_owner_that_has_ended_is_dead(tmp_path: Path, owner: dict[str, Any]) -> None:
+    with RunLock(RunStorage.open(str(tmp_path), "mine")):
+        known = json.loads((tmp_path / "mine" / "run.lock").read_text())
+    assert lock._is_dead({**known, **owner})
 
 
 @pytest.mark.usefixtures("quick")

@@ -269,3 +269,34 @@ def test_archive_larger_than_the_disk_is_refused(tmp_path: Path, monkeypatch: py
     place.write_bytes(content)
     with pytest.raises(StorageError, match="its files are 11 bytes, for which the disk has no room"):
         fetch(folder_below(tmp_path), digest, tmp_path / "code")
+
+
+@pytest.mark.parametrize(
+    ("tag", "since", "expected"),
+    [
+        ("v1.2.3", 0, "1.2.3"),
+        ("1.2", 2, "1.2+2.g"),
+        ("mylib-v1.2", 1, "1.2+1.g"),
+        ("release/2.0", 0, "2.0"),
+        ("v1.0-rc1", 1, "1.0rc1+1.g"),
+        ("py3-1.0+cu118", 1, "1.0+1.g"),
+        ("2024.05.01", 0, "2024.5.1"),
+        ("nightly", 1, "0.0+g"),
+        ("a-g1.x", 0, "0.0+g"),
+        (None, 0, "0.0+g"),
+    ],
+)
+def test_version_follows_the_newest_tag(tmp_path: Path, tag: str | None, since: int, expected: str) -> None:
+    (tmp_path / "train.py").write_text("1")
+    assert git.version(tmp_path) == ""
+    commit = commit_of(tmp_path)
+    if tag:
+        subprocess.run(["git", "tag", tag], cwd=tmp_path, check=True)
+    more = ["git", "-c", "user.name=t", "-c", "user.email=t@e.org", "commit", "-q", "--allow-empty", "-m", "x"]
+    for _ in range(since):
+        subprocess.run(more, cwd=tmp_path, check=True)
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
+    version = git.version(tmp_path)
+    stem, mark, short = version.partition("g")
+    assert stem + mark == expected
+    assert commit.startswith(short)

@@ -83,7 +83,7 @@ def test_linked_file_missing_on_a_node_is_named(tmp_path: Path, project: Path) -
         config.place(tmp_path / "node")
 
 
-@pytest.mark.parametrize("name", ["results", "lr=0.1 [a]*"])
+@pytest.mark.parametrize("name", ["results", "lr=0.1 [a]*", "a/b"])
 def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
     storage = RunStorage.open(str(project / name), "mine")
     first = store(config_of(project), storage)
@@ -93,6 +93,47 @@ def test_results_in_the_folder_are_not_code(project: Path, name: str) -> None:
     assert store(config_of(project), storage, said.append).archive == first.archive
     assert name not in "".join(said)
     assert "cache/" in "".join(said)
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+@pytest.mark.parametrize("name", ["results", "."])
+def test_results_folder_of_the_project_is_code_without_its_runs(
+    project: Path, tmp_path: Path, name: str, is_repository: bool
+) -> None:
+    (project / "results" / "sub").mkdir(parents=True)
+    (project / "results" / "baseline.csv").write_text("1")
+    (project / "results" / "sub" / "b.csv").write_text("2")
+    if is_repository:
+        git(project, "init", "-q")
+        git(project, "add", ".")
+    storage = RunStorage.open(str(project / name), "mine")
+    first = store(config_of(project), storage)
+    storage.write("run.json", "{}")
+    storage.write("model.pt", "1")
+    again = store(config_of(project), storage)
+    assert again.archive == first.archive
+    assert {"results/baseline.csv", "results/sub/b.csv"} < placed(again, tmp_path / "node").keys()
+    assert not (project / name / ".gitignore").exists() or name == "."
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_git_takes_no_results(project: Path) -> None:
+    git(project, "init", "-q")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "first")
+    store(config_of(project), RunStorage.open(str(project / "results"), "mine"))
+    assert git(project, "status", "--porcelain") == ""
+
+
+def test_results_path_that_is_a_file_is_one_line(project: Path) -> None:
+    (project / "results").write_text("1")
+    with pytest.raises(UsageError, match=r"^--storage-path: the code can't be stored in .*/results \("):
+        store(config_of(project), RunStorage.open(str(project / "results"), "mine"))
 
 
 def test_folder_name_may_have_any_character(tmp_path: Path, project: Path) -> None:
@@ -119,8 +160,21 @@ def test_too_much_code_is_refused(storage: RunStorage, project: Path, monkeypatc
 
 def test_commit_is_recorded(storage: RunStorage, project: Path) -> None:
     assert store(config_of(project), storage).git == {}
-    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-    for command in (("init", "-q"), ("add", "train.py"), (*identity, "commit", "-qm", "first")):
-        subprocess.run(["git", *command], cwd=project, check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True).stdout.strip()
-    assert store(config_of(project), storage).git == {"GIT_COMMIT": commit}
+    git(project, "init", "-q")
+    git(project, "add", "train.py")
+    git(project, "commit", "-qm", "first")
+    git(project, "tag", "v1.0")
+    code = store(config_of(project), storage)
+    assert (code.git, code.version) == ({"GIT_COMMIT": git(project, "rev-parse", "HEAD")}, "1.0")
+
+
+def test_repository_that_git_refuses_is_said(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container's mount
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    git(project.parent, "init", "-q", str(project))
+    said: list[str] = []
+    store(config_of(project), RunStorage.open(str(tmp_path / "results"), "mine"), said.append)
+    assert said[-1] == (
+        "git can't read the repository, so files that it tracks although .gitignore names them are not uploaded: "
+        f"detected dubious ownership in repository at '{project}'; git config --global --add safe.directory {project}"
+    )

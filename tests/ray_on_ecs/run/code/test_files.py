@@ -14,7 +14,7 @@ import pytest
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.code import files
 from ray_on_ecs.run.code.files import CodeFile, LeftOut, check_size, list_code
-from ray_on_ecs.run.code.git import revision
+from ray_on_ecs.run.code.git import fault_of, revision
 from ray_on_ecs.run.code.ignore import IGNORE_FILES, Patterns
 
 ATOMS = [
@@ -572,3 +572,125 @@ def test_hostile_pattern_is_decided(pattern: str) -> None:
 )
 def test_pattern_with_several_ways_matches(pattern: str, name: str) -> None:
     assert Patterns([pattern], "/code").decide(f"/code/{name}", is_folder=False)
+
+
+def commit_all(folder: Path) -> Path:
+    """Make a repository whose ignore file names a file that it tracks."""
+    git(write(folder, ".gitignore", content=b"*.bin\n"), "init", "--quiet")
+    git(write(folder, "t.bin", "t.py"), "add", "--force", ".")
+    git(folder, "commit", "--quiet", "--message=one")
+    return folder
+
+
+def as_worktree(top: Path) -> Path:
+    git(commit_all(top / "main"), "worktree", "add", "--quiet", str(top / "tree"))
+    return top / "tree"
+
+
+def as_submodule(top: Path) -> Path:
+    commit_all(top / "lib")
+    git(
+        commit_all(top / "main"),
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "--quiet",
+        "add",
+        str(top / "lib"),
+        "s",
+    )
+    return top / "main" / "s"
+
+
+def as_shallow(top: Path) -> Path:
+    git(top, "clone", "--quiet", "--depth=1", f"file://{commit_all(top / 'main')}", "shallow")
+    return top / "shallow"
+
+
+def as_sparse(top: Path) -> Path:
+    write(top / "main", "else/where.py")
+    git(commit_all(top / "main"), "sparse-checkout", "set", "--cone", "--sparse-index", "nowhere")
+    return top / "main"
+
+
+def as_detached(top: Path) -> Path:
+    git(commit_all(top / "main"), "checkout", "--quiet", "--detach")
+    return top / "main"
+
+
+def as_locked(top: Path) -> Path:
+    (commit_all(top / "main") / ".git" / "index.lock").touch()
+    return top / "main"
+
+
+def as_link(top: Path) -> Path:
+    (top / "link").symlink_to(commit_all(top / "main"))
+    return top / "link"
+
+
+def as_new(top: Path) -> Path:
+    git(write(top / "main", ".gitignore", content=b"*.bin\n"), "init", "--quiet")
+    git(write(top / "main", "t.bin", "t.py"), "add", "--force", ".")
+    return top / "main"
+
+
+def as_split(top: Path) -> Path:
+    git(commit_all(top / "main"), "update-index", "--split-index")
+    return top / "main"
+
+
+LAYOUTS = [as_worktree, as_submodule, as_shallow, as_sparse, as_detached, as_locked, as_link, as_new, as_split]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("variables", [(), ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")])
+def test_tracked_files_are_in_whatever_the_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, variables: Sequence[str]
+) -> None:
+    folder = layout(tmp_path)
+    for name in variables:  # of a hook, or of another repository
+        monkeypatch.setenv(name, str(tmp_path / "other"))
+    assert names_of(folder) == [".gitignore", "t.bin", "t.py"] + [".gitmodules"] * (folder / ".gitmodules").exists()
+    assert fault_of(folder) == ""
+    assert bool(revision(folder)) == (layout is not as_new)
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({".git/index": b"broken"}, ".git/index: index file smaller than expected"),
+        ({".git/index": b"x" * 200}, "index file corrupt"),
+        ({".git": b"gitdir: /nowhere/at/all\n"}, "not a git repository: /nowhere/at/all"),
+        ({".git": b"broken"}, "invalid gitfile format"),
+        ({".git/HEAD": b""}, "not a git repository"),
+        ({".git/config": b"[core"}, "in file .git/config"),
+        ({".git/config": b"[core]\nrepositoryformatversion = 9\n"}, "Expected git repo version <= 1, found 9"),
+    ],
+)
+def test_repository_that_git_can_not_read_has_a_reason(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
+    for name, content in files.items():
+        if name.startswith(".git/"):
+            commit_all(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    assert reason in fault_of(tmp_path)
+    assert "\n" not in fault_of(tmp_path)
+    assert "t.py" in names_of(write(tmp_path, "t.py"))
+
+
+def test_repository_without_git_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fault_of(tmp_path) == ""
+    commit_all(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert fault_of(tmp_path) == fault_of(tmp_path / "sub") == "git is not installed"
+
+
+def test_safe_directory_of_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_all(tmp_path)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    cure = f"git config --global --add safe.directory {tmp_path}"
+    assert fault_of(tmp_path) == f"detected dubious ownership in repository at '{tmp_path}'; {cure}"
+    assert names_of(tmp_path) == [".gitignore", "t.py"]
+    for name, value in {"COUNT": "1", "KEY_0": "safe.directory", "VALUE_0": "*"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    assert fault_of(tmp_path) == ""
+    assert names_of(tmp_path) == [".gitignore", "t.bin", "t.py"]

@@ -1,0 +1,51 @@
+"""Versions that packages of the user's folder take from git, for their builds on a node, which has no repository.
+
+Most such tools read `PKG-INFO`, with which a source distribution has its version, and the others a variable. Unlike
+SETUPTOOLS_SCM_PRETEND_VERSION, neither changes the versions of other packages that pip builds.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+LOCAL = re.compile(r"^\s*(?:(?:-e|--editable)[\s=]*)?[\"']?([^\s#;\[\"']+)", re.MULTILINE)
+TOOLS = re.compile(
+    r"setuptools[-_]scm|vcs[-_]versioning|hatch[-_]vcs|flit[-_]scm|versioningit|pbr\b|dynamic[-_]versioning"
+    r"|setuptools[-_]git[-_]versioning|versioneer|dunamai|source\s*=\s*[\"']scm"
+)
+VARIABLES = ("POETRY_DYNAMIC_VERSIONING_BYPASS", "UV_DYNAMIC_VERSIONING_BYPASS", "PDM_BUILD_SCM_VERSION")
+PROJECTS = ("pyproject.toml", "setup.cfg", "setup.py")
+PKG_INFO = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+
+def use(version: str, folder: Path, requirements: Iterable[str]) -> dict[str, str]:
+    """Give projects that requirements name the version of the code's commit, if they take theirs from git.
+
+    Returns variables for pip.
+    """
+    if not version:
+        return {}
+    for name in {name for text in requirements for name in LOCAL.findall(text)}:
+        project = folder / name.removeprefix("file:")
+        texts = [(project / each).read_text(errors="replace") for each in PROJECTS if (project / each).is_file()]
+        if any(map(TOOLS.search, texts)) and not (project / "PKG-INFO").exists():
+            (project / "PKG-INFO").write_text(PKG_INFO.format(name=_name(project), version=version))
+    return dict.fromkeys(VARIABLES, version)
+
+
+def _name(project: Path) -> str:
+    """Return the name of a project, by default that of its folder."""
+    with suppress(OSError, ValueError):
+        tables = tomllib.loads((project / "pyproject.toml").read_text())
+        for table in (tables.get("project"), tables.get("tool", {}).get("poetry")):
+            if table and "name" in table:
+                return str(table["name"])
+    setup = configparser.ConfigParser()
+    with suppress(configparser.Error):
+        setup.read(project / "setup.cfg")
+    return setup.get("metadata", "name", fallback=project.resolve().name)
