@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self
 
-from ray_on_ecs import secrets
+from ray_on_ecs import arguments, secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
@@ -109,7 +109,7 @@ class RunConfig:
         metavar="NAME[=ARN]",
     )
     input: tuple[str, ...] = _many_files(
-        "data for the script, which finds its path in $INPUT_NAME: a folder, s3://bucket/prefix, the files of another "
+        "data for the script, which finds its path in $INPUT_NAME, also in its arguments: a folder, s3://bucket/prefix, the files of another "
         "run (run:OTHER), or stream:s3://… to read without a download",
         metavar="NAME=URI",
     )
@@ -164,6 +164,7 @@ class RunConfig:
         check_pairs("--env", self.env)
         check_pairs("--input", self.input)
         check_pairs("--metric", self.metric)
+        arguments.check(self.command, self.path_names)
         for name, pattern in pairs_of(self.metric).items():
             check_metric(name, pattern)
         both = self.variables.keys() & secrets.parse(self.secret).keys()
@@ -194,12 +195,25 @@ class RunConfig:
             settings[name] = tuple(value) if isinstance(value, list) else value
         return cls(**settings)
 
-    def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return a worker's command line; `runner` are flags for a module that runs the script, as `-m mpi4py`."""
+    def argv(self, python: str, variables: Mapping[str, str], runner: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return a worker's command line.
+
+        Args:
+            python: The interpreter.
+            variables: The script's environment, for the paths in its arguments.
+            runner: Flags for a module that runs the script, as `-m mpi4py`.
+        """
+        known = {name: variables[name] for name in self.path_names if name in variables}
+        command = arguments.expand(self.command, known)
         if self.no_python:
-            return self.command
+            return command
         module_flag = ("-m",) if self.module else ()
-        return (python, "-u", *runner, *module_flag, *self.command)
+        return (python, "-u", *runner, *module_flag, *command)
+
+    @property
+    def path_names(self) -> tuple[str, ...]:
+        """Variables of the runner that the script's arguments may name."""
+        return (*arguments.OF_RUN, *(f"{arguments.INPUT}{name}" for name in self.inputs))
 
     @property
     def variables(self) -> dict[str, str]:

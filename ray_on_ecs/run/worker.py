@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs import logs, sdk, secrets
+from ray_on_ecs import arguments, logs, sdk, secrets
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
@@ -167,7 +167,7 @@ class ScriptWorker:
         if self._is_first_of_node:
             self._reset_folder()
         python = self._install_packages(values)
-        fetched = {f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(at) for name, at in self._settings.inputs.items()}
+        fetched = {f"{arguments.INPUT}{name}": inputs.fetch(at) for name, at in self._settings.inputs.items()}
         return ScriptEnvironment(
             config=self._config,
             storage=self._storage,
