@@ -109,8 +109,8 @@ class RunConfig:
         metavar="NAME[=ARN]",
     )
     input: tuple[str, ...] = _many_files(
-        "data for the script, which finds its path in $INPUT_NAME, also in its arguments: a folder, s3://bucket/prefix, the files of another "
-        "run (run:OTHER), or stream:s3://… to read without a download",
+        "data for the script, which finds its path in $INPUT_NAME, also in its arguments: a folder, "
+        "s3://bucket/prefix, the files of another run (run:OTHER), or stream:s3://… to read without a download",
         metavar="NAME=URI",
     )
     metric: tuple[str, ...] = setting(
@@ -231,15 +231,9 @@ class RunConfig:
         return {name: metric_pattern(text) for name, text in pairs_of(self.metric).items()}
 
     def check_files(self) -> None:
-        """Check that the folder, the script and the requirements file exist; UsageError if one of them does not."""
-        folder = self.folder
-        if not folder.is_dir():
+        """Check that the folder and the requirements file exist; UsageError if one of them does not."""
+        if not self.folder.is_dir():
             raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
-        script = Path(os.path.normpath(folder / self.command[0]))
-        if not (self.module or self.no_python or (script.is_file() and script.is_relative_to(folder))):
-            raise UsageError(
-                f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
-            )
         name = self.requirements_in_folder
         if name is None:
             return

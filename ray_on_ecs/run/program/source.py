@@ -120,7 +120,7 @@ def driver_reason(config: RunConfig) -> str | None:
     if config.no_driver or config.mpi:
         return None
     source = source_of(config)
-    call = source and first_start(source)
+    call = first_start(source) if source else None
     return call and f"{call}: a Ray program, which runs once, on the head; --no-driver starts it on every worker"
 
 

@@ -88,7 +88,10 @@ def test_torchrun_flags_give_the_number_of_workers(given: list[str], workers: tu
         (["--env", "A", "x.py"], "--env: 'A' is not allowed; it must be NAME=VALUE"),
         (["--env", "A=1", "--env", "A=2", "x.py"], "--env: 'A' is given twice"),
         (["--env", "RANK=0", "x.py"], "--env: RANK can't be given, because the runner sets it for each worker"),
-        (["--input", "data=/x", "x.py", "$INPUT_other"], r"names \$INPUT_other, and the run has \$INPUT_data; add --input"),
+        (
+            ["--input", "data=/x", "x.py", "$INPUT_other"],
+            r"names \$INPUT_other, and the run has \$INPUT_data; add --input",
+        ),
         (["x.py", "--data=$INPUT_A/b"], r"names \$INPUT_A, and the run has no input; add --input A=URI"),
         (["--input", "data=", "x.py"], "--input: 'data=' is not allowed; it must be NAME=URI"),
         (["--metric", "loss", "x.py"], "--metric: 'loss' is not allowed; it must be NAME=TEXT"),

@@ -86,9 +86,7 @@ def test_wandb_id_has_at_most_64_characters() -> None:
 
 
 @pytest.mark.parametrize("launcher", [TorchrunLauncher(), MpiLauncher()], ids=["torchrun", "mpi"])
-def test_ranks_of_the_shell_are_not_the_scripts(
-    launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_the_shell_are_not_the_scripts(launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shell of a notebook, or of another launcher."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE", "RUN_NAME", "INPUT_X"):
         monkeypatch.setenv(name, "shell's")

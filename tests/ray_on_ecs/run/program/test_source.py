@@ -37,7 +37,10 @@ TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(pr
             "from ray.rllib.algorithms.ppo import PPOConfig\nPPOConfig()",
             "s.py:2 calls ray.rllib.algorithms.ppo.PPOConfig",
         ),
-        ("import ray\nray.init()\nfrom ray.train.torch import TorchTrainer\nTorchTrainer()", "s.py:4 calls TorchTrainer"),
+        (
+            "import ray\nray.init()\nfrom ray.train.torch import TorchTrainer\nTorchTrainer()",
+            "s.py:4 calls TorchTrainer",
+        ),
         *(
             (f"import ray\n{line}\nray.init()", None)  # a script for every worker may join the cluster
             for line in (
