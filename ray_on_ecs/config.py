@@ -181,8 +181,10 @@ class RunConfig:
 
     def named(self) -> Self:
         """Return this config with a run name, by default from the script's name and the time."""
-        script = PurePath(self.command[0]).stem if self.command else ""
-        label = re.sub(r"[^A-Za-z0-9]+", "-", script)[:LONGEST_LABEL].strip("-") or "run"
+        script = PurePath(self.command[0]).stem if self.command and not self.module else "".join(self.command[:1])
+        label = re.sub(r"[^A-Za-z0-9]+", "-", script).strip("-")
+        # The end of a module's name distinguishes it from others of its package.
+        label = (label[-LONGEST_LABEL:] if self.module else label[:LONGEST_LABEL]).strip("-") or "run"
         # Two commands of one minute, perhaps on two laptops, must not share a run.
         unique = "".join(random.SystemRandom().choice(string.ascii_lowercase + string.digits) for _ in range(3))
         return replace(self, run_name=self.run_name or f"{label}-{datetime.now(UTC):%m%d-%H%M}-{unique}")

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
+from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
 from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
@@ -341,7 +342,11 @@ class ScriptWorker:
         process.learn(exchange.directive)
         has_ended = exchange.status.has_ended or process.has_ended(exchange.directive)
         of_recorder = self._recorder.report if self._recorder else {}
-        exchange.report(**process.describe(), **of_recorder, pid=process.pid, has_ended=has_ended)
+        described = process.describe()
+        if words := described.get("words"):
+            mends = advice(words.text, self._folder, self._config.variables)
+            described["words"] = replace(words, advice=mends)
+        exchange.report(**described, **of_recorder, pid=process.pid, has_ended=has_ended)
 
     def _end(self, script: Script) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.

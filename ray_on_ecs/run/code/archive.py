@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import tarfile
@@ -22,7 +23,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import DISK_FULL, StorageError, UsageError, one_line
 from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code import git
-from ray_on_ecs.run.code.files import CodeFiles, check_size, list_code
+from ray_on_ecs.run.code.files import KEY, CodeFiles, check_size, list_code
 from ray_on_ecs.run.code.ignore import IGNORE_FILES
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -86,6 +87,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
         say(line)
+    _check_script(config, code)
     large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
     linked = {file.name: str(folder / file.name) for file in large}
     code = replace(code, files=tuple(file for file in code.files if file.name not in linked))
@@ -104,6 +106,21 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
         left_out=ignored[:MAX_NAMES],
         git=git.revision(folder),
     )
+
+
+def _check_script(config: RunConfig, code: CodeFiles) -> None:
+    """Raise UsageError if the script is a file of the folder that is not uploaded."""
+    path = code.folder / config.command[0]
+    if config.module or not path.is_file() or (config.no_python and "/" not in config.command[0]):
+        return
+    name = os.path.relpath(os.path.realpath(path), code.folder)
+    if any(file.name == name for file in code.files):
+        return
+    names = (f"{os.path.normpath(config.command[0])}/", f"{name}/")
+    above = (entry.why for entry in code.left_out for each in names if each.startswith(f"{entry.name.rstrip('/')}/"))
+    why = next(above, "")
+    hint = f"; --include {shlex.quote(name)} brings it" if why in (*IGNORE_FILES, KEY) else ""
+    raise UsageError(f"SCRIPT: {config.command[0]!r} is left out of the upload{f' ({why})' if why else ''}{hint}")
 
 
 def put(code: CodeFiles, folder: RunStorage) -> str:
