@@ -66,7 +66,7 @@ class RunConfig:
     driver: bool = _script(
         False,
         "SCRIPT is a Ray program, which starts its workers itself: run it once, on the head. This is the default for "
-        "a script that calls a trainer of Ray Train or a Tuner",
+        "a script that calls a trainer of Ray Train or a Tuner, or without a process group Ray Data or Ray's tasks",
     )
     no_driver: bool = _script(False, "start SCRIPT on every worker even if it calls one of these")
     num_workers: int | str | None = _resources(
@@ -100,7 +100,10 @@ class RunConfig:
         metavar="GIB",
     )
     requirements: str | None = _files(
-        None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
+        None,
+        "requirements file for pip, in that folder; its packages are added to those of the image (default: SCRIPT, if "
+        "it has inline metadata)",
+        metavar="FILE",
     )
     env: tuple[str, ...] = _many_files("environment variable of the script, not for secrets", metavar="NAME=VALUE")
     secret: tuple[str, ...] = _many_files(

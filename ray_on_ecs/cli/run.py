@@ -32,6 +32,7 @@ from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageErr
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.rules import secret_hints
+from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
 from ray_on_ecs.run.program.source import syntax_error
 from ray_on_ecs.signals import SIGNALLED
@@ -102,6 +103,8 @@ def _run(
     name = str(config.run_name)
     if cluster.is_here and (fault := syntax_error(config)):
         raise UsageError(fault)
+    if cluster.is_here and (config.requirements or "").endswith(".py"):
+        check_python(config.folder / str(config.requirements))
     is_one = config.num_workers is None and cluster.is_here and count_gpus() == 1
     if not is_one and (hint := ScriptName(config, settings["typed"]).check_launcher()):
         note(hint)

@@ -17,6 +17,7 @@ from ray_on_ecs.config import SETTINGS, RunConfig, defaults_in
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import flags_of, has_value, parse
 from ray_on_ecs.rules import check_range, worker_range
+from ray_on_ecs.run import inline_metadata
 from ray_on_ecs.run.program.launchers import leave_out
 from ray_on_ecs.run.program.source import driver_reason, with_driver
 
@@ -163,6 +164,11 @@ def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
     if reason := None if config.driver else driver_reason(config):
         note(reason)
         config = with_driver(config)
+    script = config.folder / config.command[0]
+    is_file = not (config.module or config.no_python) and script.suffix == ".py"
+    if is_file and config.requirements is None and inline_metadata.dependencies(script):
+        note(f"the packages of {script.name} are those of its inline metadata; --requirements FILE takes precedence")
+        config = replace(config, requirements=config.command[0])
     return replace(config.named(), requirements=config.requirements_in_folder), frozenset(given)
 
 

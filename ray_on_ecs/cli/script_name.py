@@ -178,7 +178,7 @@ class ScriptName:
 
     def _refuse_outside(self, path: Path) -> NoReturn:
         target = path.resolve()
-        link = f" is a link to {target}, which" if path.is_relative_to(self._folder) and ".." not in self._first else ""
+        link = f" leads to {target}, which" if path.is_relative_to(self._folder) and ".." not in self._first else ""
         flags = [*_without(self._flags, "--working-dir"), "--working-dir", str(target.parent)]
         fault = f"{self._first!r}{link} is not in {self._folder}, so the nodes don't have it; copy it there, or"
         name = f"./{target.name}" if self._config.no_python else target.name

@@ -199,7 +199,7 @@ class FailurePolicy:
         self._without_progress += 1
         if not self._has_worked and self._is_mistake(failure):
             advice = failure.words.advice
-            return Raise(UsageError, f"{failure}; {advice}" if advice else str(failure))
+            return Raise(UsageError, f"{str(failure).rstrip('.')}; {advice}" if advice else str(failure))
         signature = failure.signature
         if signature and signature in self._signatures:
             if signature == (OUT_OF_MEMORY,):

@@ -15,7 +15,7 @@ NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
 # A module that `python -m` does not find, for which it has no traceback.
 NO_MODULE = re.compile(
     r"\S*(?i:python|pypy)[\d.]*: "
-    r"(?:Error while finding module specification for .*\(ModuleNotFoundError: )?(No module .*)"
+    r"(?:Error while finding module specification for .*\(ModuleNotFoundError: (No module .*?)\).*|(No module .*))"
 )
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
@@ -68,7 +68,7 @@ def read(lines: Sequence[str], status: int) -> LastWords:
 def _exception(output: list[str]) -> LastWords | None:
     """Return the exception of the last traceback, or of `python -m`."""
     if missing := NO_MODULE.fullmatch(output[-1]):
-        return LastWords(f"ModuleNotFoundError: {missing[1]}", "ModuleNotFoundError")
+        return LastWords(f"ModuleNotFoundError: {missing[1] or missing[2]}", "ModuleNotFoundError")
     headers = [number for number, line in enumerate(output) if line.startswith(TRACEBACK)]
     if not headers:
         error = NAMED_ERROR.match(output[-1])
