@@ -35,13 +35,18 @@ NEEDLESS_FLAGS = {
     "--master-port": 1,
     "--node-rank": 1,
     "--local-addr": 1,
-    "--local-ranks-filter": 1,
-    "--log-dir": 1,
-    "--monitor-interval": 1,
-    "--redirects": 1,
     "--role": 1,
+    "--monitor-interval": 1,
     "--start-method": 1,
+    "--shutdown-timeout": 1,
+    "--log-dir": 1,
+    "--log-line-prefix-template": 1,
+    "--local-ranks-filter": 1,
+    "--redirects": 1,
+    "-r": 1,
     "--tee": 1,
+    "-t": 1,
+    "--use-env": 0,
 }
 NEEDLESS = "needless"
 # torchrun's words for "as many as there are devices".
@@ -96,7 +101,7 @@ class Needless(click.Option):
     """Flag of torchrun that is accepted but not needed, with a hint."""
 
     def __init__(self, name: str, count: int) -> None:
-        underscored = "--" + name.removeprefix("--").replace("-", "_")  # torchrun takes both
+        underscored = name[:2] + name[2:].replace("-", "_")  # torchrun takes both
         names = list(dict.fromkeys((name, underscored)))
         super().__init__(names, is_flag=not count, hidden=True, expose_value=False, callback=self._remember)
 

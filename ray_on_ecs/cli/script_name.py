@@ -120,8 +120,8 @@ class ScriptName:
             if _find(folder / root, first):
                 self._refuse(f"{first!r} is a module in {root}/", *self._as_module(root))
         top = first.partition(".")[0]
-        missing = False in found or ("--local" in self._flags and not _is_installed(top))
-        if missing:
+        is_here = "--local" in self._flags and "RAY_API_SERVER_ADDRESS" not in os.environ
+        if False in found or (is_here and not _is_installed(top)):
             names = [str(name.with_suffix("")).replace("/", ".").removesuffix(".__main__") for name in self._scripts()]
             inner = [name for name in names if name.startswith(f"{first}.")]
             close = inner or get_close_matches(first, names, 1, CLOSE)
@@ -132,7 +132,7 @@ class ScriptName:
         """Refuse a word that isn't a file of the folder, by what it is likely to be."""
         first, words = self._first, self._words
         missing = f"there is no file {first!r} in {self._folder}"
-        if path.is_dir():
+        if path.is_dir() and ("/" in first or not (shutil.which(first) or (path / "__init__.py").is_file())):
             names = [os.path.normpath(os.path.join(first, file.name)) for file in sorted(path.glob("[!_]*.py"))]
             self._refuse_similar(f"{first!r} is a folder without __main__.py", names)
         command = shlex.join(words)
@@ -256,5 +256,8 @@ def _is_installed(top: str) -> bool:
 
 
 def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False

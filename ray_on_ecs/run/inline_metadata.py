@@ -39,7 +39,10 @@ def check_python(script: Path) -> None:
 
 
 def _read(script: Path) -> dict[str, Any]:
-    text = script.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = script.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # the upload names it
+        return {}
     blocks = BLOCK.findall(text.replace("\r\n", "\n"))
     try:
         if len(blocks) > 1:

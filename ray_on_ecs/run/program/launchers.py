@@ -17,7 +17,7 @@ PYTHON = ("python", "python3")
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 # A launcher where a command begins, on a line of a shell.
 LAUNCHER = re.compile(
-    r"(?m)(?:^|[;&|({`]|\b(?:then|do|else|exec|time|nohup|env|run)\s)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
+    r"(?m)(?:^|[;&|(){`]|\b(?:then|do|else|exec|time|nohup|env|run)\s)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
     r"(torchrun|accelerate[ -]launch|deepspeed|composer|horovodrun|mpirun|mpiexec|ray-on-ecs run|colossalai run"
     r"|(?:fabric|lightning) run|tune run(?=\s.*--nproc[_-]per[_-]node)"
     r"|(?:python[\d.]*\s+(?:-\w\s+)*)?-m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
@@ -25,8 +25,12 @@ LAUNCHER = re.compile(
 )
 # Words of a launcher that joins others, if it begins on several workers with the right ones; 1 node is not several.
 JOINS = re.compile(r"RANK\b|WORLD_SIZE|(?:nnodes|num[_-]machines|num[_-]nodes|hostfile)(?![ =]1(?![\d:]))")
+# Words of a shell that decide whether something is run.
+IN_DOUBT = re.compile(r"\b(?:if|case|while|until|test)\b|\[ |\|\||\(\)\s*\{|\b(?:exit|return)\b")
 # Programs that start a launcher if they see several GPUs.
 MAY_LAUNCH = re.compile(r"(?:\S*/)?(trl|axolotl train|llamafactory-cli train)(?=\s|$)")
+# Words of a script that asks whether torchrun has started it.
+OF_TORCHRUN = {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "is_torchelastic_launched"}
 # Functions of Python that start workers, and those that start a program.
 SPAWNERS = re.compile(
     r"torch\.multiprocessing\.(?:spawn|start_processes)\b|torch\.distributed\.launcher\b.*\.(?:elastic_launch|launch_agent)"
@@ -64,7 +68,9 @@ def nested(config: RunConfig) -> tuple[str, bool] | None:
         name = config.command[0]
         is_called = PurePath(name).name in SHELLS or is_shell_script(config.folder / name)
         what = f"{name} calls {found[1]}, which" if is_called else found[1]
-        return f"{what} starts workers itself", not JOINS.search(commands)
+        return f"{what} starts workers itself", not (
+            JOINS.search(commands) or (is_called and IN_DOUBT.search(commands))
+        )
     if found := MAY_LAUNCH.match(commands):
         return f"{found[1]} starts workers itself where it sees several GPUs", False
     source = source_of(config)
@@ -73,18 +79,19 @@ def nested(config: RunConfig) -> tuple[str, bool] | None:
 
 def _started(source: Source) -> tuple[str, bool] | None:
     """Return as `nested` does, for Python's source: one that gives the ranks itself is its own launcher."""
-    calls = list(source.calls())
-    groups = [call for _, name, call, _ in calls if name.endswith("init_process_group") and isinstance(call, ast.Call)]
     gives_ranks = not source.assigned.isdisjoint(RANKS) or any(
-        keyword.arg in ("rank", "world_size") for group in groups for keyword in group.keywords
+        keyword.arg in ("rank", "world_size")
+        for call in source.calls
+        if call.name.endswith("init_process_group") and isinstance(call.node, ast.Call)
+        for keyword in call.node.keywords
     )
-    reads_ranks = not source.words.isdisjoint(RANKS)
-    for line, name, call, is_conditional in calls:
-        launcher = _launcher_of(call) if PROGRAMS.fullmatch(name) else ""
-        is_own = gives_ranks and not reads_ranks and PROCESS.fullmatch(name)
-        if launcher or is_own or SPAWNERS.fullmatch(name):
-            is_sure = bool(launcher or gives_ranks) and not (reads_ranks or is_conditional)
-            return f"{source.name}:{line} calls {launcher or name}, which starts workers itself", is_sure
+    reads_ranks = not source.words.isdisjoint(RANKS | OF_TORCHRUN)
+    for call in source.calls:
+        launcher = _launcher_of(call.node) if PROGRAMS.fullmatch(call.name) else ""
+        is_own = gives_ranks and not reads_ranks and PROCESS.fullmatch(call.name)
+        if launcher or is_own or SPAWNERS.fullmatch(call.name):
+            is_sure = bool(launcher or gives_ranks) and not reads_ranks and source.is_certain(call)
+            return f"{source.name}:{call.line} calls {launcher or call.name}, which starts workers itself", is_sure
     return None
 
 

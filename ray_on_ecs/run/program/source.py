@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray_on_ecs.config import RunConfig
@@ -27,6 +27,31 @@ EVERY_WORKER = {
 RANKS = {"LOCAL_RANK", "RANK", "WORLD_SIZE"}
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call or a decorator.
+
+    Attributes:
+        line: Its line.
+        name: The full name of what it calls, such as `torch.multiprocessing.spawn`.
+        node: The call.
+        function: The function in which it is, or nothing.
+        is_conditional: True if an `if` or a `try` decides about it.
+    """
+
+    line: int
+    name: str
+    node: ast.expr
+    function: str
+    is_conditional: bool
+
+    @property
+    def names(self) -> set[str]:
+        """The functions that it may call: its own, and those that it is given."""
+        given = self.node.args if isinstance(self.node, ast.Call) else []
+        return {self.name.rpartition(".")[2], *(node.id for node in given if isinstance(node, ast.Name))}
+
+
 class Source:
     """The source of a script.
 
@@ -34,17 +59,18 @@ class Source:
         imported: What is imported under each name, such as `torch.multiprocessing` under `mp`.
         assigned: The texts under which it assigns something, as in `os.environ["RANK"] = "0"`.
         words: The names in it, what it imports, and its other texts.
+        calls: All calls.
     """
 
     def __init__(self, script: Path) -> None:
         """Read it; SyntaxError, ValueError or OSError if it can't be read as this Python's."""
         self.name = script.name
-        self._tree = ast.parse(script.read_bytes(), script.name)
+        tree = ast.parse(script.read_bytes(), script.name)
         self.imported: dict[str, str] = {}
         self.words: set[str] = set()
         self.assigned: set[str] = set()
         keys: set[int] = set()
-        for node in ast.walk(self._tree):  # a subscript comes before its key
+        for node in ast.walk(tree):  # a subscript comes before its key
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     top = alias.name.split(".")[0]
@@ -62,22 +88,32 @@ class Source:
                 self.words.add(node.id if isinstance(node, ast.Name) else node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in keys:
                 self.words.add(node.value)
+        self.calls = list(self._find_calls(tree))
 
-    def calls(self) -> Iterator[tuple[int, str, ast.expr, bool]]:
-        """Yield line, full name and node of each call and decorator, and whether an `if` decides about it."""
-        yield from self._calls(self._tree, False)
+    def is_certain(self, call: Call) -> bool:
+        """Return whether each start of the script reaches a call, as far as the source shows it."""
+        certain = [each for each in self.calls if not each.is_conditional]
+        reached, more = {""}, {""}
+        while more:
+            more = {name for each in certain if each.function in reached for name in each.names} - reached
+            reached |= more
+        return not call.is_conditional and call.function in reached
 
-    def _calls(self, above: ast.AST, is_conditional: bool) -> Iterator[tuple[int, str, ast.expr, bool]]:
-        if isinstance(above, ast.If | ast.IfExp | ast.Try | ast.match_case):
+    def _find_calls(self, above: ast.AST, function: str = "", is_conditional: bool = False) -> Iterator[Call]:
+        if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef):
+            function, is_conditional = above.name, False
+        elif isinstance(above, ast.If | ast.IfExp | ast.Try | ast.match_case):
             is_main = isinstance(above, ast.If) and "__name__" in ast.unparse(above.test)
             is_conditional = is_conditional or not is_main
         for decorator in getattr(above, "decorator_list", ()):
             if not isinstance(decorator, ast.Call):
-                yield decorator.lineno, self._full_name(decorator), decorator, is_conditional
+                yield Call(decorator.lineno, self._full_name(decorator), decorator, function, is_conditional)
         for node in ast.iter_child_nodes(above):
             if isinstance(node, ast.Call):
-                yield node.lineno, self._full_name(node.func), node, is_conditional
-            yield from self._calls(node, is_conditional)
+                yield Call(node.lineno, self._full_name(node.func), node, function, is_conditional)
+            yield from self._find_calls(node, function, is_conditional)
+            if isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node)):
+                is_conditional = True
 
     def _full_name(self, node: ast.expr) -> str:
         parts: list[str] = []
@@ -144,11 +180,11 @@ def first_start(source: Source) -> str | None:
         return None
     starts: list[tuple[int, str]] = []
     tasks: list[tuple[int, str]] = []
-    for line, name, _, _ in source.calls():
-        last = TUNE_RUN if name.endswith(TUNE_RUN) else name.rpartition(".")[2]
+    for call in source.calls:
+        last = TUNE_RUN if call.name.endswith(TUNE_RUN) else call.name.rpartition(".")[2]
         if last in (*STARTERS, TUNE_RUN):
-            starts.append((line, last))
-        elif name.startswith(TASKS):
-            tasks.append((line, name))
+            starts.append((call.line, last))
+        elif call.name.startswith(TASKS):
+            tasks.append((call.line, call.name))
     found = starts or ([] if source.words & (EVERY_WORKER | RANKS) else tasks)
     return f"{source.name}:{min(found)[0]} calls {min(found)[1]}" if found else None
