@@ -135,6 +135,8 @@ class ScriptName:
         if path.is_dir() and ("/" in first or not (shutil.which(first) or (path / "__init__.py").is_file())):
             names = [os.path.normpath(os.path.join(first, file.name)) for file in sorted(path.glob("[!_]*.py"))]
             self._refuse_similar(f"{first!r} is a folder without __main__.py", names)
+        if " " in first.strip():
+            self._refuse(f"{missing}; give its words one by one", *leave_out([*first.split(), *words[1:]]))
         command = shlex.join(words)
         if found := LAUNCHER.match(command):
             self._refuse_launcher(found[1])
@@ -148,8 +150,6 @@ class ScriptName:
             if rest[0] != "python":
                 self._refuse(f"{first!r} is not needed, since the run has its own Python", *rest)
             self._refuse(f"{first!r} with its flags is a program", "--no-python", *words)
-        if " " in first.strip():
-            self._refuse(f"{missing}; give its words one by one", *leave_out([*shlex.split(first), *words[1:]]))
         for root in ROOTS:
             if "." in first and _find(self._folder / root, first):
                 self._refuse(f"{first!r} is a module", *self._as_module(root))

@@ -17,7 +17,10 @@ STARTERS = (
     *("Tuner", "XGBoostTrainer"),
 )
 # Other calls of a Ray program, unless the source also has what trains on every worker.
-TASKS = ("ray.init", "ray.remote", "ray.data.", "ray.rllib.", "ray.serve.", "ray.util.joblib.", "ray.util.multiprocess")
+TASKS = (
+    *("ray.init", "ray.remote", "ray.data.", "ray.rllib.algorithms.", "ray.rllib.examples.utils.", "ray.serve."),
+    *("ray.util.joblib.", "ray.util.multiprocessing."),
+)
 EVERY_WORKER = {
     *("Accelerator", "DDP", "DistributedDataParallel", "FullyShardedDataParallel", "Trainer", "accelerate"),
     *("deepspeed", "fully_shard", "horovod", "init_process_group", "lightning", "mpi4py", "pytorch_lightning"),
@@ -57,6 +60,7 @@ class Source:
 
     Attributes:
         imported: What is imported under each name, such as `torch.multiprocessing` under `mp`.
+        packages: The packages that it imports from.
         assigned: The texts under which it assigns something, as in `os.environ["RANK"] = "0"`.
         words: The names in it, what it imports, and its other texts.
         calls: All calls.
@@ -67,6 +71,7 @@ class Source:
         self.name = script.name
         tree = ast.parse(script.read_bytes(), script.name)
         self.imported: dict[str, str] = {}
+        self.packages: set[str] = set()
         self.words: set[str] = set()
         self.assigned: set[str] = set()
         keys: set[int] = set()
@@ -75,8 +80,10 @@ class Source:
                 for alias in node.names:
                     top = alias.name.split(".")[0]
                     self.imported[alias.asname or top] = alias.name if alias.asname else top
+                    self.packages.add(top)
                     self.words |= {top, alias.name}
             elif isinstance(node, ast.ImportFrom) and node.module:
+                self.packages.add(node.module.split(".")[0])
                 self.words |= {node.module.split(".")[0], node.module}
                 for alias in node.names:
                     self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -134,7 +141,7 @@ def source_of(config: RunConfig) -> Source | None:
         script = module if module.is_dir() else module.with_suffix(".py")
     try:
         return Source(script / "__main__.py" if script.is_dir() else script)
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, RecursionError, SyntaxError, ValueError):
         return None
 
 
@@ -176,7 +183,7 @@ def syntax_error(config: RunConfig) -> str | None:
 
 def first_start(source: Source) -> str | None:
     """Return where a script starts workers by Ray, such as `train.py:12 calls TorchTrainer`, or None."""
-    if "ray" not in source.words:
+    if "ray" not in source.packages:
         return None
     starts: list[tuple[int, str]] = []
     tasks: list[tuple[int, str]] = []

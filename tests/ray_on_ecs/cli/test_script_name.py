@@ -129,6 +129,7 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
         ("env A=1 B=2 python train.py", "--env A=1 --env B=2 train.py"),
         ("srun -n 2 python train.py", "train.py"),
         ("'python train.py' --lr 1", "train.py --lr 1"),
+        ("'torchrun --nproc-per-node 2 train.py'", "--nproc-per-node 2 train.py"),
         ("bash run.sh", "--no-python bash run.sh"),
         ("./run.sh -x", "--no-python ./run.sh -x"),
         ("plain.sh", "--no-python bash plain.sh"),

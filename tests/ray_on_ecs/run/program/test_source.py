@@ -59,6 +59,7 @@ TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(pr
         ),
         ("import ray\nprint(ray.__version__)", None),
         ("import os\nos.init()", None),
+        ("from keras_tuner import Tuner\nTuner('ray')", None),
         ("import subprocess\nsubprocess.run([])", None),
         ("from lightning import Trainer\nTrainer().fit(1)", None),
         ("from transformers import TorchTrainer\nTorchTrainer()", None),  # not Ray's
@@ -71,8 +72,8 @@ def test_first_call_of_trainer_or_tuner_is_named(source: str, call: str | None, 
     assert first_start(Source(tmp_path / "s.py")) == call
 
 
-@pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"print 'Python 2'", None])
-def test_file_that_is_not_python_has_no_source(content: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"print 'Python 2'", b"+".join(5000 * [b"1"]), None])
+def test_file_that_can_not_be_read_has_no_source(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "s.py").write_bytes(content)
     assert source_of(config(tmp_path, "s.py")) is None
