@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self
 
-from ray_on_ecs import secrets
+from ray_on_ecs import arguments, secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
@@ -67,7 +67,7 @@ class RunConfig:
     driver: bool = _script(
         False,
         "SCRIPT is a Ray program, which starts its workers itself: run it once, on the head. This is the default for "
-        "a script that calls a trainer of Ray Train or a Tuner",
+        "a script that calls a trainer of Ray Train or a Tuner, or without a process group Ray Data or Ray's tasks",
     )
     no_driver: bool = _script(False, "start SCRIPT on every worker even if it calls one of these")
     num_workers: int | str | None = _resources(
@@ -101,7 +101,10 @@ class RunConfig:
         metavar="GIB",
     )
     requirements: str | None = _files(
-        None, "requirements file for pip, in that folder; its packages are added to those of the image", metavar="FILE"
+        None,
+        "requirements file for pip, in that folder; its packages are added to those of the image (default: SCRIPT, if "
+        "it has inline metadata)",
+        metavar="FILE",
     )
     env: tuple[str, ...] = _many_files("environment variable of the script, not for secrets", metavar="NAME=VALUE")
     secret: tuple[str, ...] = _many_files(
@@ -110,8 +113,8 @@ class RunConfig:
         metavar="NAME[=ARN]",
     )
     input: tuple[str, ...] = _many_files(
-        "data for the script, which finds its path in $INPUT_NAME: a folder, s3://bucket/prefix, the files of another "
-        "run (run:OTHER), or stream:s3://… to read without a download",
+        "data for the script, which finds its path in $INPUT_NAME, also in its arguments: a folder, "
+        "s3://bucket/prefix, the files of another run (run:OTHER), or stream:s3://… to read without a download",
         metavar="NAME=URI",
     )
     metric: tuple[str, ...] = setting(
@@ -165,6 +168,7 @@ class RunConfig:
         check_pairs("--env", self.env)
         check_pairs("--input", self.input)
         check_pairs("--metric", self.metric)
+        arguments.check(self.command, self.path_names)
         for name, pattern in pairs_of(self.metric).items():
             check_metric(name, pattern)
         both = self.variables.keys() & secrets.parse(self.secret).keys()
@@ -181,8 +185,10 @@ class RunConfig:
 
     def named(self) -> Self:
         """Return this config with a run name, by default from the script's name and the time."""
-        script = PurePath(self.command[0]).stem if self.command else ""
-        label = re.sub(r"[^A-Za-z0-9]+", "-", script)[:LONGEST_LABEL].strip("-") or "run"
+        script = PurePath(self.command[0]).stem if self.command and not self.module else "".join(self.command[:1])
+        label = re.sub(r"[^A-Za-z0-9]+", "-", script).strip("-")
+        # The end of a module's name distinguishes it from others of its package.
+        label = (label[-LONGEST_LABEL:] if self.module else label[:LONGEST_LABEL]).strip("-") or "run"
         # Two commands of one minute, perhaps on two laptops, must not share a run.
         unique = "".join(random.SystemRandom().choice(string.ascii_lowercase + string.digits) for _ in range(3))
         return replace(self, run_name=self.run_name or f"{label}-{datetime.now(UTC):%m%d-%H%M}-{unique}")
@@ -195,12 +201,25 @@ class RunConfig:
             settings[name] = tuple(value) if isinstance(value, list) else value
         return cls(**settings)
 
-    def argv(self, python: str, runner: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return a worker's command line; `runner` are flags for a module that runs the script, as `-m mpi4py`."""
+    def argv(self, python: str, variables: Mapping[str, str], runner: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return a worker's command line.
+
+        Args:
+            python: The interpreter.
+            variables: The script's environment, for the paths in its arguments.
+            runner: Flags for a module that runs the script, as `-m mpi4py`.
+        """
+        known = {name: variables[name] for name in self.path_names if name in variables}
+        command = arguments.expand(self.command, known)
         if self.no_python:
-            return self.command
+            return command
         module_flag = ("-m",) if self.module else ()
-        return (python, "-u", *runner, *module_flag, *self.command)
+        return (python, "-u", *runner, *module_flag, *command)
+
+    @property
+    def path_names(self) -> tuple[str, ...]:
+        """Variables of the runner that the script's arguments may name."""
+        return (*arguments.OF_RUN, *(f"{arguments.INPUT}{name}" for name in self.inputs))
 
     @property
     def variables(self) -> dict[str, str]:
@@ -218,15 +237,9 @@ class RunConfig:
         return {name: metric_pattern(text) for name, text in pairs_of(self.metric).items()}
 
     def check_files(self) -> None:
-        """Check that the folder, the script and the requirements file exist; UsageError if one of them does not."""
-        folder = self.folder
-        if not folder.is_dir():
+        """Check that the folder and the requirements file exist; UsageError if one of them does not."""
+        if not self.folder.is_dir():
             raise UsageError(f"--working-dir: {self.working_dir!r} is not a folder")
-        script = Path(os.path.normpath(folder / self.command[0]))
-        if not (self.module or self.no_python or (script.is_file() and script.is_relative_to(folder))):
-            raise UsageError(
-                f"SCRIPT: there is no file {self.command[0]!r} in {folder}; correct it, or give --working-dir"
-            )
         name = self.requirements_in_folder
         if name is None:
             return

@@ -13,6 +13,13 @@ METRIC_NAME = r"[A-Za-z_][\w/.-]*"
 # A complete number in a metric's text: not followed by a digit, fraction or exponent.
 PLACEHOLDER = "{number}"
 NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
+# The variables by which a launcher tells a worker its place; `--env` may turn the agent's store off.
+OF_LAUNCHER = (
+    r"(MAX_|LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|TORCHELASTIC_(?!USE_AGENT_STORE$).*"
+)
+# Those and the others that every script gets, with other values on each worker or node.
+OF_RUNNER = rf"{OF_LAUNCHER}|RUN_(NAME|DIR|URI)|INPUT_.*"
 # The ends of names of variables that hold secrets.
 OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
 
@@ -55,6 +62,8 @@ def check_pairs(flag: str, items: tuple[str, ...]) -> None:
             raise UsageError(
                 f"{flag}: {item!r} is not allowed; it must be {form}, NAME of letters, digits {characters}"
             )
+        if flag == "--env" and re.fullmatch(OF_RUNNER, name):
+            raise UsageError(f"--env: {name} can't be given, because the runner sets it for each worker; leave it out")
         if name in names:
             raise UsageError(f"{flag}: {name!r} is given twice")
         names.add(name)

@@ -25,7 +25,7 @@ from ray_on_ecs.aws import Refused, client, translated
 from ray_on_ecs.contract import SECRETS_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.private_folder import at_home
-from ray_on_ecs.rules import NAME
+from ray_on_ecs.rules import NAME, OF_RUNNER
 
 MASK = "***"
 # A shorter value would also mask other output. The largest value is SSM's limit for a standard parameter.
@@ -34,10 +34,9 @@ SHORTEST, LARGEST_BYTES = 4, 4096
 BASE64_WIDTHS = 64, 76
 ARN = r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+"
 # The variables of the runner and of what starts the script: see docs/scripts.md.
-OF_RUNNER = re.compile(
-    r"PATH|HOME|TMPDIR|LD_.*|PYTHON.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|TF_CONFIG"
-    r"|(MAX_|LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"
-    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|RUN_(NAME|DIR|URI)|GIT_(COMMIT|DIRTY)|INPUT_.*|_*RAY_.*|SECRETS_PREFIX"
+NOT_SECRET = re.compile(
+    rf"{OF_RUNNER}|PATH|HOME|TMPDIR|LD_.*|PYTHON.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|TF_CONFIG"
+    r"|TORCHELASTIC_.*|GIT_(COMMIT|DIRTY)|_*RAY_.*|SECRETS_PREFIX"
 )
 # Stay in the environment: this process needs them.
 OF_AWS = "AWS_"
@@ -63,7 +62,7 @@ def parse(items: Sequence[str]) -> dict[str, str]:
                 f"--secret: the text after {name}= is not an ARN of a secret in AWS Secrets Manager; others could see "
                 f"a value that is typed: export {name}, and give --secret {name}"
             )
-        if OF_RUNNER.fullmatch(name):
+        if NOT_SECRET.fullmatch(name):
             raise UsageError(f"--secret: {name} is a variable of the runner; give the secret another name")
         if name in arns:
             raise UsageError(f"--secret: {name!r} is given twice")

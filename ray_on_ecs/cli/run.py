@@ -18,6 +18,7 @@ from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags
 from ray_on_ecs.cli.run_flags import NEEDLESS, NEEDLESS_FLAGS, Needless, Own, RunCommand, Setting, settings_of
 from ray_on_ecs.cli.screen import note, print_json
+from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import (
     DEFAULT_MAX_RESUBMISSIONS,
@@ -31,6 +32,8 @@ from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageErr
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.node.jobs import SECRETS
 from ray_on_ecs.rules import secret_hints
+from ray_on_ecs.run.inline_metadata import check_python
+from ray_on_ecs.run.local_gpus import count_gpus
 from ray_on_ecs.run.program.source import syntax_error
 from ray_on_ecs.signals import SIGNALLED
 
@@ -88,7 +91,7 @@ def _run(
     if as_json and not detach:
         raise UsageError("--json: requires --detach; it prints the name and the job of the submitted run")
     if needless := click.get_current_context().meta.get(NEEDLESS):
-        note(f"{', '.join(needless)}: not needed; the cluster sets the rendezvous")
+        note(f"{', '.join(needless)}: not needed; the run has its own rendezvous and log")
     config, given = settings_of({**settings, "command": command})  # a mistake needs no cluster
     values = secrets.take_from_environment(config.secret)
     for hint in secret_hints(config.variables):
@@ -100,6 +103,11 @@ def _run(
     name = str(config.run_name)
     if cluster.is_here and (fault := syntax_error(config)):
         raise UsageError(fault)
+    if cluster.is_here and (config.requirements or "").endswith(".py"):
+        check_python(config.folder / str(config.requirements))
+    is_one = config.num_workers is None and cluster.is_here and count_gpus() == 1
+    if not is_one and (hint := ScriptName(config, settings["typed"]).check_launcher()):
+        note(hint)
     check_is_project(config.folder)
     from ray_on_ecs.run import document
     from ray_on_ecs.run.code import archive

@@ -12,16 +12,19 @@ from typing import Any
 import click
 
 from ray_on_ecs.cli.screen import note
+from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.config import SETTINGS, RunConfig, defaults_in
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import flags_of, has_value, parse
 from ray_on_ecs.rules import check_range, worker_range
+from ray_on_ecs.run import inline_metadata
+from ray_on_ecs.run.program.launchers import leave_out
 from ray_on_ecs.run.program.source import driver_reason, with_driver
 
 # The section of the help whose flags name the cluster, and all sections, by how often their flags are used.
 CLUSTER = "Cluster"
 SECTIONS = ("Resources", "Run", "Files", "Metrics", "Fault tolerance", "Script", CLUSTER)
-# Flags of torchrun that are accepted, by the number of their values: the cluster knows what they say.
+# Flags of torchrun that are accepted, by the number of their values: the run decides what they say.
 NEEDLESS_FLAGS = {
     "--standalone": 0,
     "--rdzv-backend": 1,
@@ -31,6 +34,19 @@ NEEDLESS_FLAGS = {
     "--master-addr": 1,
     "--master-port": 1,
     "--node-rank": 1,
+    "--local-addr": 1,
+    "--role": 1,
+    "--monitor-interval": 1,
+    "--start-method": 1,
+    "--shutdown-timeout": 1,
+    "--log-dir": 1,
+    "--log-line-prefix-template": 1,
+    "--local-ranks-filter": 1,
+    "--redirects": 1,
+    "-r": 1,
+    "--tee": 1,
+    "-t": 1,
+    "--use-env": 0,
 }
 NEEDLESS = "needless"
 # torchrun's words for "as many as there are devices".
@@ -85,7 +101,7 @@ class Needless(click.Option):
     """Flag of torchrun that is accepted but not needed, with a hint."""
 
     def __init__(self, name: str, count: int) -> None:
-        underscored = "--" + name.removeprefix("--").replace("-", "_")  # torchrun takes both
+        underscored = name[:2] + name[2:].replace("-", "_")  # torchrun takes both
         names = list(dict.fromkeys((name, underscored)))
         super().__init__(names, is_flag=not count, hidden=True, expose_value=False, callback=self._remember)
 
@@ -107,7 +123,15 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; an unknown flag before the script may be the script's."""
         try:
-            return super().parse_args(ctx, args)
+            options, _, _ = self.make_parser(ctx).parse_args(list(args))
+            command = options.get("command")
+            if isinstance(command, tuple) and not (options.get("no_python") or options.get("module")):
+                words = leave_out(command)
+                if words != list(command):
+                    args = [word for word in args[: len(args) - len(command)] if word != "--"] + words
+            rest = super().parse_args(ctx, list(args))
+            ctx.params["typed"] = args[: len(args) - len(ctx.params["command"])]
+            return rest
         except click.NoSuchOption as unknown:
             script = next((argument for argument in args if argument.endswith(".py")), "SCRIPT")
             close = get_close_matches(unknown.option_name, unknown.possibilities or (), n=1, cutoff=CLOSE)
@@ -131,8 +155,8 @@ class RunCommand(click.Command):
 def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
     """Return the settings of a run, with a name, and the names of those that the user gave.
 
-    `typed` has the values of this command's parameters, by name. UsageError if one breaks its rule, a file is missing,
-    or a setting does not apply to Ray programs.
+    `typed` has the values of this command's parameters, by name, and under `typed` the words before SCRIPT. UsageError
+    if one breaks its rule, a file is missing, or a setting does not apply to Ray programs.
     """
     if not typed["command"]:
         raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")
@@ -141,9 +165,15 @@ def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
     given |= given_settings(typed)
     config = RunConfig(**given, command=typed["command"])
     config.check_files()
+    ScriptName(config, typed["typed"]).check()
     if reason := None if config.driver else driver_reason(config):
         note(reason)
         config = with_driver(config)
+    script = config.folder / config.command[0]
+    is_file = not (config.module or config.no_python) and script.suffix == ".py"
+    if is_file and config.requirements is None and inline_metadata.dependencies(script):
+        note(f"the packages of {script.name} are those of its inline metadata; --requirements FILE takes precedence")
+        config = replace(config, requirements=config.command[0])
     return replace(config.named(), requirements=config.requirements_in_folder), frozenset(given)
 
 
@@ -152,8 +182,7 @@ def given_settings(typed: Mapping[str, Any]) -> dict[str, Any]:
     values = {spec.name: typed[spec.name] for spec in SETTINGS}
     nodes, per_node = typed["nnodes"], typed["nproc_per_node"]
     if nodes or per_node:
-        if values["num_workers"] is not None:
-            raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
+        given = values.pop("num_workers")
         check_range("--nnodes", nodes)
         if per_node not in EVERY_DEVICE:
             if not re.fullmatch(r"[1-9]\d*", per_node or "1"):
@@ -161,4 +190,6 @@ def given_settings(typed: Mapping[str, Any]) -> dict[str, Any]:
                 raise UsageError(f"--nproc-per-node: {per_node!r} is not allowed; {rule}")
             minimum, maximum = (number * int(per_node or 1) for number in worker_range(nodes or 1))
             values["num_workers"] = minimum if minimum == maximum else f"{minimum}:{maximum}"
+        if given not in (None, values.setdefault("num_workers", None)):
+            raise UsageError("--num-workers: can't be given with --nnodes or --nproc-per-node; use one or the other")
     return {name: value for name, value in values.items() if value is not False and value not in (None, ())}

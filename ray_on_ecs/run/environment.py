@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.rules import OF_LAUNCHER
 from ray_on_ecs.run import nccl_interface
 from ray_on_ecs.storage.run_storage import RunStorage
 
@@ -72,7 +74,8 @@ class ScriptEnvironment:
             launcher: The variables that a launcher, such as torchrun, would set.
             exchange: The folder of the messages from the script to its worker.
         """
-        base = without_ray(os.environ)
+        # Another launcher's place, as in a shell of torchrun's or of a notebook, is not this worker's.
+        base = {name: value for name, value in without_ray(os.environ).items() if not re.fullmatch(OF_LAUNCHER, name)}
         head = self.cluster.rpartition(":")[0] or "127.0.0.1"
         programs = [str(Path(python).parent) for python in (self.python, sys.executable)]  # of the packages
         return {

@@ -38,7 +38,6 @@ PASSING_NAMES = (
 PASSING_TEXTS = ("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by peer", "Connection reset by peer", "cuDNN")
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
 MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"
-HELP = {"ModuleNotFoundError": "name its package in a file for --requirements"}
 
 Kind = Literal["failed", "hung", "reclaimed", "no workers", "busy"]
 
@@ -199,9 +198,8 @@ class FailurePolicy:
     def _decide_failed(self, failure: Failure) -> Restart | Raise:
         self._without_progress += 1
         if not self._has_worked and self._is_mistake(failure):
-            name = (failure.words.exception or "").rpartition(".")[2]
-            advice = f"; {HELP[name]}" if name in HELP else ""
-            return Raise(UsageError, f"{failure}{advice}")
+            advice = failure.words.advice
+            return Raise(UsageError, f"{str(failure).rstrip('.')}; {advice}" if advice else str(failure))
         signature = failure.signature
         if signature and signature in self._signatures:
             if signature == (OUT_OF_MEMORY,):

@@ -11,7 +11,6 @@ from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 
-VARIABLE_PREFIX = "INPUT_"
 OTHER_RUN = "run:"
 STREAM = "stream:"
 

@@ -12,6 +12,11 @@ TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
 # The same where no header of a traceback stands before it, as with the SyntaxError of the script itself.
 NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
+# A module that `python -m` does not find, for which it has no traceback.
+NO_MODULE = re.compile(
+    r"\S*(?i:python|pypy)[\d.]*: "
+    r"(?:Error while finding module specification for .*\(ModuleNotFoundError: (No module .*?)\).*|(No module .*))"
+)
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
 # Prefixes of Ray's lines on a lost process or node; the last such line has the reason.
@@ -32,11 +37,13 @@ class LastWords:
         text: The most informative line; empty without one.
         exception: The type of the exception that ended it, with its module, or None.
         place: The innermost line of that exception's traceback, such as `train.py:12`, or None.
+        advice: What mends it; empty if that isn't known.
     """
 
     text: str = ""
     exception: str | None = None
     place: str | None = None
+    advice: str = ""
 
 
 def read(lines: Sequence[str], status: int) -> LastWords:
@@ -59,7 +66,9 @@ def read(lines: Sequence[str], status: int) -> LastWords:
 
 
 def _exception(output: list[str]) -> LastWords | None:
-    """Return the exception of the last traceback."""
+    """Return the exception of the last traceback, or of `python -m`."""
+    if missing := NO_MODULE.fullmatch(output[-1]):
+        return LastWords(f"ModuleNotFoundError: {missing[1] or missing[2]}", "ModuleNotFoundError")
     headers = [number for number, line in enumerate(output) if line.startswith(TRACEBACK)]
     if not headers:
         error = NAMED_ERROR.match(output[-1])

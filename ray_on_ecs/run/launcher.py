@@ -145,7 +145,7 @@ class TorchrunLauncher:
 
     def process(self, start: Start, options: ProcessOptions) -> Process:
         """See Launcher."""
-        return ScriptProcess(start.config.argv(start.environment.python), options)
+        return ScriptProcess(start.config.argv(start.environment.python, options.variables), options)
 
     def look(self, process: Process, exchange: Path) -> None:
         """See Launcher."""

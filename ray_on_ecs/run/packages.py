@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run import scm_version
+from ray_on_ecs.run import inline_metadata, scm_version
 from ray_on_ecs.run.pip_output import reason_of
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.storage import layout, node_cache
@@ -78,7 +78,7 @@ class Requirements:
 
     Args:
         folder: The folder with the code, where relative paths of packages begin, as pip has it.
-        name: The file's path in it.
+        name: The file's path in it, or that of a script with inline metadata.
         code: The archive of the code.
         variables: Environment variables for pip, such as `PIP_INDEX_URL`.
         secrets: More variables, whose values are never shown.
@@ -98,6 +98,12 @@ class Requirements:
         self._folder, self._name, self._code, self._secrets = folder, name, code, secrets or {}
         self._variables = {**variables, **self._secrets}
         self._mask = Masker(self._secrets.values())
+        if name.endswith(".py"):
+            inline_metadata.check_python(folder / name)
+            self._file = tempfile.NamedTemporaryFile("w", suffix=".txt")  # noqa: SIM115  it lasts as long as this
+            self._file.write("\n".join(inline_metadata.dependencies(folder / name)))
+            self._file.flush()
+            self._name = self._file.name
 
     def resolve(self, storage: RunStorage) -> Resolution:
         """Resolve the file; return the run's earlier resolution if neither it nor packages on the disk have changed.

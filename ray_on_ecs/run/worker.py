@@ -15,17 +15,18 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs import logs, sdk, secrets
+from ray_on_ecs import arguments, logs, sdk, secrets
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
+from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
 from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
@@ -169,7 +170,7 @@ class ScriptWorker:
         if self._is_first_of_node:
             self._reset_folder()
         python = self._install_packages(values)
-        fetched = {f"{inputs.VARIABLE_PREFIX}{name}": inputs.fetch(at) for name, at in self._settings.inputs.items()}
+        fetched = {f"{arguments.INPUT}{name}": inputs.fetch(at) for name, at in self._settings.inputs.items()}
         return ScriptEnvironment(
             config=self._config,
             storage=self._storage,
@@ -343,7 +344,11 @@ class ScriptWorker:
         process.learn(exchange.directive)
         has_ended = exchange.status.has_ended or process.has_ended(exchange.directive)
         of_recorder = self._recorder.report if self._recorder else {}
-        exchange.report(**process.describe(), **of_recorder, pid=process.pid, has_ended=has_ended)
+        described = process.describe()
+        if words := described.get("words"):
+            mends = advice(words.text, self._folder, self._config.variables)
+            described["words"] = replace(words, advice=mends)
+        exchange.report(**described, **of_recorder, pid=process.pid, has_ended=has_ended)
 
     def _end(self, script: Script) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.

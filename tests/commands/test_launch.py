@@ -181,7 +181,7 @@ def test_missing_package_is_one_line_and_not_retried(launch: Start) -> None:
 
 def test_script_can_join_the_cluster_as_driver(launch: Start) -> None:
     """The environment of its Ray worker does not interfere."""
-    status, out, err = end(launch("--num-workers", "1", "driver.py"))
+    status, out, err = end(launch("--num-workers", "1", "--no-driver", "driver.py"))
     assert status == 0, out + err
     assert "a task has answered 42" in out
     names = re.findall(r"variable (\w+)", out)

@@ -139,6 +139,9 @@ def test_a_run_without_a_name_gets_one_that_tells_what_it_is() -> None:
     long = RunConfig(command=("jobs/my_own_very_long_training_script.py",)).named().run_name
     assert str(long).startswith("my-own-very-long-tra-")
     assert str(RunConfig(command=("__.py",)).named().run_name).startswith("run-")
+    modules = ("mycompany.research.train", "mycompany.research.evaluate", "a.b", "a.c", "pkg")
+    found = [str(RunConfig(command=(name,), module=True).named().run_name)[:-14] for name in modules]
+    assert found == ["mpany-research-train", "ny-research-evaluate", "a-b", "a-c", "pkg"]
     assert parsed("--run-name", "mine").named().run_name == "mine", "a given name stays"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import tarfile
@@ -22,7 +23,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import DISK_FULL, StorageError, UsageError, one_line
 from ray_on_ecs.names import conflicts, fault_of, is_inside, leads_out
 from ray_on_ecs.run.code import git
-from ray_on_ecs.run.code.files import CodeFiles, check_size, list_code
+from ray_on_ecs.run.code.files import KEY, CodeFiles, check_size, list_code
 from ray_on_ecs.run.code.ignore import IGNORE_FILES
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import is_ignored, make_ignored
@@ -92,6 +93,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     if fault := git.fault_of(folder):
         what = "files that it tracks although .gitignore names them are not uploaded"
         say(f"git can't read the repository, so {what}: {fault}")
+    _check_script(config, code)
     large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
     linked = {file.name: str(folder / file.name) for file in large}
     code = replace(code, files=tuple(file for file in code.files if file.name not in linked))
@@ -122,6 +124,21 @@ def _of_runs(results: Path, folder: Path) -> list[str]:
         if not is_ignored(results):
             own = [entry for entry in results.iterdir() if entry.name == FOLDER or (entry / layout.SETTINGS).exists()]
     return [f"/{GitIgnoreSpecPattern.escape(each.relative_to(folder).as_posix())}/" for each in own]
+
+
+def _check_script(config: RunConfig, code: CodeFiles) -> None:
+    """Raise UsageError if the script is a file of the folder that is not uploaded."""
+    path = code.folder / config.command[0]
+    if config.module or not path.is_file() or (config.no_python and "/" not in config.command[0]):
+        return
+    name = os.path.relpath(os.path.realpath(path), code.folder)
+    if any(file.name == name for file in code.files):
+        return
+    names = (f"{os.path.normpath(config.command[0])}/", f"{name}/")
+    above = (entry.why for entry in code.left_out for each in names if each.startswith(f"{entry.name.rstrip('/')}/"))
+    why = next(above, "")
+    hint = f"; --include {shlex.quote(name)} brings it" if why in (*IGNORE_FILES, KEY) else ""
+    raise UsageError(f"SCRIPT: {config.command[0]!r} is left out of the upload{f' ({why})' if why else ''}{hint}")
 
 
 def put(code: CodeFiles, folder: RunStorage) -> str:

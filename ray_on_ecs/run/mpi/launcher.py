@@ -69,7 +69,8 @@ class MpiLauncher:
         if rank.rank != 0:
             return MpiNode(rank.node_rank if rank.local_rank == 0 else None, options)
         python = start.environment.python
-        return MpiRun(start.config.argv(python, runner(python)), options, start.peers, start.exchange / "mpi")
+        argv = start.config.argv(python, options.variables, runner(python))
+        return MpiRun(argv, options, start.peers, start.exchange / "mpi")
 
     def look(self, process: Process, exchange: Path) -> None:
         """See Launcher."""

@@ -61,7 +61,7 @@ class ProgramLauncher:
         self._hang_timeout = start.config.hang_timeout
         # -P keeps the current folder, the user's, off the import path until the script begins.
         runner = ("-P", "-m", program_main.__name__)
-        process = ScriptProcess(start.config.argv(start.environment.python, runner), options)
+        process = ScriptProcess(start.config.argv(start.environment.python, options.variables, runner), options)
         self._watch.pid = process.pid
         return process
 

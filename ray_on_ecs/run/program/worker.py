@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from ray_on_ecs import logs, secrets
+from ray_on_ecs import arguments, logs, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run import inputs, nccl_interface
@@ -70,7 +70,7 @@ def _set_up(needs: Mapping[str, Any]) -> None:
     if WORKING_DIRS not in Path.cwd().parts:
         os.chdir(folder)
     for name, source in needs["inputs"].items():
-        os.environ[f"{inputs.VARIABLE_PREFIX}{name}"] = inputs.fetch(source)
+        os.environ[f"{arguments.INPUT}{name}"] = inputs.fetch(source)
     if needs["requirements"]:
         _use_packages(folder, needs, values)
     # Last, so that a user's queue.py does not hide Python's from Ray.

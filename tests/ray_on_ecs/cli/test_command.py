@@ -197,7 +197,7 @@ def test_torchrun_flags_are_accepted_and_explained(
     [port] = free_ports(1)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
     main(["run", "--local", *torchrun, "train.py"])
-    line = "--standalone, --rdzv-endpoint: not needed; the cluster sets the rendezvous"
+    line = "--standalone, --rdzv-endpoint: not needed; the run has its own rendezvous and log"
     assert capsys.readouterr().err.splitlines()[0] == line
 
 

@@ -89,7 +89,7 @@ def test_other_file_of_packages_has_a_way_out(tmp_path: Path, name: str, cure: s
     ],
 )
 def test_entrypoints_are_started_like_torchrun(given: list[str], command_line: tuple[str, ...]) -> None:
-    assert config(*given).argv("python3") == command_line
+    assert config(*given).argv("python3", {}) == command_line
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,12 @@ def test_torchrun_flags_give_the_number_of_workers(given: list[str], workers: tu
         (["-m", "--no-python", "x"], "--no-python: can't be given with -m"),
         (["--env", "A", "x.py"], "--env: 'A' is not allowed; it must be NAME=VALUE"),
         (["--env", "A=1", "--env", "A=2", "x.py"], "--env: 'A' is given twice"),
+        (["--env", "RANK=0", "x.py"], "--env: RANK can't be given, because the runner sets it for each worker"),
+        (
+            ["--input", "data=/x", "x.py", "$INPUT_other"],
+            r"names \$INPUT_other, and the run has \$INPUT_data; add --input",
+        ),
+        (["x.py", "--data=$INPUT_A/b"], r"names \$INPUT_A, and the run has no input; add --input A=URI"),
         (["--input", "data=", "x.py"], "--input: 'data=' is not allowed; it must be NAME=URI"),
         (["--metric", "loss", "x.py"], "--metric: 'loss' is not allowed; it must be NAME=TEXT"),
         (["--metric", "loss=(", "x.py"], r"--metric: loss='\(' is not a regular expression"),
@@ -138,3 +144,31 @@ def test_continuing_command_repeats_all_settings() -> None:
         *("--run-name", "a", "train", "--run"),
     ]
     assert config(*given).command_line({}) == given
+
+
+@pytest.mark.parametrize("flags", [["train.py"], ["-m", "train"], ["--no-python", "./train"], ["--mpi", "train.py"]])
+def test_arguments_have_the_paths_of_the_node(flags: list[str]) -> None:
+    variables = {"INPUT_DATA": "/cache/data", "RUN_DIR": "/run", "HOME": "/root", "INPUT_X": "/x"}
+    found = config("--input", "DATA=s3://b/x", *flags, "--data=$INPUT_DATA/a", "$HOME", "${RUN_DIR}", "\\$INPUT_X")
+    assert found.argv("python3", variables)[-4:] == ("--data=/cache/data/a", "$HOME", "/run", "\\$INPUT_X")
+    assert found.command[1] == "--data=$INPUT_DATA/a"
+
+
+OF_RUNNER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+OF_RUNNER += ("ROLE_NAME", "MAX_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RUN_NAME", "RUN_DIR", "RUN_URI")
+OF_RUNNER += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORES", "INPUT_X", "INPUT_")
+OF_USER = ("TORCHELASTIC_USE_AGENT_STORE", "WANDB_RUN_ID", "WANDB_RESUME", "TMPDIR", "OMPI_MCA_btl", "PYTHONPATH")
+OF_USER += ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "TF_CONFIG", "RANKS", "MY_RANK", "INPUT", "rank")
+
+
+@pytest.mark.parametrize("name", OF_RUNNER)
+def test_variables_of_the_runner_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--env: {name} can't be given.*leave it out"):
+        config("--env", f"{name}=0", "x.py")
+    with pytest.raises(UsageError, match=f"--secret: {name} is a variable of the runner"):
+        config("--secret", name, "x.py")
+
+
+@pytest.mark.parametrize("name", OF_USER)
+def test_other_variables_are_the_users(name: str) -> None:
+    assert config("--env", f"{name}=0", "x.py").variables == {name: "0"}

@@ -11,6 +11,8 @@ import pytest
 
 from ray_on_ecs.run.environment import wandb_id
 from ray_on_ecs.run.group import WorkerRank
+from ray_on_ecs.run.launcher import TorchrunLauncher
+from ray_on_ecs.run.mpi.launcher import MpiLauncher
 from tests.starts import start_of
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -81,3 +83,15 @@ def test_only_rank_0_continues_a_wandb_run(
 
 def test_wandb_id_has_at_most_64_characters() -> None:
     assert wandb_id(128 * "x", "0123abcd") == f"{55 * 'x'}-0123abcd"
+
+
+@pytest.mark.parametrize("launcher", [TorchrunLauncher(), MpiLauncher()], ids=["torchrun", "mpi"])
+def test_ranks_of_the_shell_are_not_the_scripts(launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell of a notebook, or of another launcher."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE", "RUN_NAME", "INPUT_X"):
+        monkeypatch.setenv(name, "shell's")
+    start = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3)
+    found = start.environment.variables(launcher.variables(start), tmp_path)
+    assert [name for name, value in found.items() if value == "shell's"] == ["INPUT_X"]
+    assert found.get("RANK", "3") == "3"
+    assert (found["MASTER_ADDR"], found["RUN_NAME"]) == ("a", "mine")

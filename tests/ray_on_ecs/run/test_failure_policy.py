@@ -1,6 +1,7 @@
 """Restarts after failures, by a clock and a run of the test."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -96,10 +97,11 @@ def test_user_error_ends_only_a_run_without_progress(failure: Failure) -> None:
     assert isinstance(run.fail(failure), Restart)
 
 
-def test_missing_package_is_named_with_its_remedy() -> None:
-    decision = Run().fail(failed("ModuleNotFoundError: No module named 'x'"))
+def test_mistake_is_named_with_its_remedy() -> None:
+    failure = failed("ModuleNotFoundError: No module named 'x'")
+    decision = Run().fail(replace(failure, words=replace(failure.words, advice="name its package")))
     assert isinstance(decision, Raise)
-    assert decision.line.endswith("No module named 'x'; name its package in a file for --requirements")
+    assert decision.line.endswith("No module named 'x'; name its package")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,24 @@ def test_last_output_gives_the_reason(output: str, status: int, expected: LastWo
 
 
 @pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("nosuch", "nosuch"),
+        ("nosuch.train", "'nosuch'"),
+        ("nosuch.train.py", "'nosuch'"),
+        ("json.nosuch", "json.nosuch"),
+        ("json.nosuch.deeper", "'json.nosuch'"),
+        ("email", "email.__main__; 'email' is a package and cannot be directly executed"),
+    ],
+)
+def test_module_that_python_can_not_run_is_missing(module: str, missing: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True)
+    text = f"ModuleNotFoundError: No module named {missing}"
+    found = read(["working", *done.stderr.splitlines()], done.returncode)
+    assert found == LastWords(text, "ModuleNotFoundError")
+
+
+@pytest.mark.parametrize(
     ("script", "text", "exception", "line"),
     [
         ("import x_y", "ModuleNotFoundError: No module named 'x_y'", "ModuleNotFoundError", 1),

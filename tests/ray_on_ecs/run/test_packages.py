@@ -15,6 +15,7 @@ import pytest
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run import packages
+from ray_on_ecs.run.inline_metadata import dependencies
 from ray_on_ecs.run.packages import Requirements
 from ray_on_ecs.storage import layout, node_cache
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -365,3 +366,50 @@ def test_installed_packages_are_not_installed_again(
     requirements = Requirements(folder, "requirements.txt", "a", OFFLINE)
     assert requirements.install(requirements.resolve(storage)) == sys.executable
     assert capsys.readouterr().out.splitlines()[1:] == ["all of them are installed already"]
+
+
+# ty reads a block of lines as this file's own.
+HEADER = (
+    '#!/usr/bin/env python3\n# /// script\n# requires-python = "{python}"\n# dependencies = [\n#   "./lib",\n#\n'
+    '#   "greeting{marker}",  # a comment\n# ]\n# ///\nimport greeting\n'
+)
+
+
+def test_packages_of_inline_metadata_are_installed(folder: Path, storage: RunStorage, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "1.0")
+    write_library(folder / "lib", "lib")
+    write(folder, {"jobs/train.py": HEADER.format(python=">=3.11", marker=f" @ {wheel.as_uri()}")})
+    assert says(folder, storage, "jobs/train.py", "greeting") == "1.0"
+    assert says(folder, storage, "jobs/train.py", "mylib") == "lib"
+
+
+@pytest.mark.parametrize("python", [">=4", "==3.10.*", "3.11 or so"])
+def test_inline_metadata_for_another_python_are_refused(python: str, folder: Path) -> None:
+    write(folder, {"train.py": HEADER.format(python=python, marker="")})
+    with pytest.raises(UsageError, match=f"requires-python of train.py is '{re.escape(python)}', and the run's"):
+        Requirements(folder, "train.py", "a", OFFLINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# /// script\n# dependencies = ['a', \"b>1\"]\n# ///\n", ["a", "b>1"]),
+        ("print()\r\n# /// script\r\n# dependencies = ['a']\r\n#\r\n# ///\r\n", ["a"]),
+        ("# /// script\n# dependencies = []\n# ///\n", []),
+        ("# /// script\n# requires-python = '>=3.11'\n# ///\n", []),
+        ("# /// other\n# dependencies = ['a']\n# ///\n", []),
+        ("# /// script\n# dependencies = ['a']\nprint()\n", []),
+        ("# /// script\n# dependencies = [\n# ///\n", "can't be used \\(Invalid"),
+        ("# /// script\n# dependencies = 'a'\n# ///\n", "must be a list of texts"),
+        ("# /// script\n# dependencies = [1]\n# ///\n", "must be a list of texts"),
+        (2 * "# /// script\n# dependencies = ['a']\n# ///\n\n", "there are two blocks"),
+        ("", []),
+    ],
+)
+def test_inline_metadata_are_read(text: str, found: list[str] | str, folder: Path) -> None:
+    (folder / "train.py").write_bytes(text.encode())
+    if isinstance(found, list):
+        assert dependencies(folder / "train.py") == found
+    else:
+        with pytest.raises(UsageError, match=found):
+            dependencies(folder / "train.py")

@@ -14,7 +14,8 @@ from typing import IO
 
 import pytest
 
-from ray_on_ecs.errors import StorageError
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import StorageError, UsageError
 from ray_on_ecs.run.code import archive, git
 from ray_on_ecs.run.code.archive import fetch, pack, put
 from ray_on_ecs.run.code.files import list_code
@@ -85,6 +86,41 @@ def store(code: Path, storage: RunStorage) -> str:
 
 def stored(storage: RunStorage) -> list[str]:
     return list(storage.listing().files)
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("train.py", None),
+        ("./train.py", None),
+        ("inner.py", None),
+        ("linked/tool.py", None),
+        ("ignored.py", "'ignored.py' is left out of the upload (.gitignore); --include ignored.py brings it"),
+        ("old/a b.py", "'old/a b.py' is left out of the upload (.gitignore); --include 'old/a b.py' brings it"),
+        ("excluded.py", "'excluded.py' is left out of the upload (--exclude)"),
+        (".venv/x.py", "'.venv/x.py' is left out of the upload"),
+        ("out.py", "'out.py' is left out of the upload (a link out of the folder)"),
+        ("outer/x.py", "'outer/x.py' is left out of the upload (a link out of the folder)"),
+    ],
+)
+def test_script_that_is_left_out_is_refused(script: str, line: str | None, tmp_path: Path) -> None:
+    folder, other = tmp_path / "code", tmp_path / "other"
+    for name in ("train.py", "ignored.py", "old/a b.py", "excluded.py", ".venv/x.py", "tools/tool.py", "../other/x.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    for name, target in {"inner.py": "train.py", "linked": "tools", "out.py": other / "x.py", "outer": other}.items():
+        (folder / name).symlink_to(target)
+    (folder / ".gitignore").write_text("ignored.py\nold/\n")
+    config = RunConfig(command=(script,), working_dir=str(folder), exclude=("excluded.py",))
+    storage = RunStorage.open(str(tmp_path / "runs"), "first")
+    if line is None:
+        archive.store(config, storage, lambda line: None, links=False)
+    else:
+        with pytest.raises(UsageError) as caught:
+            archive.store(config, storage, lambda line: None, links=False)
+        assert str(caught.value) == f"SCRIPT: {line}"
+        module = RunConfig(command=("pkg.x",), module=True, working_dir=str(folder))
+        archive.store(module, storage, lambda line: None, links=False)
 
 
 def test_stored_code_is_fetched(code: Path, storage: RunStorage, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.run.program.source import driver_reason, first_start, with_driver
+from ray_on_ecs.run.program.source import Source, driver_reason, first_start, source_of, with_driver
 from tests.settings import parse
 
 TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(print).fit()\n"
@@ -24,24 +24,59 @@ TRAINER = "import ray\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(pr
             "s.py:3 calls XGBoostTrainer",
         ),
         ("from ray import tune\nx = tune.Tuner(print)\ntune.run(print)", "s.py:2 calls Tuner"),
-        ("import ray\nray.init()", None),  # a script may join the cluster on every worker
+        ("import ray\nray.init()", "s.py:2 calls ray.init"),
+        ("import ray\n\n@ray.remote\ndef f(): pass", "s.py:3 calls ray.remote"),
+        ("import ray\n@ray.remote(num_cpus=2)\nclass A: pass", "s.py:2 calls ray.remote"),
+        ("import ray\nf = ray.remote(print)", "s.py:2 calls ray.remote"),
+        ("from ray import remote\n@remote\ndef f(): pass", "s.py:2 calls ray.remote"),
+        ("import ray as r\nif not r.is_initialized():\n  r.init()", "s.py:3 calls ray.init"),
+        ("import ray\nds = ray.data.read_csv('x').map(f)", "s.py:2 calls ray.data.read_csv"),
+        ("from ray.data import range\nrange(5)", "s.py:2 calls ray.data.range"),
+        ("from ray import data\ndata.from_items([])", "s.py:2 calls ray.data.from_items"),
+        (
+            "from ray.rllib.algorithms.ppo import PPOConfig\nPPOConfig()",
+            "s.py:2 calls ray.rllib.algorithms.ppo.PPOConfig",
+        ),
+        (
+            "import ray\nray.init()\nfrom ray.train.torch import TorchTrainer\nTorchTrainer()",
+            "s.py:4 calls TorchTrainer",
+        ),
+        *(
+            (f"import ray\n{line}\nray.init()", None)  # a script for every worker may join the cluster
+            for line in (
+                "import torch.distributed as dist",
+                "from torch.distributed import all_reduce",
+                "from torch.nn.parallel import DistributedDataParallel as Wrapped",
+                "torch.nn.parallel.DistributedDataParallel(model)",
+                "from accelerate import Accelerator",
+                "import lightning as L",
+                "from transformers import Trainer",
+                "from mpi4py import MPI",
+                "import deepspeed",
+                "import os; rank = int(os.environ['RANK'])",
+                "import os; rank = os.getenv('LOCAL_RANK', '0')",
+            )
+        ),
+        ("import ray\nprint(ray.__version__)", None),
+        ("import os\nos.init()", None),
+        ("from keras_tuner import Tuner\nTuner('ray')", None),
         ("import subprocess\nsubprocess.run([])", None),
         ("from lightning import Trainer\nTrainer().fit(1)", None),
         ("from transformers import TorchTrainer\nTorchTrainer()", None),  # not Ray's
         ("import ray\nfrom optuna import tuners\ntuners.run(1)", None),
-        ("print 'Python 2'", None),
         ("", None),
     ],
 )
 def test_first_call_of_trainer_or_tuner_is_named(source: str, call: str | None, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(source)
-    assert first_start(tmp_path / "s.py") == call
+    assert first_start(Source(tmp_path / "s.py")) == call
 
 
-def test_binary_file_is_not_a_ray_program(tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_bytes(b"\x00\xff\xfe")
-    assert first_start(tmp_path / "s.py") is None
-    assert first_start(tmp_path / "missing.py") is None
+@pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"print 'Python 2'", b"+".join(5000 * [b"1"]), None])
+def test_file_that_can_not_be_read_has_no_source(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "s.py").write_bytes(content)
+    assert source_of(config(tmp_path, "s.py")) is None
 
 
 def config(folder: Path, *flags: str) -> RunConfig:
