@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run import local_store
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
 from ray_on_ecs.run.group import Directive, Peer, WorkerRank
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
@@ -86,8 +85,7 @@ class Start:
         https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
         """
         rank, first = self.rank, self.peers[0]
-        # With --local rank 0's worker serves the store of the process group; otherwise rank 0's script does.
-        host, port = (local_store.HOST, first.store) if first.store else (first.host, first.port)
+        host, port = first.store or (first.host, first.port)
         hosts = [f"{peer.host}:{peer.port}" for peer in self.peers]
         task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": rank.rank}}
         values = {
@@ -106,7 +104,7 @@ class Start:
             "TORCHELASTIC_RUN_ID": self.environment.storage.run_name,
             "TORCHELASTIC_RESTART_COUNT": self.number,
             "TORCHELASTIC_MAX_RESTARTS": self.config.max_restarts,
-            AGENT_STORE: bool(first.store),
+            AGENT_STORE: first.store is not None,
             "OMP_NUM_THREADS": self.threads,
             "TF_CONFIG": json.dumps(task),
         }

@@ -14,17 +14,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import logs, sdk, secrets
-from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
+from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
 from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
@@ -115,6 +115,7 @@ class ScriptWorker:
         self._folder = self._run_folder.folder
         self._files: NodeFiles | None = None  # of the first worker of a node, once the scripts begin
         self._recorder: MetricsRecorder | None = None  # of rank 0
+        self._store = ExitStack()  # of the process groups of a start
         # mpirun on rank 0 prints the lines of all ranks.
         self._prefix = f"[rank {rank.rank}] " if rank.world_size > 1 and not self._config.mpi else ""
 
@@ -131,6 +132,7 @@ class ScriptWorker:
             is_known = isinstance(error, TrainingError | ScriptError | OSError)
             cause = error if is_known else ScriptError(one_line(repr(error)))
             self.exchange.report(error=cause, where=traceback.format_exc(), has_ended=True, is_stored=True)
+        self._store.close()
         self.exchange.report(has_left=True)
 
     def _run(self) -> None:
@@ -141,6 +143,7 @@ class ScriptWorker:
         is_restart = False
         while True:
             directive = self._next_start(generation)
+            self._store.close()  # not before: scripts of other nodes may end later
             logger.debug(f"rank {self._rank.rank}: {directive.action}, start {directive.generation}")
             if directive.action == "leave":
                 break
@@ -223,24 +226,25 @@ class ScriptWorker:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         if self._recorder:
             self._recorder.log.restart()
-        with self._serve_store(environment.python) as store:
-            if self._meet(store):  # no script starts before every node has its files
-                self._run_script(environment)
+        if self._meet(self._serve_store(environment.python)):  # no script starts before every node has its files
+            self._run_script(environment)
         self.exchange.report(has_ended=True)
         if self._files:
             self._files.store_last()
         self.exchange.report(is_stored=True)
 
-    def _serve_store(self, python: str) -> AbstractContextManager[int]:
-        """Return the port of a local run's process group, which rank 0's script would serve to the whole network.
+    def _serve_store(self, python: str) -> tuple[str, int] | None:
+        """Serve the store of the process groups on rank 0, as torchrun's agent does; return its address.
 
-        A single worker has none: its script may start ranks and a store itself, as PyTorch's examples do by `mp.spawn`.
+        A Ray program has its own, and so has a script for which the user says so.
         """
-        is_wanted = self._rank.world_size > 1 and AGENT_STORE not in self._config.variables
-        serves = is_wanted and self._rank.rank == 0 and LOCAL_VARIABLE in os.environ
-        return local_store.serving(python) if serves else nullcontext(0)
+        is_own = self._config.driver or self._config.variables.get(AGENT_STORE, "True") != "True"
+        if is_own or self._rank.rank != 0:
+            return None
+        is_one_node = self._rank.local_world_size == self._rank.world_size
+        return self._store.enter_context(tcp_store.serving(python, tcp_store.HOST if is_one_node else self._place.host))
 
-    def _meet(self, store: int) -> bool:
+    def _meet(self, store: tuple[str, int] | None) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.
 
         The script starts right after this, because another process can take the port until the script listens to it.

@@ -46,8 +46,8 @@ def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
-def test_store_of_a_local_run_is_the_workers(tmp_path: Path) -> None:
-    found = start_of(tmp_path, nodes=(0, 0), store=7).torchrun_variables()
+def test_store_of_the_process_groups_is_the_workers(tmp_path: Path) -> None:
+    found = start_of(tmp_path, nodes=(0, 0), store=("127.0.0.1", 7)).torchrun_variables()
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "7")
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 

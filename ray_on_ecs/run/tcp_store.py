@@ -1,6 +1,8 @@
-"""Store of a process group on this machine, on 127.0.0.1: PyTorch's listens on all interfaces and asks for no password.
+"""TCPStore for the process groups of a start, which its script may make and destroy as often as it likes.
 
-usage: python -I local_store.py FD PORT PID, with a socket that listens at PORT as FD; it serves until PID ends.
+A group's own store would end with rank 0's group, and listen on all interfaces; PyTorch's asks for no password.
+
+usage: python -I tcp_store.py FD HOST PORT PID, with a socket that listens there as FD; it serves until PID ends.
 
 https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
 """
@@ -26,16 +28,17 @@ BACKLOG = 1024
 
 
 @contextmanager
-def serving(python: str) -> Generator[int]:
-    """Yield a port to which the ranks of a script connect; the first connection starts the server."""
-    listener = socket.create_server((HOST, 0), backlog=BACKLOG)
+def serving(python: str, host: str = HOST) -> Generator[tuple[str, int]]:
+    """Yield an address to which the ranks of a script connect; the first connection starts the server."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
     port: int = listener.getsockname()[1]
     has_ended = threading.Event()
     arguments = (python, listener, has_ended)
     thread = threading.Thread(target=_serve, args=arguments, name="process group's store", daemon=True)
     thread.start()
     try:
-        yield port
+        yield host, port
     finally:
         has_ended.set()
         thread.join()
@@ -49,9 +52,9 @@ def _serve(python: str, listener: socket.socket, has_ended: threading.Event) -> 
         while not poll.poll(POLL_SECONDS * 1000):
             if has_ended.is_set():
                 return
-        descriptor, port = listener.fileno(), listener.getsockname()[1]
+        descriptor, (host, port, *_) = listener.fileno(), listener.getsockname()
         server = subprocess.Popen(
-            [python, "-I", __file__, str(descriptor), str(port), str(os.getpid())],
+            [python, "-I", __file__, str(descriptor), host, str(port), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=[descriptor],
             start_new_session=True,
@@ -68,8 +71,9 @@ def main() -> None:
     """Serve."""
     from torch.distributed import TCPStore
 
+    host = sys.argv.pop(2)
     descriptor, port, pid = map(int, sys.argv[1:])
-    store = TCPStore(HOST, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
+    store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
     while os.getppid() == pid:
         time.sleep(POLL_SECONDS)
     del store
