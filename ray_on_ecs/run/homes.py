@@ -15,7 +15,7 @@ from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.group import Group
-from ray_on_ecs.run.launcher import Launcher, TorchrunLauncher
+from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
 from ray_on_ecs.run.queue import head_address, is_without_ray
 from ray_on_ecs.run.thread_group import ThreadGroup
@@ -181,4 +181,6 @@ def home_of(
 
 
 def _launcher(config: RunConfig) -> Launcher:
-    return MpiLauncher() if config.mpi else TorchrunLauncher()
+    if config.mpi:
+        return MpiLauncher()
+    return PerNodeLauncher() if config.per_node else TorchrunLauncher()

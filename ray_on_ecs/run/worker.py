@@ -7,6 +7,7 @@ machine; nothing here knows which.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -116,8 +117,11 @@ class ScriptWorker:
         self._files: NodeFiles | None = None  # of the first worker of a node, once the scripts begin
         self._recorder: MetricsRecorder | None = None  # of rank 0
         self._store = ExitStack()  # of the process groups of a start
+        per_node = self._config.per_node
+        is_only_one = rank.world_size == (rank.local_world_size if per_node else 1)
+        name = f"node {rank.node_rank}" if per_node else f"rank {rank.rank}"
         # mpirun on rank 0 prints the lines of all ranks.
-        self._prefix = f"[rank {rank.rank}] " if rank.world_size > 1 and not self._config.mpi else ""
+        self._prefix = "" if is_only_one or self._config.mpi else f"[{name}] "
 
     @property
     def _is_first_of_node(self) -> bool:
@@ -227,7 +231,10 @@ class ScriptWorker:
         if self._recorder:
             self._recorder.log.restart()
         if self._meet(self._serve_store(environment.python)):  # no script starts before every node has its files
-            self._run_script(environment)
+            if self._is_first_of_node or not self._config.per_node:
+                self._run_script(environment)
+            else:  # the first worker's program uses this one's GPU
+                self.exchange.report(started_at=time.time(), status=0, silent_seconds=math.inf)
         self.exchange.report(has_ended=True)
         if self._files:
             self._files.store_last()
@@ -236,9 +243,10 @@ class ScriptWorker:
     def _serve_store(self, python: str) -> tuple[str, int] | None:
         """Serve the store of the process groups on rank 0, as torchrun's agent does; return its address.
 
-        A Ray program has its own, and so has a script for which the user says so.
+        A Ray program and a program of --per-node have their own, and so has a script for which the user says so.
         """
-        is_own = self._config.driver or self._config.variables.get(AGENT_STORE, "True") != "True"
+        config = self._config
+        is_own = config.driver or config.per_node or config.variables.get(AGENT_STORE, "True") != "True"
         if is_own or self._rank.rank != 0:
             return None
         is_one_node = self._rank.local_world_size == self._rank.world_size

@@ -52,6 +52,20 @@ def test_store_of_the_process_groups_is_the_workers(tmp_path: Path) -> None:
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
+def test_program_of_a_node_sets_the_ranks_itself(tmp_path: Path) -> None:
+    begun = start_of(tmp_path, nodes=(0, 0, 0, 1), rank=WorkerRank(3, 4, 0, 1, 1))
+    assert begun.node_variables() == {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "NPROC_PER_NODE": "1",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+        "MAX_WORLD_SIZE": "6",
+        "OMP_NUM_THREADS": "5",
+        "TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:4"]}, "task": {"type": "worker", "index": 1}}),
+    }
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_tensorflow_has_all_workers_and_its_index(tmp_path: Path, rank: int) -> None:
     begun = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=WorkerRank(rank, 4))

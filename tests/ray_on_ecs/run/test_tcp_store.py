@@ -1,4 +1,4 @@
-"""The process group's store of a local run: only on 127.0.0.1, started by the first connection, ended with its run."""
+"""The store of a start's process groups: on one address, started by the first connection, ended with its start."""
 
 import multiprocessing
 import os
@@ -14,43 +14,44 @@ import psutil
 import pytest
 
 from ray_on_ecs.node.ports import listens
-from ray_on_ecs.run.local_store import HOST, serving
+from ray_on_ecs.run.tcp_store import HOST, serving
 from tests.lazy import Lazy
 from tests.waiting import until
 
 distributed = Lazy("torch.distributed")
 
 
-def client(port: int) -> Any:
-    return distributed.TCPStore(HOST, port, None, False, timedelta(minutes=2), wait_for_workers=False)
+def client(address: tuple[str, int]) -> Any:
+    return distributed.TCPStore(*address, None, False, timedelta(minutes=2), wait_for_workers=False)
 
 
 def servers(parent: int) -> list[psutil.Process]:
     children = psutil.Process(parent).children()
     found = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in found if "local_store.py" in " ".join(child.cmdline())]
+    return [child for child in found if "tcp_store.py" in " ".join(child.cmdline())]
 
 
-def test_ranks_share_a_store_that_only_this_machine_reaches() -> None:
-    with serving(sys.executable) as port:
-        one, other = client(port), client(port)
+@pytest.mark.parametrize("host", [HOST, "127.0.0.2", "::1"], ids=["one node", "several nodes", "IPv6"])
+def test_ranks_share_a_store_at_one_address(host: str) -> None:
+    with serving(sys.executable, host) as address:
+        one, other = client(address), client(address)
         one.set("key", "value")
         assert other.get("key") == b"value"
         [server] = servers(os.getpid())
         listeners = [each.laddr for each in server.net_connections("all") if each.status == psutil.CONN_LISTEN]
-        assert listeners == [(HOST, port)]
+        assert listeners == [address]
     assert not server.is_running()
-    assert not listens(port)
+    assert not listens(address[1])
 
 
 def test_each_start_has_an_empty_store() -> None:
     for _ in range(2):
-        with serving(sys.executable) as port:
-            assert client(port).add("starts", 1) == 1
+        with serving(sys.executable) as address:
+            assert client(address).add("starts", 1) == 1
 
 
 def test_script_without_a_process_group_starts_no_server() -> None:
-    with serving("not-an-interpreter") as port:
+    with serving("not-an-interpreter") as (_, port):
         assert servers(os.getpid()) == []
     assert not listens(port)
 
@@ -59,15 +60,15 @@ def test_interpreter_without_pytorch_is_one_line(tmp_path: Path, capfd: pytest.C
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    with serving(str(python)) as port:
+    with serving(str(python)) as (_, port):
         assert listens(port)
         said = until(lambda: capfd.readouterr().out)
     assert re.fullmatch(rf"{python} can't serve the process group's store; that needs PyTorch 2.1\n", said)
 
 
 def hold(pipe: Connection) -> None:
-    with serving(sys.executable) as port:
-        pipe.send(port)
+    with serving(sys.executable) as address:
+        pipe.send(address)
         signal.pause()
 
 
