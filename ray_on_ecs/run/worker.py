@@ -249,8 +249,9 @@ class ScriptWorker:
         is_own = config.driver or config.per_node or config.variables.get(AGENT_STORE, "True") != "True"
         if is_own or self._rank.rank != 0:
             return None
-        is_one_node = self._rank.local_world_size == self._rank.world_size
-        return self._store.enter_context(tcp_store.serving(python, tcp_store.HOST if is_one_node else self._place.host))
+        ranks = self._rank.world_size
+        host = tcp_store.HOST if self._rank.local_world_size == ranks else self._place.host
+        return self._store.enter_context(tcp_store.serving(python, ranks, host))
 
     def _meet(self, store: tuple[str, int] | None) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.

@@ -38,6 +38,22 @@ signal.signal(signal.SIGTERM, save)
 print(f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", file=open("begun", "w"))
 time.sleep(600)
 """
+# Trains and evaluates with groups of its own, while a model holds the last one.
+GROUPS = """
+import os
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+models = []
+for number in range(10):
+    dist.init_process_group("gloo")
+    models.append(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))
+    value = torch.ones(1)
+    dist.all_reduce(value, group=dist.new_group())
+    dist.destroy_process_group()
+    print(value.item(), file=open(f"rank{os.environ['RANK']}", "a"))
+"""
 OF_EACH_RANK = """
 import os
 print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank" + os.environ["RANK"], "w"))
@@ -104,6 +120,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
         (folder / "train.py").write_text(SCRIPT)
         (folder / "of_each_rank.py").write_text(OF_EACH_RANK)
+        (folder / "groups.py").write_text(GROUPS)
 
     monkeypatch.setattr(Code, "place", place)
 
@@ -180,6 +197,15 @@ def test_ranks_of_a_machine_share_its_folder(tmp_path: Path) -> None:
     workers = Workers(tmp_path, count=2, script="of_each_rank.py")
     workers.until(is_stored=True)
     assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
+    workers.say(action="leave")
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_script_makes_and_destroys_process_groups(tmp_path: Path, count: int) -> None:
+    workers = Workers(tmp_path, count=count, script="groups.py")
+    workers.until(is_stored=True)
+    assert in_manifest(workers.storage) == {f"rank{rank}": f"{count:.1f}\n" * 10 for rank in range(count)}
     workers.say(action="leave")
     until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
