@@ -102,7 +102,8 @@ class Start:
             "TORCHELASTIC_RUN_ID": self.environment.storage.run_name,
             "TORCHELASTIC_RESTART_COUNT": self.number,
             "TORCHELASTIC_MAX_RESTARTS": self.config.max_restarts,
-            AGENT_STORE: first.store is not None,
+            # PyTorch reads "1" as: serve the store, but join the one that a parent of this process serves at the port.
+            AGENT_STORE: first.store is not None or 1,
             "OMP_NUM_THREADS": self.threads,
             "TF_CONFIG": _tf_config(self.peers, rank.rank),
         }

@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager

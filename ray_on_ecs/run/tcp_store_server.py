@@ -1,11 +1,11 @@
 """Server of the process groups' stores; it needs PyTorch and the standard library only.
 
-usage: python -I tcp_store_server.py FD RANKS PID, with a socket that listens as FD; it serves RANKS ranks until PID ends.
+usage: python -I tcp_store_server.py FD RANKS PID, with a socket that listens as FD; it serves all ranks until PID ends.
 
-PyTorch gives each default group of a process the same keys, so in one store a rank that makes its second group may read
-addresses of the first, and wait there for ever; torchrun's agent has one store. Here each group has a new one: this
-server passes on what clients and stores write, and counts the clients that join. All ranks join a group before any of
-them joins the next.
+PyTorch gives each default group of a process the same keys. In one store, such as that of torchrun's agent, a rank that
+makes its second group may read the addresses of the first, and wait for them for ever. Here each group has a new store:
+this server passes on what clients and stores write, and counts the clients that join, since all ranks join a group
+before any of them joins the next.
 
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp
 """

@@ -241,15 +241,15 @@ class ScriptWorker:
         self.exchange.report(is_stored=True)
 
     def _serve_store(self, python: str) -> tuple[str, int] | None:
-        """Serve the store of the process groups on rank 0, as torchrun's agent does; return its address.
+        """Serve the store of the process groups of several workers, on rank 0; return its address.
 
-        A Ray program and a program of --per-node have their own, and so has a script for which the user says so.
+        A single worker's script serves its own, as under python, also at a port of its choice; so does a program of
+        --per-node, and a script for which the user says so.
         """
-        config = self._config
-        is_own = config.driver or config.per_node or config.variables.get(AGENT_STORE, "True") != "True"
+        ranks, per_node = self._rank.world_size, self._config.per_node
+        is_own = ranks == 1 or per_node or self._config.variables.get(AGENT_STORE, "True") != "True"
         if is_own or self._rank.rank != 0:
             return None
-        ranks = self._rank.world_size
         host = tcp_store.HOST if self._rank.local_world_size == ranks else self._place.host
         return self._store.enter_context(tcp_store.serving(python, ranks, host))
 

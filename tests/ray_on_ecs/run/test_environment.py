@@ -43,7 +43,7 @@ def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "1")
     assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "2")
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "5")
-    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "1"
 
 
 def test_store_of_the_process_groups_is_the_workers(tmp_path: Path) -> None:
