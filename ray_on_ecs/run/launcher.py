@@ -7,6 +7,7 @@ their node, `mpi.launcher` for mpirun, and `program.launcher` for Ray programs.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
 from ray_on_ecs.run.group import Directive, Peer, WorkerRank
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Process(Protocol):
@@ -112,10 +115,13 @@ class Start:
     def node_variables(self) -> dict[str, str]:
         """Return the variables of a program that starts the processes of its node."""
         firsts = {peer.node_rank: peer for peer in reversed(self.peers)}
+        count = self.rank.local_world_size
+        gpus = os.environ.get(VISIBLE_GPUS, ",".join(map(str, range(count))))
         values = {
             "NNODES": len(firsts),
             "NODE_RANK": self.rank.node_rank,
-            "NPROC_PER_NODE": self.rank.local_world_size,
+            "NPROC_PER_NODE": count,
+            VISIBLE_GPUS: ",".join(gpus.split(",")[:count]),
             "MASTER_ADDR": firsts[0].host,
             "MASTER_PORT": firsts[0].port,
             "MAX_WORLD_SIZE": self.max_world_size,
@@ -160,6 +166,8 @@ class Launcher(Protocol):
 class TorchrunLauncher:
     """Starts a process for each rank, as torchrun does."""
 
+    _process: type[ScriptProcess] = ScriptProcess
+
     def variables(self, start: Start) -> dict[str, str]:
         """See Launcher."""
         own = start.torchrun_variables() | start.guard
@@ -167,22 +175,10 @@ class TorchrunLauncher:
 
     def process(self, start: Start, options: ProcessOptions) -> Process:
         """See Launcher."""
-        return ScriptProcess(start.config.argv(start.environment.python), options)
+        return self._process(start.config.argv(start.environment.python), options)
 
     def look(self, process: Process, exchange: Path) -> None:
         """See Launcher."""
-
-
-class PerNodeLauncher(TorchrunLauncher):
-    """Starts a program on the first worker of each node; the program starts the node's processes."""
-
-    def variables(self, start: Start) -> dict[str, str]:
-        """See Launcher."""
-        return start.node_variables() | start.guard
-
-    def process(self, start: Start, options: ProcessOptions) -> Process:
-        """See Launcher."""
-        return NodeProcess(start.config.argv(start.environment.python), options)
 
 
 class NodeProcess(ScriptProcess):
@@ -191,3 +187,13 @@ class NodeProcess(ScriptProcess):
     def stacks(self) -> str:
         """End the program; return the stacks of its processes, which would not write them at its SIGABRT."""
         return self.dump() + super().stacks()
+
+
+class PerNodeLauncher(TorchrunLauncher):
+    """Starts a program on the first worker of each node; the program starts the node's processes."""
+
+    _process = NodeProcess
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """See Launcher."""
+        return start.node_variables() | start.guard
