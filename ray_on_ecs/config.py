@@ -43,6 +43,7 @@ REFUSED_WITH_DRIVER = {
     "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...)",
     "device": "says itself whether its workers have GPUs",
     "mpi": "is not started by mpirun",
+    "per_node": "starts its workers itself",
     "no_python": "is run by Python",
     "no_driver": "is what --driver is for",
 }
@@ -64,6 +65,11 @@ class RunConfig:
     module: bool = _script(False, "SCRIPT is a module, as for python -m", flags=("-m", "--module"))
     no_python: bool = _script(False, "SCRIPT is a program, not a Python file")
     mpi: bool = _script(False, "SCRIPT is an MPI program: mpirun starts it, with one process per worker")
+    per_node: bool = _script(
+        False,
+        "SCRIPT starts the processes of a node itself, as torchrun, accelerate launch and deepspeed do: run it once on "
+        "each node, with the node's GPUs and NNODES, NODE_RANK and NPROC_PER_NODE",
+    )
     driver: bool = _script(
         False,
         "SCRIPT is a Ray program, which starts its workers itself: run it once, on the head. This is the default for "
@@ -161,6 +167,8 @@ class RunConfig:
         check_run_name(self.run_name)
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
+        if self.mpi and self.per_node:
+            raise UsageError("--per-node: can't be given with --mpi, which starts the processes itself; leave one out")
         self._check_driver()
         check_address("--storage-path", self.storage_path)
         for item in self.input:

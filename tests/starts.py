@@ -11,7 +11,9 @@ from ray_on_ecs.run.launcher import Start
 from ray_on_ecs.storage.run_storage import RunStorage
 
 
-def start_of(folder: Path, *, nodes: Sequence[int] = (0,), store: int = 0, **changed: Any) -> Start:
+def start_of(
+    folder: Path, *, nodes: Sequence[int] = (0,), store: tuple[str, int] | None = None, **changed: Any
+) -> Start:
     """Return a start of a worker, whose peers are on these nodes."""
     config = RunConfig(command=("train.py",), num_workers="4:6", max_restarts=3)
     environment = ScriptEnvironment(

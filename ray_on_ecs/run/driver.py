@@ -418,7 +418,7 @@ class RunDriver:
         return ask(call, poll)
 
     def _store_stacks(self, workers: WorkerStatuses) -> str:
-        stacks = {rank: worker.stacks or "" for rank, worker in workers.items()}
+        stacks = {rank: each.stacks or "" for rank, each in workers.items() if each.stacks or each.status != 0}
         try:
             return self._ask(lambda: failure_report.store_stacks(stacks, self._storage))
         except OSError as cause:

@@ -26,13 +26,17 @@ MAX_HINTS = 3
 def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]) -> Failure:
     """Return the failure of scripts that have ended: the rank that failed first is to blame.
 
-    A rank that had ended before with exit status 0 is named, because the others may have waited for it.
+    A rank that had ended before with exit status 0 is named, because the others may have waited for it. With --per-node
+    the processes have no ranks here, and are named by their nodes.
     """
     ranks = sorted(workers, key=lambda rank: (workers[rank].ended_at or 0.0, rank))
     failed_rank = next(rank for rank in ranks if workers[rank].status)
     failed = workers[failed_rank]
     status = failed.status or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+    nodes = {rank: worker.peer.node_rank for rank, worker in workers.items() if worker.peer}
+    if config.per_node and any(nodes.values()):
+        how += f" on node {nodes.get(failed_rank)}"
     reason = failed.words.text or "it printed nothing"
     if status < 0 and failed.words.text and not reason.startswith(FATAL):  # the line does not explain a signal
         reason = f"its last line was {reason!r}"
@@ -41,7 +45,8 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
     if finished_rank is not None and failed.ended_at:
         seconds = failed.ended_at - (workers[finished_rank].ended_at or 0.0)
         if seconds >= EARLY_SECONDS:
-            what += f"; rank {finished_rank} had ended with exit status 0, {seconds:.0f} s before"
+            name = f"node {nodes.get(finished_rank)}" if config.per_node else f"rank {finished_rank}"
+            what += f"; {name} had ended with exit status 0, {seconds:.0f} s before"
     what += missing_file_hint(failed.words.text, left_out) + access_denied_hint(failed.words.text, config)
     where, rank = "\n".join(failed.log), _rank(failed_rank, config)
     return Failure(what, rank=rank, status=failed.status, words=failed.words, where=where, log=failed.log)
@@ -51,7 +56,7 @@ def describe_lost(lost: Mapping[int, str], errors: WorkerStatuses, config: RunCo
     """Return the failure of workers that have ended themselves, by an error or without one."""
     rank = min(errors or lost)
     if not errors:
-        return Failure(lost[rank], rank=rank)
+        return Failure(lost[rank], rank=_rank(rank, config))
     worker, cause = errors[rank], errors[rank].error
     return Failure(one_line(cause), rank=_rank(rank, config), cause=cause, where=worker.where, log=worker.log)
 
@@ -66,8 +71,8 @@ def describe_no_places(config: RunConfig, cause: Exception, has_nodes: bool, has
 
 
 def _rank(rank: int, config: RunConfig) -> int | None:
-    """Return a rank, or None for a Ray program, whose only process is not a rank."""
-    return None if config.driver else rank
+    """Return a rank, or None for a Ray program and for --per-node, whose processes are not ranks."""
+    return None if config.driver or config.per_node else rank
 
 
 def missing_file_hint(text: str, left_out: Sequence[str]) -> str:

@@ -55,14 +55,14 @@ class Peer:
         port: A port there that was free.
         node_rank: The rank of its node.
         network: The network of that address, such as 10.0.0.0/20, or None if other nodes can't reach it by one.
-        store: From rank 0 with --local: the port of the process group's store on this machine, otherwise 0.
+        store: From rank 0: the address of the process groups' store, or None if the script serves it.
     """
 
     host: str
     port: int
     node_rank: int = 0
     network: str | None = None
-    store: int = 0
+    store: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.group import Group
-from ray_on_ecs.run.launcher import Launcher, TorchrunLauncher
+from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
 from ray_on_ecs.run.queue import head_address, is_without_ray
 from ray_on_ecs.run.thread_group import ThreadGroup
@@ -48,7 +48,7 @@ class Home:
 
     def __init__(self, config: RunConfig) -> None:
         self.allocation = allocate_here(config)
-        self.launcher = _launcher(config)
+        self.launcher = launcher_of(config)
 
     def new_group(self, settings: Settings) -> Group:
         """Return a group of workers, whose places are requested."""
@@ -90,7 +90,7 @@ class RayCluster(Home):
         self._seconds = max(config.worker_timeout, MIN_START_SECONDS)
         self.is_one_node = ray_cluster.is_one_node()
         self.cluster = head_address()
-        self.launcher = _launcher(config)
+        self.launcher = launcher_of(config)
 
     def new_group(self, settings: Settings) -> Group:
         """See Home."""
@@ -180,5 +180,8 @@ def home_of(
         yield RayProgram(config, storage, code, sources, record) if config.driver else RayCluster(config, record)
 
 
-def _launcher(config: RunConfig) -> Launcher:
-    return MpiLauncher() if config.mpi else TorchrunLauncher()
+def launcher_of(config: RunConfig) -> Launcher:
+    """Return the launcher of a script's processes."""
+    if config.mpi:
+        return MpiLauncher()
+    return PerNodeLauncher() if config.per_node else TorchrunLauncher()

@@ -1,22 +1,24 @@
 """Launchers: how a worker starts the script, and the variables that it gets.
 
-There are three: this file's for scripts that torchrun could start, `mpi.launcher` for mpirun, and `program.launcher`
-for Ray programs.
+There are four: this file's two, for scripts that torchrun could start and for programs that start the processes of
+their node, `mpi.launcher` for mpirun, and `program.launcher` for Ray programs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run import local_store
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
 from ray_on_ecs.run.group import Directive, Peer, WorkerRank
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Process(Protocol):
@@ -86,14 +88,11 @@ class Start:
         https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
         """
         rank, first = self.rank, self.peers[0]
-        # With --local rank 0's worker serves the store of the process group; otherwise rank 0's script does.
-        host, port = (local_store.HOST, first.store) if first.store else (first.host, first.port)
-        hosts = [f"{peer.host}:{peer.port}" for peer in self.peers]
-        task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": rank.rank}}
+        host, port = first.store or (first.host, first.port)
         values = {
             "RANK": rank.rank,
             "WORLD_SIZE": rank.world_size,
-            "MAX_WORLD_SIZE": max([rank.world_size, *(self.config.workers or ())]),
+            "MAX_WORLD_SIZE": self.max_world_size,
             "LOCAL_RANK": rank.local_rank,
             "LOCAL_WORLD_SIZE": rank.local_world_size,
             "GROUP_RANK": rank.node_rank,
@@ -106,16 +105,45 @@ class Start:
             "TORCHELASTIC_RUN_ID": self.environment.storage.run_name,
             "TORCHELASTIC_RESTART_COUNT": self.number,
             "TORCHELASTIC_MAX_RESTARTS": self.config.max_restarts,
-            AGENT_STORE: bool(first.store),
+            # PyTorch reads "1" as: serve the store, but join the one that a parent of this process serves at the port.
+            AGENT_STORE: first.store is not None or 1,
             "OMP_NUM_THREADS": self.threads,
-            "TF_CONFIG": json.dumps(task),
+            "TF_CONFIG": _tf_config(self.peers, rank.rank),
         }
         return {name: str(value) for name, value in values.items()}
+
+    def node_variables(self) -> dict[str, str]:
+        """Return the variables of a program that starts the processes of its node."""
+        firsts = {peer.node_rank: peer for peer in reversed(self.peers)}
+        count = self.rank.local_world_size
+        gpus = os.environ.get(VISIBLE_GPUS, ",".join(map(str, range(count))))
+        values = {
+            "NNODES": len(firsts),
+            "NODE_RANK": self.rank.node_rank,
+            "NPROC_PER_NODE": count,
+            VISIBLE_GPUS: ",".join(gpus.split(",")[:count]),
+            "MASTER_ADDR": firsts[0].host,
+            "MASTER_PORT": firsts[0].port,
+            "MAX_WORLD_SIZE": self.max_world_size,
+            "OMP_NUM_THREADS": self.threads,
+            "TF_CONFIG": _tf_config([firsts[node] for node in sorted(firsts)], self.rank.node_rank),
+        }
+        return {name: str(value) for name, value in values.items()}
+
+    @property
+    def max_world_size(self) -> int:
+        """The number of workers, or the maximum of an elastic run."""
+        return max(self.rank.world_size, *(self.config.workers or (0,)))
 
     @property
     def guard(self) -> dict[str, str]:
         """The variables that end a Ray program that was started on every worker by mistake."""
         return {} if self.config.no_driver else NOT_A_DRIVER
+
+
+def _tf_config(peers: Sequence[Peer], index: int) -> str:
+    hosts = [f"{peer.host}:{peer.port}" for peer in peers]
+    return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
 
 
 class Launcher(Protocol):
@@ -138,6 +166,8 @@ class Launcher(Protocol):
 class TorchrunLauncher:
     """Starts a process for each rank, as torchrun does."""
 
+    _process: type[ScriptProcess] = ScriptProcess
+
     def variables(self, start: Start) -> dict[str, str]:
         """See Launcher."""
         own = start.torchrun_variables() | start.guard
@@ -145,7 +175,25 @@ class TorchrunLauncher:
 
     def process(self, start: Start, options: ProcessOptions) -> Process:
         """See Launcher."""
-        return ScriptProcess(start.config.argv(start.environment.python, options.variables), options)
+        return self._process(start.config.argv(start.environment.python, options.variables), options)
 
     def look(self, process: Process, exchange: Path) -> None:
         """See Launcher."""
+
+
+class NodeProcess(ScriptProcess):
+    """A program that starts the processes of its node."""
+
+    def stacks(self) -> str:
+        """End the program; return the stacks of its processes, which would not write them at its SIGABRT."""
+        return self.dump() + super().stacks()
+
+
+class PerNodeLauncher(TorchrunLauncher):
+    """Starts a program on the first worker of each node; the program starts the node's processes."""
+
+    _process = NodeProcess
+
+    def variables(self, start: Start) -> dict[str, str]:
+        """See Launcher."""
+        return start.node_variables() | start.guard

@@ -7,6 +7,7 @@ machine; nothing here knows which.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -14,18 +15,18 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import arguments, logs, sdk, secrets
-from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.private_folder import node_folder
-from ray_on_ecs.run import gpu_check, inputs, local_store, nccl_interface, packages
+from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
@@ -118,8 +119,12 @@ class ScriptWorker:
         self._folder = self._run_folder.folder
         self._files: NodeFiles | None = None  # of the first worker of a node, once the scripts begin
         self._recorder: MetricsRecorder | None = None  # of rank 0
+        self._store = ExitStack()  # of the process groups of a start
+        per_node = self._config.per_node
+        is_only_one = rank.world_size == (rank.local_world_size if per_node else 1)
+        name = f"node {rank.node_rank}" if per_node else f"rank {rank.rank}"
         # mpirun on rank 0 prints the lines of all ranks.
-        self._prefix = f"[rank {rank.rank}] " if rank.world_size > 1 and not self._config.mpi else ""
+        self._prefix = "" if is_only_one or self._config.mpi else f"[{name}] "
 
     @property
     def _is_first_of_node(self) -> bool:
@@ -134,6 +139,7 @@ class ScriptWorker:
             is_known = isinstance(error, TrainingError | ScriptError | OSError)
             cause = error if is_known else ScriptError(one_line(repr(error)))
             self.exchange.report(error=cause, where=traceback.format_exc(), has_ended=True, is_stored=True)
+        self._store.close()
         self.exchange.report(has_left=True)
 
     def _run(self) -> None:
@@ -144,6 +150,7 @@ class ScriptWorker:
         is_restart = False
         while True:
             directive = self._next_start(generation)
+            self._store.close()  # not before: scripts of other nodes may end later
             logger.debug(f"rank {self._rank.rank}: {directive.action}, start {directive.generation}")
             if directive.action == "leave":
                 break
@@ -226,24 +233,30 @@ class ScriptWorker:
         """Meet the other workers, run the script to its end, and store what it leaves."""
         if self._recorder:
             self._recorder.log.restart()
-        with self._serve_store(environment.python) as store:
-            if self._meet(store):  # no script starts before every node has its files
+        if self._meet(self._serve_store(environment.python)):  # no script starts before every node has its files
+            if self._is_first_of_node or not self._config.per_node:
                 self._run_script(environment)
+            else:  # the first worker's program uses this one's GPU
+                self.exchange.report(started_at=time.time(), status=0, silent_seconds=math.inf)
         self.exchange.report(has_ended=True)
         if self._files:
             self._files.store_last()
         self.exchange.report(is_stored=True)
 
-    def _serve_store(self, python: str) -> AbstractContextManager[int]:
-        """Return the port of a local run's process group, which rank 0's script would serve to the whole network.
+    def _serve_store(self, python: str) -> tuple[str, int] | None:
+        """Serve the store of the process groups of several workers, on rank 0; return its address.
 
-        A single worker has none: its script may start ranks and a store itself, as PyTorch's examples do by `mp.spawn`.
+        A single worker's script serves its own, as under python, also at a port of its choice; so does a program of
+        --per-node, and a script for which the user says so.
         """
-        is_wanted = self._rank.world_size > 1 and AGENT_STORE not in self._config.variables
-        serves = is_wanted and self._rank.rank == 0 and LOCAL_VARIABLE in os.environ
-        return local_store.serving(python) if serves else nullcontext(0)
+        ranks, per_node = self._rank.world_size, self._config.per_node
+        is_own = ranks == 1 or per_node or self._config.variables.get(AGENT_STORE, "True") != "True"
+        if is_own or self._rank.rank != 0:
+            return None
+        host = tcp_store.HOST if self._rank.local_world_size == ranks else self._place.host
+        return self._store.enter_context(tcp_store.serving(python, ranks, host))
 
-    def _meet(self, store: int) -> bool:
+    def _meet(self, store: tuple[str, int] | None) -> bool:
         """Choose a port and wait for all workers; return False if the driver has something else in mind.
 
         The script starts right after this, because another process can take the port until the script listens to it.

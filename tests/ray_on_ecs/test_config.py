@@ -32,6 +32,7 @@ def parsed(*flags: str, environment: Mapping[str, str] = {}) -> RunConfig:
         (["--worker-timeout", "-1"], ["--worker-timeout", "0.0 or more"]),
         (["--worker-timeout", "inf"], ["--worker-timeout", "inf", "finite"]),
         (["--device", "tpu"], ["--device", "tpu", "auto, cuda, cpu"]),
+        (["--per-node", "--mpi"], ["--per-node", "--mpi"]),
         (["--run-name", "a/b"], ["--run-name", "a/b", "letters"]),
         (["--run-name", ".."], ["--run-name", "..", "letters"]),
         (["--max-restart", "3"], ["--max-restart", "did you mean --max-restarts?"]),

@@ -45,13 +45,35 @@ def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "1")
     assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("1", "2")
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "5")
-    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert found["TORCHELASTIC_USE_AGENT_STORE"] == "1"
 
 
-def test_store_of_a_local_run_is_the_workers(tmp_path: Path) -> None:
-    found = start_of(tmp_path, nodes=(0, 0), store=7).torchrun_variables()
+def test_store_of_the_process_groups_is_the_workers(tmp_path: Path) -> None:
+    found = start_of(tmp_path, nodes=(0, 0), store=("127.0.0.1", 7)).torchrun_variables()
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "7")
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
+def test_program_of_a_node_sets_the_ranks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    begun = start_of(tmp_path, nodes=(0, 0, 0, 1), rank=WorkerRank(3, 4, 0, 1, 1))
+    assert begun.node_variables() == {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "NPROC_PER_NODE": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+        "MAX_WORLD_SIZE": "6",
+        "OMP_NUM_THREADS": "5",
+        "TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:4"]}, "task": {"type": "worker", "index": 1}}),
+    }
+
+
+def test_program_of_a_node_sees_as_many_gpus_as_it_has_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    begun = start_of(tmp_path, nodes=(0, 0), rank=WorkerRank(0, 2, 0, 2))
+    assert begun.node_variables()["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -10,7 +10,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.failure_policy import Failure, Raise
-from ray_on_ecs.run.group import WorkerStatus
+from ray_on_ecs.run.group import Peer, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.settings import parse
@@ -51,6 +51,17 @@ def test_command_to_continue_has_only_changed_settings() -> None:
 
 def ended(status: int | None, at: float | None, text: str = "") -> WorkerStatus:
     return WorkerStatus(status=status, ended_at=at, words=LastWords(text))
+
+
+@pytest.mark.parametrize(("nodes", "what"), [((0, 0), ""), ((0, 1), " on node 1")], ids=["one node", "two nodes"])
+def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: str) -> None:
+    members = [
+        replace(member, peer=Peer("host", 1, node))
+        for member, node in zip([ended(0, None), ended(1, 10.0, "a")], nodes, strict=True)
+    ]
+    config = RunConfig(command=("train.sh",), per_node=True)
+    failure = failure_report.describe(dict(enumerate(members)), config, [])
+    assert (failure.rank, failure.what) == (None, f"train.sh ended with exit status 1{what}: a")
 
 
 @pytest.mark.parametrize(

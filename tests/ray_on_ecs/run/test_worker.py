@@ -19,8 +19,9 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import exchange as exchange_module
 from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.environment import AGENT_STORE
 from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatus, WorkerStatuses
-from ray_on_ecs.run.launcher import TorchrunLauncher
+from ray_on_ecs.run.homes import launcher_of
 from ray_on_ecs.run.thread_group import ThreadGroup
 from ray_on_ecs.run.worker import ScriptWorker, Settings
 from ray_on_ecs.storage import layout
@@ -54,6 +55,37 @@ signal.signal(signal.SIGTERM, save)
 print(f"{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", file=open("begun", "w"))
 time.sleep(600)
 """
+# Trains and evaluates with groups of its own, while a model holds the last one.
+GROUPS = """
+import os
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+models = []
+for number in range(10):
+    dist.init_process_group("gloo")
+    models.append(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))
+    value = torch.ones(1)
+    dist.all_reduce(value, group=dist.new_group())
+    dist.destroy_process_group()
+    print(value.item(), file=open(f"rank{os.environ['RANK']}", "a"))
+"""
+OF_EACH_NODE = """
+import os
+names = [name for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "NPROC_PER_NODE") if name in os.environ]
+print(*names, os.environ["NPROC_PER_NODE"], file=open("node" + os.environ["NODE_RANK"], "a"))
+"""
+TORCHRUN = """#!/bin/sh
+exec torchrun --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node $NPROC_PER_NODE \\
+  --master-addr $MASTER_ADDR --master-port $MASTER_PORT of_each_rank.py
+"""
+# Serves what PyTorch does not know at the port that PyTorch would use.
+OWN_SERVER = """
+import os, socket
+socket.create_server(("", int(os.environ["MASTER_PORT"]))).close()
+print(os.environ.get("TORCHELASTIC_USE_AGENT_STORE"), file=open("served", "w"))
+"""
 OF_EACH_RANK = """
 import os
 print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank" + os.environ["RANK"], "w"))
@@ -63,11 +95,13 @@ print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank"
 class Workers:
     """A group of threads, which a test polls as the driver does."""
 
-    def __init__(self, folder: Path, count: int = 1, script: str = "train.py", *, is_one_node: bool = True) -> None:
+    def __init__(
+        self, folder: Path, count: int = 1, script: str = "train.py", *, is_one_node: bool = True, **flags: Any
+    ) -> None:
         self.storage = RunStorage.open(str(folder / "storage"), "mine")
         self.storage.write_json(layout.SETTINGS, {})
         given: dict[str, Any] = {"storage_path": str(folder / "storage"), "run_name": "mine", "num_workers": count}
-        config = RunConfig(command=(script,), **given)
+        config = RunConfig(command=(script,), **given | flags)
         settings = Settings(
             config=config,
             storage=self.storage,
@@ -78,7 +112,7 @@ class Workers:
             run_id="first",
             inputs={},
             cluster="",
-            launcher=TorchrunLauncher(),
+            launcher=launcher_of(config),
         )
         self.settings = settings
         self.group = ThreadGroup(settings, count)
@@ -121,6 +155,11 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "train.py").write_text(SCRIPT)
         (folder / "of_each_rank.py").write_text(OF_EACH_RANK)
         (folder / "saves_itself.py").write_text(SAVES_ITSELF)
+        (folder / "groups.py").write_text(GROUPS)
+        (folder / "of_each_node.py").write_text(OF_EACH_NODE)
+        (folder / "nested.sh").write_text(TORCHRUN)
+        (folder / "nested.sh").chmod(0o755)
+        (folder / "own_server.py").write_text(OWN_SERVER)
 
     monkeypatch.setattr(Code, "place", place)
 
@@ -219,6 +258,67 @@ def test_ranks_of_a_machine_share_its_folder(tmp_path: Path) -> None:
     assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
     workers.say(action="leave")
     until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_script_makes_and_destroys_process_groups(tmp_path: Path, count: int) -> None:
+    workers = Workers(tmp_path, count=count, script="groups.py")
+    workers.until(is_stored=True)
+    assert in_manifest(workers.storage) == {f"rank{rank}": f"{count:.1f}\n" * 10 for rank in range(count)}
+    workers.say(action="leave")
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [({"per_node": True}, "None"), ({"env": (f"{AGENT_STORE}=False",)}, "False")],
+    ids=["node", "env"],
+)
+def test_port_is_free_for_another_server(tmp_path: Path, flags: dict[str, Any], said: str) -> None:
+    workers = Workers(tmp_path, script="own_server.py", **flags)
+    assert workers.until(is_stored=True).status == 0
+    assert in_manifest(workers.storage) == {"served": f"{said}\n"}
+    workers.say(action="leave")
+    workers.until(has_left=True)
+
+
+def test_program_of_a_node_starts_once(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, count=3, script="of_each_node.py", per_node=True)
+    workers.until(is_stored=True)
+    others = [workers.poll()[rank] for rank in (1, 2)]
+    assert [(each.status, each.ended_at, each.pid, each.is_stored) for each in others] == [(0, None, 0, True)] * 2
+    assert in_manifest(workers.storage) == {"node0": "NPROC_PER_NODE 3\n"}
+    workers.directive = Directive(1)
+    workers.until(is_stored=True, generation=1)
+    assert in_manifest(workers.storage) == {"node0": 2 * "NPROC_PER_NODE 3\n"}
+    workers.say(action="leave")
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+def test_torchrun_starts_the_workers_of_its_node(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, count=2, script="./nested.sh", per_node=True, no_python=True)
+    assert workers.until(is_stored=True).log == ()
+    assert in_manifest(workers.storage) == {"rank0": "0 of 2\n", "rank1": "1 of 2\n"}
+    workers.say(action="leave")
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "flags", "prefix"),
+    [
+        (WorkerRank(), {}, ""),
+        (WorkerRank(1, 2, 1, 2), {}, "[rank 1] "),
+        (WorkerRank(1, 2, 1, 2), {"mpi": True}, ""),
+        (WorkerRank(0, 4, 0, 4), {"per_node": True}, ""),
+        (WorkerRank(4, 8, 0, 4, 1), {"per_node": True}, "[node 1] "),
+    ],
+    ids=["one", "rank", "mpirun", "one node", "node"],
+)
+def test_lines_have_rank_or_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rank: WorkerRank, flags: dict[str, Any], prefix: str
+) -> None:
+    ScriptWorker(Workers(tmp_path, **flags).settings, rank, Place())._on_line("step 1\n")
+    assert capsys.readouterr().out == f"{prefix}step 1\n"
 
 
 class Pieces(io.StringIO):

@@ -105,7 +105,9 @@ def test_number_of_workers_is_refused_with_reason(tmp_path: Path) -> None:
         with_driver(config(tmp_path, "--num-workers=2", "s.py"))
 
 
-@pytest.mark.parametrize("flags", [["--num-workers=2"], ["--nnodes=2"], ["--mpi"], ["--no-python"], ["--no-driver"]])
+@pytest.mark.parametrize(
+    "flags", [["--num-workers=2"], ["--nnodes=2"], ["--mpi"], ["--per-node"], ["--no-python"], ["--no-driver"]]
+)
 def test_settings_without_effect_are_refused(flags: list[str]) -> None:
     with pytest.raises(UsageError, match="leave it out; a Ray program"):
         parse(["--driver", *flags, "s.py"], {})

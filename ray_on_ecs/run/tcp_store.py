@@ -1,6 +1,6 @@
-"""Store of a process group on this machine, on 127.0.0.1: PyTorch's listens on all interfaces and asks for no password.
+"""TCPStore for the process groups of a start, which its script may make and destroy as often as it likes.
 
-usage: python -I local_store.py FD PORT PID, with a socket that listens at PORT as FD; it serves until PID ends.
+A group's own store would end with rank 0's group, and listen on all interfaces; PyTorch's asks for no password.
 
 https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
 """
@@ -12,36 +12,37 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+SERVER = str(Path(__file__).with_name("tcp_store_server.py"))
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.2  # the end of a start waits for the thread
 BACKLOG = 1024
 
 
 @contextmanager
-def serving(python: str) -> Generator[int]:
-    """Yield a port to which the ranks of a script connect; the first connection starts the server."""
-    listener = socket.create_server((HOST, 0), backlog=BACKLOG)
+def serving(python: str, ranks: int, host: str = HOST) -> Generator[tuple[str, int]]:
+    """Yield an address to which the ranks of a script connect; the first connection starts the server."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
     port: int = listener.getsockname()[1]
     has_ended = threading.Event()
-    arguments = (python, listener, has_ended)
+    arguments = (python, ranks, listener, has_ended)
     thread = threading.Thread(target=_serve, args=arguments, name="process group's store", daemon=True)
     thread.start()
     try:
-        yield port
+        yield host, port
     finally:
         has_ended.set()
         thread.join()
 
 
-def _serve(python: str, listener: socket.socket, has_ended: threading.Event) -> None:
+def _serve(python: str, ranks: int, listener: socket.socket, has_ended: threading.Event) -> None:
     """Wait for a connection, which a script without PyTorch never makes, and serve it in another process."""
     with listener:
         poll = select.poll()
@@ -49,9 +50,9 @@ def _serve(python: str, listener: socket.socket, has_ended: threading.Event) -> 
         while not poll.poll(POLL_SECONDS * 1000):
             if has_ended.is_set():
                 return
-        descriptor, port = listener.fileno(), listener.getsockname()[1]
+        descriptor = listener.fileno()
         server = subprocess.Popen(
-            [python, "-I", __file__, str(descriptor), str(port), str(os.getpid())],
+            [python, "-I", SERVER, str(descriptor), str(ranks), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=[descriptor],
             start_new_session=True,
@@ -62,18 +63,3 @@ def _serve(python: str, listener: socket.socket, has_ended: threading.Event) -> 
             return
     server.kill()
     server.wait()
-
-
-def main() -> None:
-    """Serve."""
-    from torch.distributed import TCPStore
-
-    descriptor, port, pid = map(int, sys.argv[1:])
-    store = TCPStore(HOST, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
-    while os.getppid() == pid:
-        time.sleep(POLL_SECONDS)
-    del store
-
-
-if __name__ == "__main__":
-    main()
