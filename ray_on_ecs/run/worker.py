@@ -30,7 +30,7 @@ from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
 from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
-from ray_on_ecs.run.files.node_files import NodeFiles
+from ray_on_ecs.run.files.node_files import NodeFiles, writers_of
 from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
+# How long SIGTERM waits for a moment at which the script does not write a file, and how often the worker looks.
+REST_SECONDS, LOOK_SECONDS = 2.0, 0.02
 # How long a worker whose node stops waits for the driver to end the start.
 DRAIN_SECONDS = 30.0
 
@@ -364,6 +366,7 @@ class ScriptWorker:
                 part.rename(deadline_file)
                 if (script.exchange / sdk.CHECKPOINTER).exists():
                     self._wait_for_end(script, end_at - GRACE_SECONDS)
+            self._wait_for_rest(script, end_at)
             process.terminate()
             self._wait_for_end(script, end_at)
         if not process.has_ended(exchange.directive):
@@ -377,6 +380,15 @@ class ScriptWorker:
             script.process.wait(POLL_SECONDS)
             self._take_reports(script)
             self._report_script(script.process)
+
+    def _wait_for_rest(self, script: Script, until: float) -> None:
+        """Wait until the script has no file open for writing, at most so long."""
+        until = min(until, time.time() + REST_SECONDS)
+        while script.process.wait(LOOK_SECONDS) is None and time.time() < until:
+            now, writers = time.time(), writers_of([script.process.pid])
+            if writers is not None and self._run_folder.is_at_rest(writers):
+                self.exchange.report(rested_at=now)
+                break
 
     def _wait_for_node(self, script: Script) -> None:
         """Wait, on the first worker of a node, until the scripts of all its workers have ended."""

@@ -1,7 +1,8 @@
 """A run's folder on one node: it begins with the user's code, and what the script changes in it is soon in the storage.
 
-A part is stored when nothing in the folder has changed for a moment and nothing is open for writing. The parts of all
-nodes are a snapshot (run/files/node_files.py), from which a restart begins.
+A part is the folder at one moment: it is stored when nothing has changed for some time and nothing is open for writing.
+Logs are in it as they were then. The parts of all nodes are a snapshot (run/files/node_files.py), from which a restart
+begins.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -24,8 +25,8 @@ import psutil
 from ray_on_ecs.errors import counted, one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run.code.ignore import Patterns
+from ray_on_ecs.run.files.frozen import COMPANIONS, Copy, Frozen, copy_bytes, freeze, is_database, open_regular
 from ray_on_ecs.run.files.scan import (
-    LOG_SECONDS,
     MAX_ENTRIES,
     FileState,
     FolderActivity,
@@ -58,10 +59,14 @@ SCAN_SECONDS, SCAN_SHARE = 2.0, 20
 QUIET_SECONDS = 2.0
 # After this time without such a pause, scans in quick succession find a short one.
 OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
+# Logs that have grown while nothing else has changed are stored this often.
+LOG_SECONDS = 10.0
+# A process that is killed closes its files before it has ended, by less than this.
+CLOSING_SECONDS = 0.05
+# The clock of a disk may be this late.
+TICK_SECONDS = 0.01
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
-CHUNK_BYTES = 16 * 2**20
-COPIED_BYTES = 64 * 2**10
 # The files that a worker which has left has had as they are stored.
 KNOWN = "stored.json"
 # Prefix of the old folder's name while a reset puts a new one in its place.
@@ -106,6 +111,7 @@ class RunFolder:
         is_current: True if the folder was equal to that part when it was last scanned.
         state: The number of the folder's state at the last scan; it grows whenever the files change.
         failed: The reasons why files could not be stored, by their names.
+        rested_at: The last time (Unix time) at which no file was seen open for writing.
     """
 
     def __init__(
@@ -250,7 +256,7 @@ class RunFolder:
         self.state = 0
         self.failed: dict[str, str] = {}
         self._activity = FolderActivity(restored)
-        self._may_scan_at = self._next_scan_at = self._logs_stored_at = 0.0
+        self._may_scan_at = self._next_scan_at = self._logs_stored_at = self.rested_at = 0.0
         self._stored_at = time.monotonic()
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
@@ -264,22 +270,29 @@ class RunFolder:
             OSError: The storage can't be written; the next call tries again.
         """
         now = time.monotonic()
+        writers = list(writers)
         if now < (self._may_scan_at if at_once else self._next_scan_at):
+            if not self.is_current:
+                self._open_files(writers)
             return False
         files = self._changed_files()
-        writers = list(writers)
         activity = self._activity
         quiet_since = activity.quiet_since
-        activity.update(files, open_for_writing(self.folder, writers), now)
+        open_files = self._open_files(writers)
+        databases = {name for name in open_files if is_database(self.folder / name)}
+        activity.update(files, open_files, now, databases | _beside(databases))
         self.state += activity.quiet_since != quiet_since
         self._may_scan_at = now + SCAN_SHARE * (time.monotonic() - now)
         self._next_scan_at = max(now + SCAN_SECONDS, self._may_scan_at)
         self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
             self._stored_at = now
+            are_due = now - self._logs_stored_at >= LOG_SECONDS
+            if are_due and any(self.part.states[name] != files[name] for name in activity.logs):
+                self.state += 1  # the other nodes may have changed since the last part
+                self.is_current = self._store(files, activity.logs)
         elif not activity.busy and now - activity.quiet_since >= QUIET_SECONDS:
             self.is_current = self._store(files, activity.logs)
-            return True
         elif now - self._stored_at >= OVERDUE_SECONDS:
             files_in_pause = self._find_pause(writers, activity.logs)
             if files_in_pause is not None:
@@ -288,10 +301,26 @@ class RunFolder:
                 self.is_current = self._store(files_in_pause, activity.logs)
                 if self.is_current:
                     self._stored_at = time.monotonic()
-                return True
-        if now - self._logs_stored_at >= LOG_SECONDS:
-            self._store_logs(files, activity.logs, now)
         return True
+
+    def _open_files(self, writers: Sequence[psutil.Process]) -> dict[str, bool]:
+        """Return the files that are open for writing, and take note of the time if the folder is at rest."""
+        now = time.time()
+        open_files = open_for_writing(self.folder, writers)
+        if self._is_at_rest(open_files):
+            time.sleep(CLOSING_SECONDS)
+            if all(map(_is_running, writers)):
+                self.rested_at = now
+        return open_files
+
+    def _is_at_rest(self, open_files: Mapping[str, bool]) -> bool:
+        """Return whether only such files are open for writing as are until the run ends."""
+        others = {name for name, is_appended in open_files.items() if not is_appended} - self._activity.held
+        return all(map(self._scanner.skips, others))
+
+    def is_at_rest(self, writers: Iterable[psutil.Process]) -> bool:
+        """Return whether a kill of these processes would leave no file half-written."""
+        return self._is_at_rest(open_for_writing(self.folder, writers))
 
     def _find_pause(self, writers: Iterable[psutil.Process], logs: set[str]) -> Scan | None:
         """Return the files at a moment when none is open for writing, in a short pause if there is one, or None."""
@@ -306,6 +335,14 @@ class RunFolder:
                 return files if all(map(_is_running, writers)) else None
             previous = data
         return None
+
+    def is_whole(self, rested_at: float) -> bool:
+        """Return whether a kill can't have left a file half-written: none has changed since the folder was at rest.
+
+        `rested_at` is a time (Unix time) at which it was, if `self.rested_at` is not later.
+        """
+        since = (max(rested_at, self.rested_at) - TICK_SECONDS) * 1e9
+        return all(each.written_at < since for each in without_logs(self._changed_files(), self._activity.held).values())
 
     def finish(self) -> None:
         """Store the last part: the script has ended, so that every file is complete.
@@ -346,65 +383,45 @@ class RunFolder:
                 files[name] = state
         return files
 
-    def _is_stored(self, data: Scan, logs: set[str]) -> bool:
+    def _is_stored(self, data: Scan, logs: Set[str]) -> bool:
         return data == without_logs(self.part.states, logs) and logs <= self.part.states.keys()
 
-    def _store(self, files: Scan, logs: set[str]) -> bool:
-        """Store a part; return False if a file has changed meanwhile."""
+    def _store(self, files: Scan, logs: Set[str]) -> bool:
+        """Store a part; return False if a file that is not a log has changed meanwhile."""
         names, left_out = select_within_limits(files, self._max_bytes, MAX_FILES)
+        # A backup of a database is complete without the files beside it.
+        databases = {name for name in logs if is_database(self.folder / name)}
+        names -= _beside(databases)
         number = self.part.number + 1
-        links: dict[str, KeptFile] = {}
-        unchanged: dict[str, KeptFile] = {}
+        kept: dict[str, KeptFile] = {}
         for name in names:
-            is_stored = name in self.part.files and self.part.states.get(name) == files[name]
             if files[name].link is not None:
-                links[name] = KeptFile(link=files[name].link, node=self._node)
-            elif is_stored and name not in logs:
-                unchanged[name] = self.part.files[name]
-        new = names - links.keys() - unchanged.keys()
-        with self._freeze(files, new) as copies:
-            if not _are_unchanged(files, {name: self.folder / name for name in new - logs}):
+                kept[name] = KeptFile(link=files[name].link, node=self._node)
+            elif name in self.part.files and all(
+                self.part.states.get(each) == files.get(each) for each in (name, *_beside([name]))
+            ):
+                kept[name] = replace(self.part.files[name], is_log=name in logs)
+        with freeze(self.folder, self._frozen, files, names - kept.keys(), logs) as frozen:
+            if without_logs(self._changed_files(), logs) != without_logs(files, logs):
                 return False
-            stored, failed = self._upload_all(copies, files, logs, number)
+            copies = frozen.copies
+            stored, failed = self._upload_all(frozen, logs, number)
             # A hard link, or the file itself, may have been rewritten in place while it was read.
-            shared: dict[str, Path] = {}
-            for name in new - logs:
-                if files[name].size > COPIED_BYTES or copies[name] == self.folder / name:
-                    shared[name] = copies[name]
-            if not _are_unchanged(files, shared):
+            if any(copy.is_shared and state_of(copy.path) != copy.state for copy in copies.values()):
                 return False
         self.failed = failed
+        self._logs_stored_at = time.monotonic()
         too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
         unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
         left_out = [*too_many, *unreadable, *left_out]
-        self.part = SnapshotPart(number, {**unchanged, **links, **stored}, files, tuple(left_out))
+        states = {**files, **{name: copy.state for name, copy in copies.items()}}
+        self.part = SnapshotPart(number, {**kept, **stored}, states, tuple(left_out))
         return True
 
-    @contextmanager
-    def _freeze(self, files: Scan, names: Set[str]) -> Generator[dict[str, Path]]:
-        """Yield a copy of each file; of a large one a hard link, which stays when the script replaces the file.
-
-        A small one, such as a status file, may be rewritten in place while the others are uploaded.
-        """
-        shutil.rmtree(self._frozen, ignore_errors=True)
-        self._frozen.mkdir(parents=True)
-        copies: dict[str, Path] = {}
-        try:
-            for number, name in enumerate(names):
-                copies[name] = self._frozen / str(number)
-                try:
-                    copy = shutil.copyfile if files[name].size <= COPIED_BYTES else os.link
-                    copy(self.folder / name, copies[name])
-                except OSError:  # the script has just deleted it, or the disk does not support hard links
-                    copies[name] = self.folder / name
-            yield copies
-        finally:
-            shutil.rmtree(self._frozen, ignore_errors=True)
-
     def _upload_all(
-        self, copies: Mapping[str, Path], states: Scan, logs: set[str], number: int
+        self, frozen: Frozen, logs: Set[str], number: int
     ) -> tuple[dict[str, KeptFile], dict[str, str]]:
-        """Upload files; return the stored ones, and the reasons why others could not be stored.
+        """Upload copies; return the stored ones, and the reasons why others could not be stored.
 
         Raises:
             OSError: The storage can't be written at all.
@@ -414,12 +431,12 @@ class RunFolder:
 
         def upload(name: str) -> None:
             try:
-                stored[name] = self._upload(name, copies[name], states[name], name in logs, number)
+                stored[name] = self._upload(name, frozen.copies[name], name in logs, number)
             except Exception as cause:  # a fault of one file must not hold up the others
                 failed[name] = one_line(cause)
 
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
-            list(threads.map(upload, copies))
+            list(threads.map(upload, frozen.copies))
         if failed:
             # This raises where the storage is at fault.
             self._storage.write(f"{layout.PARTS_FOLDER}/{self._node}.probe", b"")
@@ -427,44 +444,30 @@ class RunFolder:
             failed.clear()
             for name in to_retry:
                 upload(name)
-        return stored, failed
+        return stored, {**frozen.failed, **failed}
 
-    def _upload(self, name: str, copy: Path, state: FileState, is_log: bool, number: int) -> KeptFile:
-        key = self._key(name, is_log, number)
-        with copy.open("rb") as source, self._storage.open_writer(key) as target:
-            shutil.copyfileobj(source, target, CHUNK_BYTES)
-            size = source.tell()
-        return KeptFile(key, size, state.written_at, state.mode, is_log=is_log, node=self._node)
+    def _upload(self, name: str, copy: Copy, is_log: bool, number: int) -> KeptFile:
+        key, state = self._key(name, number), copy.state
+        with open_regular(copy.path) as source, self._storage.open_writer(key) as target:
+            if copy_bytes(source, target, copy.size) < copy.size:
+                raise OSError("it has become shorter while it was read")
+        return KeptFile(key, copy.size, state.written_at, state.mode, is_log=is_log, node=self._node)
 
-    def _key(self, name: str, is_log: bool, number: int) -> str:
+    def _key(self, name: str, number: int) -> str:
         """Return the key of a file: in S3 its final one, unless another node or the last snapshot may have that."""
-        earlier = self.part.files.get(name)
-        if is_log and earlier and earlier.is_log:
-            return earlier.key
         final_key = key_of(self.target, name)
         # On a disk, a folder may be where a file was, or the other way round.
         if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self._part_keys():
             return final_key
         return key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
 
-    def _store_logs(self, files: Scan, logs: set[str], now: float) -> None:
-        """Store the logs that have grown, each under its present key."""
-        self._logs_stored_at = now
-        grown: dict[str, Path] = {}
-        for name in logs & self.part.files.keys():
-            if self.part.files[name].is_log and self.part.states.get(name) != files[name]:
-                grown[name] = self.folder / name
-        if grown:
-            stored, _ = self._upload_all(grown, files, logs, self.part.number)
-            states = {**self.part.states, **{name: files[name] for name in stored}}
-            self.part = replace(self.part, files={**self.part.files, **stored}, states=states)
+
+def _beside(databases: Iterable[str]) -> set[str]:
+    """Return the names of the files that SQLite has beside databases."""
+    return {name + suffix for name in databases for suffix in COMPANIONS}
 
 
 def _is_running(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _are_unchanged(states: Scan, paths: Mapping[str, Path]) -> bool:
-    return all(state_of(path) == states[name] for name, path in paths.items())

@@ -85,13 +85,17 @@ class NodeFiles:
         self.commit()
 
     def store_last(self) -> None:
-        """Store the last part of the node, if the driver has said that its scripts have ended and none was killed.
+        """Store the last part of the node, if the driver has said that its scripts have ended and no file is torn.
 
         A worker that has lost the driver does not know this of the others.
         """
-        if self._was_killed or self._node not in self._exchange.directive.ended:
+        if self._node not in self._exchange.directive.ended:
             return
         try:
+            if self._was_killed:
+                rested_at = self._exchange.directive.killed[self._node]
+                if rested_at is None or not self._folder.is_whole(rested_at):
+                    return
             self._folder.finish()
             self._exchange.report(files=replace(self._store_part(), is_last=True))
             self.commit()

@@ -13,8 +13,8 @@ import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
 from ray_on_ecs.run.files import scan as folder_scan
-from ray_on_ecs.run.files.folder import OVERDUE_SECONDS, QUIET_SECONDS
-from ray_on_ecs.run.files.scan import LOG_SECONDS, OPEN_SECONDS, RESTLESS_SECONDS
+from ray_on_ecs.run.files.folder import LOG_SECONDS, OVERDUE_SECONDS, QUIET_SECONDS
+from ray_on_ecs.run.files.scan import OPEN_SECONDS, RESTLESS_SECONDS, SLOW_BYTES
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot, write_snapshot
 from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, make_folder, write
@@ -209,8 +209,10 @@ def test_log_delays_no_snapshot(storage: RunStorage, start: Start, me: tuple[psu
     assert {name for name, kept in manifest.items() if kept.is_log} == set(names)
     for file in files:
         print("2", file=file, flush=True)
+    first.poll()
+    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "1\n")}
     first.poll(LOG_SECONDS)
-    assert {name: storage.read(manifest[name].key) for name in names} == dict.fromkeys(names, b"1\n2\n")
+    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "1\n2\n")}
     second = start()
     assert contents(second.folder) == {"model.pt": "1", **dict.fromkeys(names, "1\n2\n")}
     for file in files:
@@ -221,17 +223,23 @@ def test_log_delays_no_snapshot(storage: RunStorage, start: Start, me: tuple[psu
     assert not any(kept.is_log for kept in read_snapshot(storage).files.values())
 
 
-def test_log_opened_per_line_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
+def test_log_opened_per_line_delays_the_first_snapshot_alone(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {"model.pt": "1"})
-    for number in range(4):
+    polls = int((RESTLESS_SECONDS + LOG_SECONDS) / QUIET_SECONDS) + 3
+    for number in range(polls):
         write(first.folder, {"tb/events.out.tfevents.1.host": "x" * number})
         first.poll(QUIET_SECONDS)
-    assert in_manifest(storage)["model.pt"] == "1"
+        assert number * QUIET_SECONDS < OVERDUE_SECONDS + 5 or in_manifest(storage)["model.pt"] == "1"
     assert read_snapshot(storage).files["tb/events.out.tfevents.1.host"].is_log
+    write(first.folder, {"model.pt": "2"})
+    for number in range(3):
+        write(first.folder, {"tb/events.out.tfevents.1.host": "x" * (polls + number)})
+        first.poll(QUIET_SECONDS)
+    assert in_manifest(storage)["model.pt"] == "2"
     first.settle()
     first.end()
-    assert in_manifest(storage) == {"model.pt": "1", "tb/events.out.tfevents.1.host": "xxx"}
+    assert in_manifest(storage) == {"model.pt": "2", "tb/events.out.tfevents.1.host": "x" * (polls + 2)}
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
@@ -261,22 +269,23 @@ def test_status_file_becomes_a_log(
 
 
 @ON_DISK
-@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize(
+    ("written", "seconds"), [(0, RESTLESS_SECONDS), (1, RESTLESS_SECONDS), (SLOW_BYTES, OPEN_SECONDS)]
+)
 def test_file_held_open_becomes_a_log(
-    storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], is_written: bool
+    storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], written: int, seconds: float
 ) -> None:
+    """One that grows fast may be a checkpoint for some minutes."""
     first = start()
     first.writers = me
     write(first.folder, {"model.pt": "1"})
-    with (first.folder / "sqlite.db").open("w") as file:
-        polls = int(OPEN_SECONDS / RESTLESS_SECONDS)
-        for number in range(polls + 4):
-            assert number > polls - 2 or in_manifest(storage) == {}, number
-            if is_written or number == 0:
-                file.write("1")
-                file.flush()
+    with (first.folder / "data.h5").open("wb") as file:
+        polls = int(seconds / RESTLESS_SECONDS)
+        for number in range(polls + 3):
+            assert number > polls or in_manifest(storage) == {}, number
+            file.truncate(number * written)
             first.poll(RESTLESS_SECONDS)
-        assert in_manifest(storage).keys() == {"model.pt", "sqlite.db"}
+        assert read_snapshot(storage).files.keys() == {"model.pt", "data.h5"}
 
 
 @ON_DISK

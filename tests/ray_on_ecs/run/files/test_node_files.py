@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
-from ray_on_ecs.run.files.folder import KNOWN, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
+from ray_on_ecs.run.files.folder import KNOWN, LOOK_SECONDS, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
 from ray_on_ecs.run.files.node_files import merge_parts
 from ray_on_ecs.run.files.scan import RESTLESS_SECONDS
 from ray_on_ecs.run.group import Directive
@@ -313,8 +313,9 @@ def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: 
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
-        write(second_folder, {"short": "1"})
-        clock.sleep = Clock.sleep.__get__(clock)
+        if seconds == LOOK_SECONDS:
+            write(second_folder, {"short": "1"})
+            clock.sleep = Clock.sleep.__get__(clock)
 
     clock.sleep = sleep
     first.wait(QUIET_SECONDS)
@@ -374,7 +375,7 @@ def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) ->
 
 
 @ON_DISK
-@pytest.mark.parametrize("directive", [Directive(ended=frozenset({0}), killed=frozenset({0})), Directive()])
+@pytest.mark.parametrize("directive", [Directive(ended=frozenset({0}), killed={0: None}), Directive()])
 def test_last_files_need_the_word_of_the_driver(storage: RunStorage, start: Start, directive: Directive) -> None:
     """A script was killed; or the driver is lost, and the worker does not know how the others have ended."""
     first = start(1)
