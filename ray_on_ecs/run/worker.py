@@ -113,6 +113,7 @@ class ScriptWorker:
             is_direct=storage.is_local and settings.is_one_node and rank.local_world_size == rank.world_size,
             exclude=self._config.exclude,
             max_bytes=self._config.keep_gib * 2**30,
+            variables={**os.environ, **self._config.variables},
         )
         self._folder = self._run_folder.folder
         self._files: NodeFiles | None = None  # of the first worker of a node, once the scripts begin

@@ -26,6 +26,7 @@ from ray_on_ecs.errors import counted, one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run.code.ignore import Patterns
 from ray_on_ecs.run.files.frozen import COMPANIONS, Copy, Frozen, copy_bytes, freeze, is_database, open_regular
+from ray_on_ecs.run.files.outside import OutsideFiles
 from ray_on_ecs.run.files.scan import (
     MAX_ENTRIES,
     FileState,
@@ -103,6 +104,7 @@ class RunFolder:
         is_direct: True on the only node of a run whose storage is a folder, into which the script itself may write.
         exclude: Patterns, as in .gitignore, of files that are not kept.
         max_bytes: The bytes of all files that are kept.
+        variables: The script's environment variables.
 
     Attributes:
         folder: The working directory of the script.
@@ -125,6 +127,7 @@ class RunFolder:
         is_direct: bool = False,
         exclude: Sequence[str] = (),
         max_bytes: float = math.inf,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._storage = storage
         self._node = node
@@ -135,6 +138,8 @@ class RunFolder:
         self._root = Path(storage.path()) if is_direct else node_folder("runs", f"{storage.uri} {node_id}")
         self.folder = Path(storage.path(self.target)) if is_direct else self._root / "work" / name
         self._frozen = self._root / ".snapshot"  # on the same disk, for hard links
+        own = [self._root, *([Path(storage.path())] if storage.is_local else [])]
+        self._outside = OutsideFiles(own, variables or {})
         patterns = Patterns(exclude)
         self._scanner = FolderScanner(self.folder, lambda name, is_folder: bool(patterns.decide(name, is_folder)))
         self._base: Scan = {}
@@ -227,13 +232,13 @@ class RunFolder:
             if name not in self._restored:
                 self._base[name] = state
 
-    @property
-    def outside(self) -> list[str]:
-        """Relative paths of files that the script has made next to the folder: they are not kept."""
+    def find_outside(self) -> list[str]:
+        """Return what the script has written next to the folder, and large files elsewhere: they are not kept."""
+        beside: list[str] = []
         with suppress(OSError):
             paths = {*self.folder.parent.iterdir()} - {self.folder, *self._old_folders()}
-            return sorted(f"../{path.name}" for path in paths)
-        return []
+            beside = sorted(f"../{path.name}" for path in paths)
+        return [*beside, *self._outside.find()]
 
     def _old_folders(self) -> list[Path]:
         return list(self.folder.parent.glob(f"{BEFORE}*"))
@@ -306,7 +311,7 @@ class RunFolder:
     def _open_files(self, writers: Sequence[psutil.Process]) -> dict[str, bool]:
         """Return the files that are open for writing, and take note of the time if the folder is at rest."""
         now = time.time()
-        open_files = open_for_writing(self.folder, writers)
+        open_files = open_for_writing(self.folder, writers, self._outside.seen)
         if self._is_at_rest(open_files):
             time.sleep(CLOSING_SECONDS)
             if all(map(_is_running, writers)):

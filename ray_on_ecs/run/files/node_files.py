@@ -102,8 +102,9 @@ class NodeFiles:
         except Exception as cause:
             self._exchange.report(not_stored=one_line(cause))
             return
-        if outside := self._folder.outside:
-            logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}")
+        if outside := self._folder.find_outside():
+            way = "write below $RUN_DIR, which is the working directory, by the script's own flag or settings"
+            logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}; {way}")
         if failed := self._folder.failed:
             self._exchange.report(not_stored="; ".join(f"{name}: {why}" for name, why in failed.items()))
 

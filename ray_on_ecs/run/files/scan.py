@@ -147,15 +147,23 @@ def is_growing(name: str) -> bool:
     return is_log(name) or name.endswith(GROWING)
 
 
-def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:
-    """Return the files in a folder that processes hold open for writing; the value is True for append mode only."""
+def open_for_writing(
+    folder: Path, processes: Iterable[psutil.Process], elsewhere: set[str] | None = None
+) -> dict[str, bool]:
+    """Return the files in a folder that processes hold open for writing; the value is True for append mode only.
+
+    The paths of other files are added to `elsewhere`.
+    """
     open_files: dict[str, bool] = {}
     prefix = f"{os.path.realpath(folder)}/"
     for process in processes:
         with suppress(psutil.Error, OSError):
             for file in process.open_files():
                 mode = getattr(file, "mode", "r")
-                if mode != "r" and file.path.startswith(prefix):
+                if mode != "r" and not file.path.startswith(prefix):
+                    if elsewhere is not None:
+                        elsewhere.add(file.path)
+                elif mode != "r":
                     name = file.path.removeprefix(prefix)
                     open_files[name] = mode.startswith("a") and open_files.get(name, True)
     return open_files

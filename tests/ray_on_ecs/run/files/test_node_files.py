@@ -283,7 +283,7 @@ def test_file_that_is_always_written_delays_no_snapshot(
     """The script holds the file open for a part of the time."""
     first = start(count)
 
-    def open_files(folder: Path, writers: object) -> dict[str, bool]:
+    def open_files(folder: Path, *_: object) -> dict[str, bool]:
         is_open = folder == first.nodes[-1].folder and clock.now - writer._written_at < open_share * every
         return {"status.json": False} if is_open else {}
 

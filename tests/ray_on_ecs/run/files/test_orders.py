@@ -293,7 +293,7 @@ def test_restored_files_name_only_what_is_there(
 
         return call
 
-    def open_files(folder: Path, writers: object) -> dict[str, bool]:
+    def open_files(folder: Path, *_: object) -> dict[str, bool]:
         return dict(order.open[[each.folder for each in order.nodes.nodes].index(folder)])
 
     def sleep(seconds: float) -> None:
