@@ -169,8 +169,8 @@ class Directive:
         peers: The workers by rank, once all are ready to start their scripts.
         pids: The processes whose descendants are the scripts that have not ended well, by node.
         ended: The nodes on which all scripts have ended.
-        killed: The nodes on which a script was killed, perhaps in the middle of a write, and the earliest `rested_at` of
-            these; None if a worker was lost, whose script may still run.
+        killed: The nodes on which a script was killed, perhaps in the middle of a write, and the earliest `rested_at`
+            of these; None if a worker was lost, whose script may still run.
         scan: True if the driver waits for the nodes' next look at their folders.
         commit: The parts by node that node 0 should write as a snapshot.
         daemons: With --mpi: see WorkerStatus.

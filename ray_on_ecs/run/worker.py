@@ -383,13 +383,16 @@ class ScriptWorker:
             self._report_script(script.process)
 
     def _wait_for_rest(self, script: Script, until: float) -> None:
-        """Wait until the script has no file open for writing, at most so long."""
+        """Wait until the script has no file open for writing in two looks, at most so long."""
         until = min(until, time.time() + REST_SECONDS)
+        was_at_rest = False
         while script.process.wait(LOOK_SECONDS) is None and time.time() < until:
             now, writers = time.time(), writers_of([script.process.pid])
-            if writers is not None and self._run_folder.is_at_rest(writers):
+            is_at_rest = writers is not None and self._run_folder.is_at_rest(writers)
+            if is_at_rest and was_at_rest:
                 self.exchange.report(rested_at=now)
                 break
+            was_at_rest = is_at_rest
 
     def _wait_for_node(self, script: Script) -> None:
         """Wait, on the first worker of a node, until the scripts of all its workers have ended."""

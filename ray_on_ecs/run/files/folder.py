@@ -7,25 +7,24 @@ begins.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
-from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.errors import DISK_FULL, counted, one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run.code.ignore import Patterns
-from ray_on_ecs.run.files.frozen import COMPANIONS, Copy, Frozen, copy_bytes, freeze, is_database, open_regular
+from ray_on_ecs.run.files import known
+from ray_on_ecs.run.files.frozen import Copy, Frozen, companions, copy_bytes, freeze, is_database, open_regular
 from ray_on_ecs.run.files.outside import OutsideFiles
 from ray_on_ecs.run.files.scan import (
     MAX_ENTRIES,
@@ -33,6 +32,7 @@ from ray_on_ecs.run.files.scan import (
     FolderActivity,
     FolderScanner,
     Scan,
+    is_running,
     open_for_writing,
     select_within_limits,
     state_of,
@@ -68,8 +68,6 @@ CLOSING_SECONDS = 0.05
 TICK_SECONDS = 0.01
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
-# The files that a worker which has left has had as they are stored.
-KNOWN = "stored.json"
 # Prefix of the old folder's name while a reset puts a new one in its place.
 BEFORE = ".before-"
 ROOM_BYTES = 2 * 2**30
@@ -173,7 +171,7 @@ class RunFolder:
         self._scanner.too_many.clear()
         self._base = self._scanner.scan()
         on_disk: dict[str, Path] = {}
-        for name, (file, state) in (self._known() or self._read_known()).items():
+        for name, (file, state) in (self._known() or known.read(self._root)).items():
             is_wanted = snapshot.files.get(name) == file and file.link is None
             if is_wanted and state_of(old_folder / name) == state:
                 on_disk[name] = old_folder / name
@@ -205,26 +203,15 @@ class RunFolder:
 
     def _known(self) -> dict[str, tuple[KeptFile, FileState]]:
         """Return the files of this disk that are stored as they are, with their states."""
-        known: dict[str, tuple[KeptFile, FileState]] = {}
+        found: dict[str, tuple[KeptFile, FileState]] = {}
         for files, states in ((self._snapshot.files, self._restored), (self.part.files, self.part.states)):
-            known |= {name: (file, states[name]) for name, file in files.items() if name in states and not file.is_log}
-        return known
+            found |= {name: (file, states[name]) for name, file in files.items() if name in states and not file.is_log}
+        return found
 
     def keep(self) -> None:
         """Leave the folder to another process on this node, whose reset restores only what differs."""
         if not self._is_direct:
-            known = {name: [asdict(file), state] for name, (file, state) in self._known().items()}
-            with suppress(OSError):
-                new = self._root / f"{KNOWN}.new"
-                new.write_text(json.dumps(known))
-                new.replace(self._root / KNOWN)
-
-    def _read_known(self) -> dict[str, tuple[KeptFile, FileState]]:
-        # Another version may have written it.
-        with suppress(AttributeError, OSError, TypeError, ValueError):
-            known = json.loads((self._root / KNOWN).read_text())
-            return {name: (KeptFile(**file), FileState(*state)) for name, (file, state) in known.items()}
-        return {}
+            known.write(self._root, self._known())
 
     def ignore_new(self) -> None:
         """Count files that have appeared since the reset as code, which is not kept."""
@@ -285,7 +272,7 @@ class RunFolder:
         quiet_since = activity.quiet_since
         open_files = self._open_files(writers)
         databases = {name for name in open_files if is_database(self.folder / name)}
-        activity.update(files, open_files, now, databases | _beside(databases))
+        activity.update(files, open_files, now, databases | companions(databases))
         self.state += activity.quiet_since != quiet_since
         self._may_scan_at = now + SCAN_SHARE * (time.monotonic() - now)
         self._next_scan_at = max(now + SCAN_SECONDS, self._may_scan_at)
@@ -312,9 +299,9 @@ class RunFolder:
         """Return the files that are open for writing, and take note of the time if the folder is at rest."""
         now = time.time()
         open_files = open_for_writing(self.folder, writers, self._outside.seen)
-        if self._is_at_rest(open_files):
+        if writers and self._is_at_rest(open_files):
             time.sleep(CLOSING_SECONDS)
-            if all(map(_is_running, writers)):
+            if all(map(is_running, writers)):
                 self.rested_at = now
         return open_files
 
@@ -337,7 +324,7 @@ class RunFolder:
             data = without_logs(files, logs)
             if not busy and (data == previous or look == LOOKS - 1):
                 time.sleep(LOOK_SECONDS)  # a process that is killed closes its files before it has ended
-                return files if all(map(_is_running, writers)) else None
+                return files if all(map(is_running, writers)) else None
             previous = data
         return None
 
@@ -347,7 +334,9 @@ class RunFolder:
         `rested_at` is a time (Unix time) at which it was, if `self.rested_at` is not later.
         """
         since = (max(rested_at, self.rested_at) - TICK_SECONDS) * 1e9
-        return all(each.written_at < since for each in without_logs(self._changed_files(), self._activity.held).values())
+        return all(
+            each.written_at < since for each in without_logs(self._changed_files(), self._activity.held).values()
+        )
 
     def finish(self) -> None:
         """Store the last part: the script has ended, so that every file is complete.
@@ -358,7 +347,7 @@ class RunFolder:
         files = self._changed_files()
         states = {name: state for name, state in self.part.states.items() if name not in self.failed}
         self.part = replace(self.part, states=states)
-        self.is_current = self._is_stored(files, set()) or self._store(files, set())
+        self.is_current = self._is_stored(files, set()) or self._store(files, set(), has_ended=True)
         if not self.is_current:
             raise OSError("files still change after the script has ended")
 
@@ -391,29 +380,30 @@ class RunFolder:
     def _is_stored(self, data: Scan, logs: Set[str]) -> bool:
         return data == without_logs(self.part.states, logs) and logs <= self.part.states.keys()
 
-    def _store(self, files: Scan, logs: Set[str]) -> bool:
+    def _store(self, files: Scan, logs: Set[str], *, has_ended: bool = False) -> bool:
         """Store a part; return False if a file that is not a log has changed meanwhile."""
         names, left_out = select_within_limits(files, self._max_bytes, MAX_FILES)
         # A backup of a database is complete without the files beside it.
         databases = {name for name in logs if is_database(self.folder / name)}
-        names -= _beside(databases)
+        names -= companions(databases)
         number = self.part.number + 1
         kept: dict[str, KeptFile] = {}
         for name in names:
             if files[name].link is not None:
                 kept[name] = KeptFile(link=files[name].link, node=self._node)
             elif name in self.part.files and all(
-                self.part.states.get(each) == files.get(each) for each in (name, *_beside([name]))
+                self.part.states.get(each) == files.get(each) for each in (name, *companions([name]))
             ):
                 kept[name] = replace(self.part.files[name], is_log=name in logs)
-        with freeze(self.folder, self._frozen, files, names - kept.keys(), logs) as frozen:
+        with freeze(self.folder, self._frozen, files, names - kept.keys(), logs, has_ended=has_ended) as frozen:
             if without_logs(self._changed_files(), logs) != without_logs(files, logs):
                 return False
             copies = frozen.copies
-            stored, failed = self._upload_all(frozen, logs, number)
+            stored, failed = self._upload_all(frozen, logs, number, has_ended)
             # A hard link, or the file itself, may have been rewritten in place while it was read.
             if any(copy.is_shared and state_of(copy.path) != copy.state for copy in copies.values()):
                 return False
+        kept |= {name: self.part.files[name] for name in failed.keys() & logs & self.part.files.keys()}  # as it was
         self.failed = failed
         self._logs_stored_at = time.monotonic()
         too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
@@ -424,20 +414,22 @@ class RunFolder:
         return True
 
     def _upload_all(
-        self, frozen: Frozen, logs: Set[str], number: int
+        self, frozen: Frozen, logs: Set[str], number: int, has_ended: bool
     ) -> tuple[dict[str, KeptFile], dict[str, str]]:
         """Upload copies; return the stored ones, and the reasons why others could not be stored.
 
         Raises:
-            OSError: The storage can't be written at all.
+            OSError: The storage can't be written at all, or its disk is full: the others may name the missing ones.
         """
         stored: dict[str, KeptFile] = {}
         failed: dict[str, str] = {}
 
         def upload(name: str) -> None:
             try:
-                stored[name] = self._upload(name, frozen.copies[name], name in logs, number)
+                stored[name] = self._upload(name, frozen.copies[name], name in logs, number, has_ended)
             except Exception as cause:  # a fault of one file must not hold up the others
+                if isinstance(cause, OSError) and cause.errno in DISK_FULL:
+                    raise
                 failed[name] = one_line(cause)
 
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
@@ -451,11 +443,14 @@ class RunFolder:
                 upload(name)
         return stored, {**frozen.failed, **failed}
 
-    def _upload(self, name: str, copy: Copy, is_log: bool, number: int) -> KeptFile:
+    def _upload(self, name: str, copy: Copy, is_log: bool, number: int, has_ended: bool) -> KeptFile:
         key, state = self._key(name, number), copy.state
-        with open_regular(copy.path) as source, self._storage.open_writer(key) as target:
-            if copy_bytes(source, target, copy.size) < copy.size:
-                raise OSError("it has become shorter while it was read")
+        if self._is_direct and has_ended:
+            self._storage.store.copy(StoredFile(str(copy.path), copy.size), self._storage.path(key))  # a link
+        else:
+            with open_regular(copy.path) as source, self._storage.open_writer(key) as target:
+                if copy_bytes(source, target, copy.size) < copy.size:
+                    raise OSError("it has become shorter while it was read")
         return KeptFile(key, copy.size, state.written_at, state.mode, is_log=is_log, node=self._node)
 
     def _key(self, name: str, number: int) -> str:
@@ -465,14 +460,3 @@ class RunFolder:
         if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self._part_keys():
             return final_key
         return key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
-
-
-def _beside(databases: Iterable[str]) -> set[str]:
-    """Return the names of the files that SQLite has beside databases."""
-    return {name + suffix for name in databases for suffix in COMPANIONS}
-
-
-def _is_running(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False

@@ -6,13 +6,13 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Collection, Generator, Set
+from collections.abc import Collection, Generator, Iterable, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
-from ray_on_ecs.errors import one_line
+from ray_on_ecs.errors import DISK_FULL, one_line
 from ray_on_ecs.run.files.scan import FileState, Scan, state_in
 
 # A larger file has a hard link instead of a copy, unless it is always being written.
@@ -52,33 +52,41 @@ class Frozen:
 
 
 @contextmanager
-def freeze(folder: Path, to: Path, files: Scan, names: Collection[str], logs: Set[str]) -> Generator[Frozen]:
-    """Yield copies of files that were in these states.
+def freeze(
+    folder: Path, to: Path, files: Scan, names: Collection[str], logs: Set[str], *, has_ended: bool = False
+) -> Generator[Frozen]:
+    """Yield copies of files that were in these states; hard links, which need no space, if the script has ended.
 
     Those that are logs are copied as they are at one moment: up to the length that they have then. The others are only
     as they were if their states are the same afterwards, and those of hard links at the end.
+
+    Raises:
+        OSError: The disk is full.
     """
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     frozen = Frozen()
     try:
         for number, name in enumerate(sorted(names)):
+            kind = "log" if name in logs else "link" if has_ended or files[name].size > COPIED_BYTES else "copy"
             try:
-                frozen.copies[name] = _copy(folder / name, to / str(number), files[name], is_log=name in logs)
+                frozen.copies[name] = _copy(folder / name, to / str(number), files[name], kind)
             except OSError as cause:  # such as a database that is locked, or a file that the script has just deleted
+                if cause.errno in DISK_FULL:
+                    raise
                 frozen.failed[name] = one_line(cause)
         yield frozen
     finally:
         shutil.rmtree(to, ignore_errors=True)
 
 
-def _copy(source: Path, target: Path, state: FileState, *, is_log: bool) -> Copy:
-    if is_log and is_database(source):
+def _copy(source: Path, target: Path, state: FileState, kind: Literal["log", "link", "copy"]) -> Copy:
+    if kind == "log" and is_database(source):
         _back_up(source, target)
         return Copy(target, target.stat().st_size, state, is_shared=False)
-    if is_log:
+    if kind == "log":
         return _copy_moving(source, target)
-    if state.size <= COPIED_BYTES:
+    if kind == "copy":
         with open_regular(source) as reader, target.open("wb") as writer:
             copy_bytes(reader, writer, state.size)
         return Copy(target, state.size, state, is_shared=False)
@@ -109,6 +117,11 @@ def is_database(path: Path) -> bool:
             return file.read(len(SQLITE)) == SQLITE
     except OSError:
         return False
+
+
+def companions(databases: Iterable[str]) -> set[str]:
+    """Return the names of the files that SQLite has beside databases."""
+    return {name + suffix for name in databases for suffix in COMPANIONS}
 
 
 def _back_up(source: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import psutil
 
-from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.errors import DISK_FULL, counted, one_line
 from ray_on_ecs.names import folders_of
 from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.files.folder import RunFolder
@@ -65,7 +65,7 @@ class NodeFiles:
                 logger.info(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out")
             self._left_out = left_out
         except Exception as cause:  # the thread continues
-            logger.warning(f"files could not be stored, and will be tried again ({one_line(cause)})")
+            logger.warning(f"files could not be stored, and will be tried again ({self._why(cause)})")
 
     def _look(self) -> None:
         """Look at the folder, and store a part of it once it is quiet.
@@ -100,7 +100,7 @@ class NodeFiles:
             self._exchange.report(files=replace(self._store_part(), is_last=True))
             self.commit()
         except Exception as cause:
-            self._exchange.report(not_stored=one_line(cause))
+            self._exchange.report(not_stored=self._why(cause))
             return
         if outside := self._folder.find_outside():
             way = "write below $RUN_DIR, which is the working directory, by the script's own flag or settings"
@@ -114,6 +114,12 @@ class NodeFiles:
             self.commit()
         except Exception as cause:
             self._exchange.report(not_stored=one_line(cause))
+
+    def _why(self, cause: Exception) -> str:
+        if isinstance(cause, OSError) and cause.errno in DISK_FULL:
+            disk = cause.filename or (self._storage.uri if self._storage.is_local else self._folder.folder)
+            return f"the disk of {disk} is full"
+        return one_line(cause)
 
     @property
     def _was_killed(self) -> bool:

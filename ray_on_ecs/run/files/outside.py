@@ -1,7 +1,7 @@
 """Large files that a script writes outside of its folder: they are not kept, and a line at the end names them.
 
 They are found by what the script's processes have open, every two seconds, and, as most files are written faster, by
-what is new in the home folder, its `.cache` and the temporary folder. A file that is open for less, in a folder that was
+what is new in the home folder, its `.cache` and the temporary folder. One that is written faster, in a folder that was
 there before the run, is not found.
 """
 

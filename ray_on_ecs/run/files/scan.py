@@ -169,6 +169,13 @@ def open_for_writing(
     return open_files
 
 
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def select_within_limits(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], list[str]]:
     """Select the files to keep: the largest entries of the top level are left out until the rest is within the limits.
 
@@ -217,7 +224,9 @@ class FolderActivity:
         self._changing: dict[str, tuple[float, float]] = {}  # since when, and when last
         self._open_since: dict[str, tuple[float, int]] = {}  # and the size then
 
-    def update(self, files: Scan, open_files: Mapping[str, bool], now: float, databases: Set[str] = frozenset()) -> None:
+    def update(
+        self, files: Scan, open_files: Mapping[str, bool], now: float, databases: Set[str] = frozenset()
+    ) -> None:
         """Take a new scan into account.
 
         Args:
@@ -253,6 +262,6 @@ class FolderActivity:
         return now - since >= (RESTLESS_SECONDS if size - first_size < SLOW_BYTES else OPEN_SECONDS)
 
 
-def without_logs(files: Mapping[str, FileState], logs: set[str]) -> Scan:
+def without_logs(files: Mapping[str, FileState], logs: Set[str]) -> Scan:
     """Return the states of the files that are not logs."""
     return {name: state for name, state in files.items() if name not in logs}
