@@ -164,16 +164,18 @@ class Nodes:
         for _ in range(polls):
             self.poll(module.QUIET_SECONDS)
 
-    def end(self) -> None:
-        """Store the last snapshot: all scripts have ended."""
+    def end(self, killed: Mapping[int, float | None] | None = None) -> None:
+        """Store the last snapshot: all scripts have ended, some by a kill."""
         count = len(self.nodes)
-        self.directive = replace(self.directive, ended=frozenset(range(count)))
+        self.directive = replace(self.directive, ended=frozenset(range(count)), killed=killed or {})
         for node, each in enumerate(self.files):
             self.tell(node)
             each.store_last()
-        last = replace(self.directive, commit={node: self.tell(node).part for node in range(count)})
-        self.exchanges[0].poll(self._polls, last, -1, 0)
-        self.files[0].commit_last()
+        statuses = [self.tell(node) for node in range(count)]
+        if all(status.is_last for status in statuses):
+            commit = {node: status.part for node, status in enumerate(statuses)}
+            self.exchanges[0].poll(self._polls, replace(self.directive, commit=commit), -1, 0)
+            self.files[0].commit_last()
         for exchange in self.exchanges:
             if reason := exchange.status.not_stored:
                 raise Fault(reason)

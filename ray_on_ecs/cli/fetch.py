@@ -152,7 +152,7 @@ def _list(storage: RunStorage, target: Path) -> _Listing:
             files[path] = stored[entry.key]
         if entry.link is not None:
             links[path] = entry.link
-        if entry.written_at and not entry.is_log:
+        if entry.written_at:
             written_at[path] = entry.written_at
     refused |= {name for name in (*files, *links) if is_refused(name)}
     refused |= {name for name, text in links.items() if leads_out(name, text)}

@@ -98,6 +98,8 @@ class WorkerStatus:
         silent_seconds: How long its script has given no sign of life.
         status: Its script's exit status, or None while it runs.
         ended_at: When its script ended (Unix time), or None while it runs.
+        rested_at: The last time before SIGTERM (Unix time) at which its script had no file open for writing; 0 if it
+            always had, or did not get SIGTERM.
         words: Why its script ended.
         log: The end of its script's output, once that has ended.
         has_ended: True once its script has ended, and with --mpi all of its processes.
@@ -126,6 +128,7 @@ class WorkerStatus:
     silent_seconds: float = 0.0
     status: int | None = None
     ended_at: float | None = None
+    rested_at: float = 0.0
     words: LastWords = field(default_factory=LastWords)
     log: tuple[str, ...] = ()
     has_ended: bool = False
@@ -166,7 +169,8 @@ class Directive:
         peers: The workers by rank, once all are ready to start their scripts.
         pids: The processes whose descendants are the scripts that have not ended well, by node.
         ended: The nodes on which all scripts have ended.
-        killed: The nodes on which a script was killed, perhaps in the middle of a write.
+        killed: The nodes on which a script was killed, perhaps in the middle of a write, and the earliest `rested_at`
+            of these; None if a worker was lost, whose script may still run.
         scan: True if the driver waits for the nodes' next look at their folders.
         commit: The parts by node that node 0 should write as a snapshot.
         daemons: With --mpi: see WorkerStatus.
@@ -184,7 +188,7 @@ class Directive:
     peers: tuple[Peer, ...] = ()
     pids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
-    killed: frozenset[int] = frozenset()
+    killed: Mapping[int, float | None] = field(default_factory=dict)
     scan: bool = False
     commit: Mapping[int, str] = field(default_factory=dict)
     daemons: Mapping[int, str] = field(default_factory=dict)

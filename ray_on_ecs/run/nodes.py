@@ -21,7 +21,7 @@ class Nodes:
     def look(self, group: Group, workers: WorkerStatuses) -> dict[str, Any]:
         """Take the statuses of this start; return what the directive says of the nodes."""
         ended: set[int] = set()
-        killed: set[int] = set()
+        killed: dict[int, float | None] = {}
         nodes = {rank.node_rank for rank in group.ranks}
         for node in nodes:
             ranks = [rank.rank for rank in group.ranks if rank.node_rank == node]
@@ -29,11 +29,12 @@ class Nodes:
             is_lost = any(rank in group.lost for rank in ranks)
             if all(worker.has_ended for worker in living) and (is_lost or len(living) == len(ranks)):
                 ended.add(node)
-            if is_lost or any(map(self._is_killed, living)):
-                killed.add(node)
+            rested_at = [worker.rested_at for worker in living if self._is_killed(worker)]
+            if is_lost or rested_at:
+                killed[node] = None if is_lost else min(rested_at)
         first = workers.get(0)
         if self._mpi and first and self._is_killed(first):  # mpirun kills the others
-            killed = set(nodes)
+            killed = dict.fromkeys(nodes)
         pids: dict[int, tuple[int, ...]] = {}
         last_parts: dict[int, str] = {}
         for rank, worker in sorted(workers.items()):
@@ -45,7 +46,7 @@ class Nodes:
             if worker.pid and not (worker.has_ended and worker.status == 0):  # others of its node may train on
                 pids[node] = (*pids.get(node, ()), worker.pid)
         self._last_parts = last_parts if len(last_parts) == len(nodes) else {}
-        changes: dict[str, Any] = {"pids": pids, "ended": frozenset(ended), "killed": frozenset(killed)}
+        changes: dict[str, Any] = {"pids": pids, "ended": frozenset(ended), "killed": killed}
         if len(nodes) > 1:
             changes["scan"] = self._moments.needs_look(len(nodes))
             changes["commit"] = self._last_parts or self._moments.common(len(nodes))

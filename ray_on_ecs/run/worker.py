@@ -33,7 +33,7 @@ from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
 from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
-from ray_on_ecs.run.files.node_files import NodeFiles
+from ray_on_ecs.run.files.node_files import NodeFiles, writers_of
 from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
+# How long SIGTERM waits for a moment at which the script does not write a file, and how often the worker looks.
+REST_SECONDS, LOOK_SECONDS = 2.0, 0.02
 # How long a worker whose node stops waits for the driver to end the start.
 DRAIN_SECONDS = 30.0
 
@@ -115,6 +117,7 @@ class ScriptWorker:
             is_direct=storage.is_local and settings.is_one_node and rank.local_world_size == rank.world_size,
             exclude=self._config.exclude,
             max_bytes=self._config.keep_gib * 2**30,
+            variables={**os.environ, **self._config.variables},
         )
         self._folder = self._run_folder.folder
         self._files: NodeFiles | None = None  # of the first worker of a node, once the scripts begin
@@ -379,6 +382,7 @@ class ScriptWorker:
             ends_at()
             if script.deadline and (script.exchange / sdk.CHECKPOINTER).exists():
                 self._wait_for_end(script, lambda: ends_at() - GRACE_SECONDS)
+            self._wait_for_rest(script, ends_at())
             process.terminate()
             self._wait_for_end(script, ends_at)
         if not process.has_ended(exchange.directive):
@@ -407,6 +411,18 @@ class ScriptWorker:
             script.process.wait(POLL_SECONDS)
             self._take_reports(script)
             self._report_script(script.process)
+
+    def _wait_for_rest(self, script: Script, until: float) -> None:
+        """Wait until the script has no file open for writing in two looks, at most so long."""
+        until = min(until, time.time() + REST_SECONDS)
+        was_at_rest = False
+        while script.process.wait(LOOK_SECONDS) is None and time.time() < until:
+            now, writers = time.time(), writers_of([script.process.pid])
+            is_at_rest = writers is not None and self._run_folder.is_at_rest(writers)
+            if is_at_rest and was_at_rest:
+                self.exchange.report(rested_at=now)
+                break
+            was_at_rest = is_at_rest
 
     def _wait_for_node(self, script: Script) -> None:
         """Wait, on the first worker of a node, until the scripts of all its workers have ended."""

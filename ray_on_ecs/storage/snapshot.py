@@ -1,8 +1,7 @@
 """Snapshots of a run's files in its storage, with a manifest that is written last.
 
 `files.json` is the manifest of the last complete snapshot. Its objects are not overwritten before the next manifest is
-written: a replaced file is first stored below `versions/`, and moves to `files/` at the run's end. Only logs are
-overwritten in place.
+written: a replaced file is first stored below `versions/`, and moves to `files/` at the run's end.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class KeptFile:
     written_at: int = 0  # ns since 1970
     mode: int = 0o644
     link: str | None = None  # the target
-    is_log: bool = False  # stored in place while it grows, so that its object may be newer than the snapshot
+    is_log: bool = False  # it was being written at that moment
     node: int = 0  # the rank of the node whose script wrote it
 
 
@@ -163,10 +162,9 @@ def restore(
                 info = stored.get(file.key)
                 if info is None:
                     raise FileNotFoundError(f"{storage.uri}/{file.key} is missing")
-                if not file.is_log and info.size < file.size:
+                if info.size < file.size:
                     raise OSError(f"{storage.uri}/{file.key} has {info.size:,} of {file.size:,} bytes")
-                # A log may have grown since.
-                fetched[path] = info if file.is_log else info._replace(size=file.size)
+                fetched[path] = info._replace(size=file.size)
     copy_to_disk(storage.store, fetched)
     for name, file in files.items():
         if (path := folder / name) in fetched:

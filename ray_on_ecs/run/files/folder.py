@@ -1,36 +1,38 @@
 """A run's folder on one node: it begins with the user's code, and what the script changes in it is soon in the storage.
 
-A part is stored when nothing in the folder has changed for a moment and nothing is open for writing. The parts of all
-nodes are a snapshot (run/files/node_files.py), from which a restart begins.
+A part is the folder at one moment: it is stored when nothing has changed for some time and nothing is open for writing.
+Logs are in it as they were then. The parts of all nodes are a snapshot (run/files/node_files.py), from which a restart
+begins.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
-from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.errors import DISK_FULL, counted, one_line
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run.code.ignore import Patterns
+from ray_on_ecs.run.files import known
+from ray_on_ecs.run.files.frozen import Copy, Frozen, companions, copy_bytes, freeze, is_database, open_regular
+from ray_on_ecs.run.files.outside import OutsideFiles
 from ray_on_ecs.run.files.scan import (
-    LOG_SECONDS,
     MAX_ENTRIES,
     FileState,
     FolderActivity,
     FolderScanner,
     Scan,
+    is_running,
     open_for_writing,
     select_within_limits,
     state_of,
@@ -58,12 +60,14 @@ SCAN_SECONDS, SCAN_SHARE = 2.0, 20
 QUIET_SECONDS = 2.0
 # After this time without such a pause, scans in quick succession find a short one.
 OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
+# Logs that have grown while nothing else has changed are stored this often.
+LOG_SECONDS = 10.0
+# A process that is killed closes its files before it has ended, by less than this.
+CLOSING_SECONDS = 0.05
+# The clock of a disk may be this late.
+TICK_SECONDS = 0.01
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
-CHUNK_BYTES = 16 * 2**20
-COPIED_BYTES = 64 * 2**10
-# The files that a worker which has left has had as they are stored.
-KNOWN = "stored.json"
 # Prefix of the old folder's name while a reset puts a new one in its place.
 BEFORE = ".before-"
 ROOM_BYTES = 2 * 2**30
@@ -98,6 +102,7 @@ class RunFolder:
         is_direct: True on the only node of a run whose storage is a folder, into which the script itself may write.
         exclude: Patterns, as in .gitignore, of files that are not kept.
         max_bytes: The bytes of all files that are kept.
+        variables: The script's environment variables.
 
     Attributes:
         folder: The working directory of the script.
@@ -106,6 +111,7 @@ class RunFolder:
         is_current: True if the folder was equal to that part when it was last scanned.
         state: The number of the folder's state at the last scan; it grows whenever the files change.
         failed: The reasons why files could not be stored, by their names.
+        rested_at: The last time (Unix time) at which no file was seen open for writing.
     """
 
     def __init__(
@@ -119,6 +125,7 @@ class RunFolder:
         is_direct: bool = False,
         exclude: Sequence[str] = (),
         max_bytes: float = math.inf,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._storage = storage
         self._node = node
@@ -129,6 +136,8 @@ class RunFolder:
         self._root = Path(storage.path()) if is_direct else node_folder("runs", f"{storage.uri} {node_id}")
         self.folder = Path(storage.path(self.target)) if is_direct else self._root / "work" / name
         self._frozen = self._root / ".snapshot"  # on the same disk, for hard links
+        own = [self._root, *([Path(storage.path())] if storage.is_local else [])]
+        self._outside = OutsideFiles(own, variables or {})
         patterns = Patterns(exclude)
         self._scanner = FolderScanner(self.folder, lambda name, is_folder: bool(patterns.decide(name, is_folder)))
         self._base: Scan = {}
@@ -162,7 +171,7 @@ class RunFolder:
         self._scanner.too_many.clear()
         self._base = self._scanner.scan()
         on_disk: dict[str, Path] = {}
-        for name, (file, state) in (self._known() or self._read_known()).items():
+        for name, (file, state) in (self._known() or known.read(self._root)).items():
             is_wanted = snapshot.files.get(name) == file and file.link is None
             if is_wanted and state_of(old_folder / name) == state:
                 on_disk[name] = old_folder / name
@@ -194,26 +203,15 @@ class RunFolder:
 
     def _known(self) -> dict[str, tuple[KeptFile, FileState]]:
         """Return the files of this disk that are stored as they are, with their states."""
-        known: dict[str, tuple[KeptFile, FileState]] = {}
+        found: dict[str, tuple[KeptFile, FileState]] = {}
         for files, states in ((self._snapshot.files, self._restored), (self.part.files, self.part.states)):
-            known |= {name: (file, states[name]) for name, file in files.items() if name in states and not file.is_log}
-        return known
+            found |= {name: (file, states[name]) for name, file in files.items() if name in states and not file.is_log}
+        return found
 
     def keep(self) -> None:
         """Leave the folder to another process on this node, whose reset restores only what differs."""
         if not self._is_direct:
-            known = {name: [asdict(file), state] for name, (file, state) in self._known().items()}
-            with suppress(OSError):
-                new = self._root / f"{KNOWN}.new"
-                new.write_text(json.dumps(known))
-                new.replace(self._root / KNOWN)
-
-    def _read_known(self) -> dict[str, tuple[KeptFile, FileState]]:
-        # Another version may have written it.
-        with suppress(AttributeError, OSError, TypeError, ValueError):
-            known = json.loads((self._root / KNOWN).read_text())
-            return {name: (KeptFile(**file), FileState(*state)) for name, (file, state) in known.items()}
-        return {}
+            known.write(self._root, self._known())
 
     def ignore_new(self) -> None:
         """Count files that have appeared since the reset as code, which is not kept."""
@@ -221,13 +219,13 @@ class RunFolder:
             if name not in self._restored:
                 self._base[name] = state
 
-    @property
-    def outside(self) -> list[str]:
-        """Relative paths of files that the script has made next to the folder: they are not kept."""
+    def find_outside(self) -> list[str]:
+        """Return what the script has written next to the folder, and large files elsewhere: they are not kept."""
+        beside: list[str] = []
         with suppress(OSError):
             paths = {*self.folder.parent.iterdir()} - {self.folder, *self._old_folders()}
-            return sorted(f"../{path.name}" for path in paths)
-        return []
+            beside = sorted(f"../{path.name}" for path in paths)
+        return [*beside, *self._outside.find()]
 
     def _old_folders(self) -> list[Path]:
         return list(self.folder.parent.glob(f"{BEFORE}*"))
@@ -250,7 +248,7 @@ class RunFolder:
         self.state = 0
         self.failed: dict[str, str] = {}
         self._activity = FolderActivity(restored)
-        self._may_scan_at = self._next_scan_at = self._logs_stored_at = 0.0
+        self._may_scan_at = self._next_scan_at = self._logs_stored_at = self.rested_at = 0.0
         self._stored_at = time.monotonic()
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
@@ -264,22 +262,29 @@ class RunFolder:
             OSError: The storage can't be written; the next call tries again.
         """
         now = time.monotonic()
+        writers = list(writers)
         if now < (self._may_scan_at if at_once else self._next_scan_at):
+            if not self.is_current:
+                self._open_files(writers)
             return False
         files = self._changed_files()
-        writers = list(writers)
         activity = self._activity
         quiet_since = activity.quiet_since
-        activity.update(files, open_for_writing(self.folder, writers), now)
+        open_files = self._open_files(writers)
+        databases = {name for name in open_files if is_database(self.folder / name)}
+        activity.update(files, open_files, now, databases | companions(databases))
         self.state += activity.quiet_since != quiet_since
         self._may_scan_at = now + SCAN_SHARE * (time.monotonic() - now)
         self._next_scan_at = max(now + SCAN_SECONDS, self._may_scan_at)
         self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
             self._stored_at = now
+            are_due = now - self._logs_stored_at >= LOG_SECONDS
+            if are_due and any(self.part.states[name] != files[name] for name in activity.logs):
+                self.state += 1  # the other nodes may have changed since the last part
+                self.is_current = self._store(files, activity.logs)
         elif not activity.busy and now - activity.quiet_since >= QUIET_SECONDS:
             self.is_current = self._store(files, activity.logs)
-            return True
         elif now - self._stored_at >= OVERDUE_SECONDS:
             files_in_pause = self._find_pause(writers, activity.logs)
             if files_in_pause is not None:
@@ -288,10 +293,26 @@ class RunFolder:
                 self.is_current = self._store(files_in_pause, activity.logs)
                 if self.is_current:
                     self._stored_at = time.monotonic()
-                return True
-        if now - self._logs_stored_at >= LOG_SECONDS:
-            self._store_logs(files, activity.logs, now)
         return True
+
+    def _open_files(self, writers: Sequence[psutil.Process]) -> dict[str, bool]:
+        """Return the files that are open for writing, and take note of the time if the folder is at rest."""
+        now = time.time()
+        open_files = open_for_writing(self.folder, writers, self._outside.seen)
+        if writers and self._is_at_rest(open_files):
+            time.sleep(CLOSING_SECONDS)
+            if all(map(is_running, writers)):
+                self.rested_at = now
+        return open_files
+
+    def _is_at_rest(self, open_files: Mapping[str, bool]) -> bool:
+        """Return whether only such files are open for writing as are until the run ends."""
+        others = {name for name, is_appended in open_files.items() if not is_appended} - self._activity.held
+        return all(map(self._scanner.skips, others))
+
+    def is_at_rest(self, writers: Iterable[psutil.Process]) -> bool:
+        """Return whether a kill of these processes would leave no file half-written."""
+        return self._is_at_rest(open_for_writing(self.folder, writers))
 
     def _find_pause(self, writers: Iterable[psutil.Process], logs: set[str]) -> Scan | None:
         """Return the files at a moment when none is open for writing, in a short pause if there is one, or None."""
@@ -303,9 +324,19 @@ class RunFolder:
             data = without_logs(files, logs)
             if not busy and (data == previous or look == LOOKS - 1):
                 time.sleep(LOOK_SECONDS)  # a process that is killed closes its files before it has ended
-                return files if all(map(_is_running, writers)) else None
+                return files if all(map(is_running, writers)) else None
             previous = data
         return None
+
+    def is_whole(self, rested_at: float) -> bool:
+        """Return whether a kill can't have left a file half-written: none has changed since the folder was at rest.
+
+        `rested_at` is a time (Unix time) at which it was, if `self.rested_at` is not later.
+        """
+        since = (max(rested_at, self.rested_at) - TICK_SECONDS) * 1e9
+        return all(
+            each.written_at < since for each in without_logs(self._changed_files(), self._activity.held).values()
+        )
 
     def finish(self) -> None:
         """Store the last part: the script has ended, so that every file is complete.
@@ -316,7 +347,7 @@ class RunFolder:
         files = self._changed_files()
         states = {name: state for name, state in self.part.states.items() if name not in self.failed}
         self.part = replace(self.part, states=states)
-        self.is_current = self._is_stored(files, set()) or self._store(files, set())
+        self.is_current = self._is_stored(files, set()) or self._store(files, set(), has_ended=True)
         if not self.is_current:
             raise OSError("files still change after the script has ended")
 
@@ -346,80 +377,63 @@ class RunFolder:
                 files[name] = state
         return files
 
-    def _is_stored(self, data: Scan, logs: set[str]) -> bool:
+    def _is_stored(self, data: Scan, logs: Set[str]) -> bool:
         return data == without_logs(self.part.states, logs) and logs <= self.part.states.keys()
 
-    def _store(self, files: Scan, logs: set[str]) -> bool:
-        """Store a part; return False if a file has changed meanwhile."""
+    def _store(self, files: Scan, logs: Set[str], *, has_ended: bool = False) -> bool:
+        """Store a part; return False if a file that is not a log has changed meanwhile."""
         names, left_out = select_within_limits(files, self._max_bytes, MAX_FILES)
+        # A backup of a database is complete without the files beside it.
+        databases = {name for name in logs if is_database(self.folder / name)}
+        names -= companions(databases)
         number = self.part.number + 1
-        links: dict[str, KeptFile] = {}
-        unchanged: dict[str, KeptFile] = {}
+        kept: dict[str, KeptFile] = {}
         for name in names:
-            is_stored = name in self.part.files and self.part.states.get(name) == files[name]
             if files[name].link is not None:
-                links[name] = KeptFile(link=files[name].link, node=self._node)
-            elif is_stored and name not in logs:
-                unchanged[name] = self.part.files[name]
-        new = names - links.keys() - unchanged.keys()
-        with self._freeze(files, new) as copies:
-            if not _are_unchanged(files, {name: self.folder / name for name in new - logs}):
+                kept[name] = KeptFile(link=files[name].link, node=self._node)
+            elif name in self.part.files and all(
+                self.part.states.get(each) == files.get(each) for each in (name, *companions([name]))
+            ):
+                kept[name] = replace(self.part.files[name], is_log=name in logs)
+        with freeze(self.folder, self._frozen, files, names - kept.keys(), logs, has_ended=has_ended) as frozen:
+            if without_logs(self._changed_files(), logs) != without_logs(files, logs):
                 return False
-            stored, failed = self._upload_all(copies, files, logs, number)
+            copies = frozen.copies
+            stored, failed = self._upload_all(frozen, logs, number, has_ended)
             # A hard link, or the file itself, may have been rewritten in place while it was read.
-            shared: dict[str, Path] = {}
-            for name in new - logs:
-                if files[name].size > COPIED_BYTES or copies[name] == self.folder / name:
-                    shared[name] = copies[name]
-            if not _are_unchanged(files, shared):
+            if any(copy.is_shared and state_of(copy.path) != copy.state for copy in copies.values()):
                 return False
+        kept |= {name: self.part.files[name] for name in failed.keys() & logs & self.part.files.keys()}  # as it was
         self.failed = failed
+        self._logs_stored_at = time.monotonic()
         too_many = [f"{folder} (more than {MAX_ENTRIES:,} entries)" for folder in sorted(self._scanner.too_many)]
         unreadable = [f"{folder} (no permission to read it)" for folder in sorted(self._scanner.unreadable)]
         left_out = [*too_many, *unreadable, *left_out]
-        self.part = SnapshotPart(number, {**unchanged, **links, **stored}, files, tuple(left_out))
+        states = {**files, **{name: copy.state for name, copy in copies.items()}}
+        self.part = SnapshotPart(number, {**kept, **stored}, states, tuple(left_out))
         return True
 
-    @contextmanager
-    def _freeze(self, files: Scan, names: Set[str]) -> Generator[dict[str, Path]]:
-        """Yield a copy of each file; of a large one a hard link, which stays when the script replaces the file.
-
-        A small one, such as a status file, may be rewritten in place while the others are uploaded.
-        """
-        shutil.rmtree(self._frozen, ignore_errors=True)
-        self._frozen.mkdir(parents=True)
-        copies: dict[str, Path] = {}
-        try:
-            for number, name in enumerate(names):
-                copies[name] = self._frozen / str(number)
-                try:
-                    copy = shutil.copyfile if files[name].size <= COPIED_BYTES else os.link
-                    copy(self.folder / name, copies[name])
-                except OSError:  # the script has just deleted it, or the disk does not support hard links
-                    copies[name] = self.folder / name
-            yield copies
-        finally:
-            shutil.rmtree(self._frozen, ignore_errors=True)
-
     def _upload_all(
-        self, copies: Mapping[str, Path], states: Scan, logs: set[str], number: int
+        self, frozen: Frozen, logs: Set[str], number: int, has_ended: bool
     ) -> tuple[dict[str, KeptFile], dict[str, str]]:
-        """Upload files; return the stored ones, and the reasons why others could not be stored.
+        """Upload copies; return the stored ones, and the reasons why others could not be stored.
 
         Raises:
-            OSError: The storage can't be written at all.
+            OSError: The storage can't be written at all, or its disk is full: the others may name the missing ones.
         """
         stored: dict[str, KeptFile] = {}
         failed: dict[str, str] = {}
 
         def upload(name: str) -> None:
             try:
-                stored[name] = self._upload(name, copies[name], states[name], name in logs, number)
+                stored[name] = self._upload(name, frozen.copies[name], name in logs, number, has_ended)
             except Exception as cause:  # a fault of one file must not hold up the others
+                if isinstance(cause, OSError) and cause.errno in DISK_FULL:
+                    raise
                 failed[name] = one_line(cause)
 
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
-            list(threads.map(upload, copies))
+            list(threads.map(upload, frozen.copies))
         if failed:
             # This raises where the storage is at fault.
             self._storage.write(f"{layout.PARTS_FOLDER}/{self._node}.probe", b"")
@@ -427,44 +441,22 @@ class RunFolder:
             failed.clear()
             for name in to_retry:
                 upload(name)
-        return stored, failed
+        return stored, {**frozen.failed, **failed}
 
-    def _upload(self, name: str, copy: Path, state: FileState, is_log: bool, number: int) -> KeptFile:
-        key = self._key(name, is_log, number)
-        with copy.open("rb") as source, self._storage.open_writer(key) as target:
-            shutil.copyfileobj(source, target, CHUNK_BYTES)
-            size = source.tell()
-        return KeptFile(key, size, state.written_at, state.mode, is_log=is_log, node=self._node)
+    def _upload(self, name: str, copy: Copy, is_log: bool, number: int, has_ended: bool) -> KeptFile:
+        key, state = self._key(name, number), copy.state
+        if self._is_direct and has_ended:
+            self._storage.store.copy(StoredFile(str(copy.path), copy.size), self._storage.path(key))  # a link
+        else:
+            with open_regular(copy.path) as source, self._storage.open_writer(key) as target:
+                if copy_bytes(source, target, copy.size) < copy.size:
+                    raise OSError("it has become shorter while it was read")
+        return KeptFile(key, copy.size, state.written_at, state.mode, is_log=is_log, node=self._node)
 
-    def _key(self, name: str, is_log: bool, number: int) -> str:
+    def _key(self, name: str, number: int) -> str:
         """Return the key of a file: in S3 its final one, unless another node or the last snapshot may have that."""
-        earlier = self.part.files.get(name)
-        if is_log and earlier and earlier.is_log:
-            return earlier.key
         final_key = key_of(self.target, name)
         # On a disk, a folder may be where a file was, or the other way round.
         if self._node == 0 and not self._storage.is_local and final_key not in self._committed | self._part_keys():
             return final_key
         return key_of(f"{layout.VERSIONS_FOLDER}/{self._node}-{number}-{self._lease}", name)
-
-    def _store_logs(self, files: Scan, logs: set[str], now: float) -> None:
-        """Store the logs that have grown, each under its present key."""
-        self._logs_stored_at = now
-        grown: dict[str, Path] = {}
-        for name in logs & self.part.files.keys():
-            if self.part.files[name].is_log and self.part.states.get(name) != files[name]:
-                grown[name] = self.folder / name
-        if grown:
-            stored, _ = self._upload_all(grown, files, logs, self.part.number)
-            states = {**self.part.states, **{name: files[name] for name in stored}}
-            self.part = replace(self.part, files={**self.part.files, **stored}, states=states)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _are_unchanged(states: Scan, paths: Mapping[str, Path]) -> bool:
-    return all(state_of(path) == states[name] for name, path in paths.items())

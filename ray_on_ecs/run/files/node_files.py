@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import psutil
 
-from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.errors import DISK_FULL, counted, one_line
 from ray_on_ecs.names import folders_of
 from ray_on_ecs.run.exchange import Exchange
 from ray_on_ecs.run.files.folder import RunFolder
@@ -65,7 +65,7 @@ class NodeFiles:
                 logger.info(f"not kept: {', '.join(left_out)}; --keep-gib keeps more, --exclude keeps files out")
             self._left_out = left_out
         except Exception as cause:  # the thread continues
-            logger.warning(f"files could not be stored, and will be tried again ({one_line(cause)})")
+            logger.warning(f"files could not be stored, and will be tried again ({self._why(cause)})")
 
     def _look(self) -> None:
         """Look at the folder, and store a part of it once it is quiet.
@@ -85,21 +85,26 @@ class NodeFiles:
         self.commit()
 
     def store_last(self) -> None:
-        """Store the last part of the node, if the driver has said that its scripts have ended and none was killed.
+        """Store the last part of the node, if the driver has said that its scripts have ended and no file is torn.
 
         A worker that has lost the driver does not know this of the others.
         """
-        if self._was_killed or self._node not in self._exchange.directive.ended:
+        if self._node not in self._exchange.directive.ended:
             return
         try:
+            if self._was_killed:
+                rested_at = self._exchange.directive.killed[self._node]
+                if rested_at is None or not self._folder.is_whole(rested_at):
+                    return
             self._folder.finish()
             self._exchange.report(files=replace(self._store_part(), is_last=True))
             self.commit()
         except Exception as cause:
-            self._exchange.report(not_stored=one_line(cause))
+            self._exchange.report(not_stored=self._why(cause))
             return
-        if outside := self._folder.outside:
-            logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}")
+        if outside := self._folder.find_outside():
+            way = "write below $RUN_DIR, which is the working directory, by the script's own flag or settings"
+            logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}; {way}")
         if failed := self._folder.failed:
             self._exchange.report(not_stored="; ".join(f"{name}: {why}" for name, why in failed.items()))
 
@@ -109,6 +114,12 @@ class NodeFiles:
             self.commit()
         except Exception as cause:
             self._exchange.report(not_stored=one_line(cause))
+
+    def _why(self, cause: Exception) -> str:
+        if isinstance(cause, OSError) and cause.errno in DISK_FULL:
+            disk = cause.filename or (self._storage.uri if self._storage.is_local else self._folder.folder)
+            return f"the disk of {disk} is full"
+        return one_line(cause)
 
     @property
     def _was_killed(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 
 from ray_on_ecs.errors import counted
-from ray_on_ecs.names import is_of_git
+from ray_on_ecs.names import folders_of, is_of_git
 
 # Folders that hold nothing of a run, and core dumps.
 NEVER = re.compile(r"\.venv|venv|__pycache__|node_modules|\..*_cache")
@@ -24,11 +24,11 @@ LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
 GROWING = (".jsonl", ".csv", ".wandb", "-wal", "-journal")
 # A folder with more entries than this is left out.
 MAX_ENTRIES = 10_000
-# A file that has changed for this time without a pause is a log. One that was open in all scans has longer: it may be a
-# checkpoint that is being written.
+# A file that has changed for this time without a pause is a log, and so is one that was open in all scans of this time
+# and has grown slowly. Another one that is open has longer: it may be a checkpoint that is being written.
 RESTLESS_SECONDS, OPEN_SECONDS = 30.0, 300.0
+SLOW_BYTES = 16 * 2**20
 PAUSE_SECONDS = 2.0
-LOG_SECONDS = 10.0
 
 
 class FileState(NamedTuple):
@@ -59,8 +59,13 @@ def state_of(path: str | Path) -> FileState | None:
         if stat.S_ISLNK(status.st_mode):
             return FileState(status.st_ino, 0, 0, 0, os.readlink(path))
         if stat.S_ISREG(status.st_mode):
-            return FileState(status.st_ino, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode), None)
+            return state_in(status)
     return None
+
+
+def state_in(status: os.stat_result) -> FileState:
+    """Return the state of a regular file."""
+    return FileState(status.st_ino, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode), None)
 
 
 class FolderScanner:
@@ -95,16 +100,27 @@ class FolderScanner:
             prefix = folders.pop()
             for entry in self._entries(prefix):
                 name, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
-                if self._is_excluded(name, is_folder) or is_of_git(entry.name):
+                if self._skips(name, entry.name, is_folder):
                     continue
                 if is_folder:
-                    if not NEVER.fullmatch(entry.name) and f"{name}/" not in self.too_many:
-                        folders.append(f"{name}/")
-                elif not CORE_DUMP.fullmatch(entry.name):
+                    folders.append(f"{name}/")
+                else:
                     state = state_of(entry.path)
                     if state:
                         files[name] = state
         return files
+
+    def skips(self, name: str) -> bool:
+        """Return whether a file is left out, or a folder that holds it."""
+        folders = [(folder, os.path.basename(folder), True) for folder in folders_of(name)]
+        return any(self._skips(*each) for each in (*folders, (name, os.path.basename(name), False)))
+
+    def _skips(self, path: str, name: str, is_folder: bool) -> bool:
+        if self._is_excluded(path, is_folder) or is_of_git(name):
+            return True
+        if is_folder:
+            return NEVER.fullmatch(name) is not None or f"{path}/" in self.too_many
+        return CORE_DUMP.fullmatch(name) is not None
 
     def _entries(self, prefix: str) -> list[os.DirEntry[str]]:
         entries = []
@@ -131,18 +147,33 @@ def is_growing(name: str) -> bool:
     return is_log(name) or name.endswith(GROWING)
 
 
-def open_for_writing(folder: Path, processes: Iterable[psutil.Process]) -> dict[str, bool]:
-    """Return the files in a folder that processes hold open for writing; the value is True for append mode only."""
+def open_for_writing(
+    folder: Path, processes: Iterable[psutil.Process], elsewhere: set[str] | None = None
+) -> dict[str, bool]:
+    """Return the files in a folder that processes hold open for writing; the value is True for append mode only.
+
+    The paths of other files are added to `elsewhere`.
+    """
     open_files: dict[str, bool] = {}
     prefix = f"{os.path.realpath(folder)}/"
     for process in processes:
         with suppress(psutil.Error, OSError):
             for file in process.open_files():
                 mode = getattr(file, "mode", "r")
-                if mode != "r" and file.path.startswith(prefix):
+                if mode != "r" and not file.path.startswith(prefix):
+                    if elsewhere is not None:
+                        elsewhere.add(file.path)
+                elif mode != "r":
                     name = file.path.removeprefix(prefix)
                     open_files[name] = mode.startswith("a") and open_files.get(name, True)
     return open_files
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def select_within_limits(files: Scan, max_bytes: float, max_files: int) -> tuple[set[str], list[str]]:
@@ -176,51 +207,61 @@ class FolderActivity:
         files: The scan before the first.
 
     Attributes:
-        logs: The files that are written until the run ends; a part need not wait for them.
+        held: Files that are open until the run ends: a kill does not leave them half-written, but at another length.
+        logs: These, and files that are rewritten without a pause; a part need not wait for either.
         busy: The other files that were open for writing in the last scan.
         data: The files of the last scan that are not logs.
         quiet_since: The time since which `data` has not changed.
     """
 
     def __init__(self, files: Scan) -> None:
+        self.held: set[str] = set()
         self.logs: set[str] = set()
         self.busy: set[str] = set()
         self.data: Scan = {}
         self.quiet_since = 0.0
         self._files = files
         self._changing: dict[str, tuple[float, float]] = {}  # since when, and when last
-        self._open_since: dict[str, float] = {}
-        self._grown_at: dict[str, float] = {}  # of files that are logs by their names
+        self._open_since: dict[str, tuple[float, int]] = {}  # and the size then
 
-    def update(self, files: Scan, open_files: Mapping[str, bool], now: float) -> None:
+    def update(
+        self, files: Scan, open_files: Mapping[str, bool], now: float, databases: Set[str] = frozenset()
+    ) -> None:
         """Take a new scan into account.
 
         Args:
             files: The scan.
             open_files: The files that are open for writing; the value is True for append mode only.
             now: The time of the scan.
+            databases: The files of databases, which can be copied while they are written.
         """
         changed = {name for name, state in files.items() if self._files.get(name, state) != state}
         self._files = files
         # By their times: scans may follow each other sooner than the changes.
         going_on = {name: times for name, times in self._changing.items() if now - times[1] < PAUSE_SECONDS}
         self._changing = going_on | {name: (self._changing.get(name, (now, now))[0], now) for name in changed}
-        self._open_since = {name: self._open_since.get(name, now) for name in open_files}
-        self._grown_at |= dict.fromkeys(filter(is_growing, changed), now)
-        appended = {name for name, is_appended in open_files.items() if is_appended or is_growing(name)}
-        growing = {name for name, grown_at in self._grown_at.items() if now - grown_at < LOG_SECONDS}
+        sizes = {name: files[name].size for name in open_files if name in files}
+        self._open_since = {name: self._open_since.get(name, (now, size)) for name, size in sizes.items()}
+        held = {name for name in sizes if open_files[name] or self._is_held(name, sizes[name], now)}
+        self.held = (held | databases) & files.keys()
         restless: set[str] = set()
         for name, (since, _) in self._changing.items():
-            if now - since >= RESTLESS_SECONDS and self._open_since.get(name, now) > since:
+            if now - since >= RESTLESS_SECONDS and self._open_since.get(name, (now, 0))[0] > since:
                 restless.add(name)
-        long_open = {name for name, since in self._open_since.items() if now - since >= OPEN_SECONDS}
-        self.logs = (appended | growing | long_open | restless) & files.keys()
-        self.busy = (open_files.keys() & files.keys()) - self.logs
+        self.logs = self.held | (restless & files.keys())
+        self.busy = sizes.keys() - self.logs
         data = without_logs(files, self.logs)
         if data != self.data or self.busy:
             self.data, self.quiet_since = data, now
 
+    def _is_held(self, name: str, size: int, now: float) -> bool:
+        """Return whether a file that is open for writing will be so until the run ends."""
+        since, first_size = self._open_since[name]
+        if is_growing(name) and size > first_size:
+            return now - since >= PAUSE_SECONDS
+        return now - since >= (RESTLESS_SECONDS if size - first_size < SLOW_BYTES else OPEN_SECONDS)
 
-def without_logs(files: Mapping[str, FileState], logs: set[str]) -> Scan:
+
+def without_logs(files: Mapping[str, FileState], logs: Set[str]) -> Scan:
     """Return the states of the files that are not logs."""
     return {name: state for name, state in files.items() if name not in logs}

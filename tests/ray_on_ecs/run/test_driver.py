@@ -531,7 +531,7 @@ def test_nodes_of_killed_scripts_store_nothing(run: Run, status: int, killed: bo
     assert run.step().pids == {0: (100,), 1: (101,)}
     run.workers.tell(1, status=status, ended_at=1.0, has_ended=True)
     told = run.step()
-    assert told.killed == (frozenset({1}) if killed else frozenset())
+    assert told.killed == ({1: 0.0} if killed else {})
     assert 1 in told.ended
     assert told.pids.get(1, ()) == (() if status == 0 else (101,)), "the node knows it before the driver"
 

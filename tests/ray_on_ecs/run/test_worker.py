@@ -18,6 +18,7 @@ import pytest
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import exchange as exchange_module
+from ray_on_ecs.run import worker as worker_module
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE
 from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatus, WorkerStatuses
@@ -92,6 +93,24 @@ print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank"
 """
 
 
+# Each rank has a file open for writing when the other one has; rank 0 keeps a log, too.
+WRITING = """
+import os, pathlib, time
+rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+log = open("train.log", "a")
+with open(f"part{rank}", "w") as part:
+    print("half", file=part, flush=True)
+    while len(list(pathlib.Path().glob("part*"))) < count:
+        time.sleep(0.01)
+    print("begun", file=log, flush=True)
+    while not os.path.exists("../../go-on"):
+        time.sleep(0.01)
+    print("whole", file=part, flush=True)
+os.rename(f"part{rank}", f"model{rank}.pt")
+time.sleep(600)
+"""
+
+
 class Workers:
     """A group of threads, which a test polls as the driver does."""
 
@@ -124,7 +143,8 @@ class Workers:
         if not self.directive.peers and len(peers) == len(self.group.ranks) and all(peers):
             self.say(peers=tuple(peers))
         if all(worker.has_ended for worker in statuses.values()):
-            self.say(ended=frozenset({0}))
+            killed = [worker.rested_at for worker in statuses.values() if (worker.status or 0) < 0]
+            self.say(ended=frozenset({0}), killed={0: min(killed)} if killed else {})
         return statuses
 
     def say(self, **changes: object) -> None:
@@ -160,6 +180,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "nested.sh").write_text(TORCHRUN)
         (folder / "nested.sh").chmod(0o755)
         (folder / "own_server.py").write_text(OWN_SERVER)
+        (folder / "writing.py").write_text(WRITING)
 
     monkeypatch.setattr(Code, "place", place)
 
@@ -198,6 +219,23 @@ def test_deadline_that_is_brought_forward_holds(tmp_path: Path) -> None:
     assert workers.until(has_ended=True).status == -signal.SIGKILL
     workers.say(action="leave")
     workers.until(has_left=True)
+
+
+def test_script_without_a_handler_ends_between_two_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "REST_SECONDS", 300.0)
+    workers = Workers(tmp_path, count=2, script="writing.py")
+    workers.until_begun()
+    log = Path(workers.storage.path("files/code/train.log"))
+    until(lambda: log.exists() and log.read_text().count("begun") == 2)
+    workers.say(action="end", end_at=2e9)
+    for _ in range(3):
+        assert {worker.status for worker in workers.poll().values()} == {None}
+    Path(workers.storage.path("go-on")).touch()
+    assert workers.until(is_stored=True).status == -signal.SIGTERM
+    models = dict.fromkeys(("model0.pt", "model1.pt"), "half\nwhole\n")
+    assert in_manifest(workers.storage) == {"train.log": "begun\nbegun\n", **models}
+    workers.say(action="leave")
+    until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
 
 
 def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:

@@ -1,5 +1,6 @@
 """The folder of a run on one node: stored files, the time of storage, and resets."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -11,10 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
+from ray_on_ecs.errors import DISK_FULL
 from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.run.files import frozen
 from ray_on_ecs.run.files import scan as folder_scan
-from ray_on_ecs.run.files.folder import OVERDUE_SECONDS, QUIET_SECONDS
-from ray_on_ecs.run.files.scan import LOG_SECONDS, OPEN_SECONDS, RESTLESS_SECONDS
+from ray_on_ecs.run.files.folder import LOG_SECONDS, OVERDUE_SECONDS, QUIET_SECONDS
+from ray_on_ecs.run.files.scan import OPEN_SECONDS, PAUSE_SECONDS, RESTLESS_SECONDS, SLOW_BYTES
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot, write_snapshot
 from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, make_folder, write
@@ -201,37 +204,47 @@ def test_log_delays_no_snapshot(storage: RunStorage, start: Start, me: tuple[psu
     names = ("appended", "train.log", "run-1.wandb", "db-wal", "tb/events.out.tfevents.1.host")
     (first.folder / "tb").mkdir()
     files = [(first.folder / name).open("a" if name == "appended" else "w") for name in names]
-    for file in files:
-        print("1", file=file, flush=True)
+    for number in "01":
+        for file in files:
+            print(number, file=file, flush=True)
+        first.poll(PAUSE_SECONDS)
     first.settle()
-    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "1\n")}
+    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "0\n1\n")}
     manifest = read_snapshot(storage).files
     assert {name for name, kept in manifest.items() if kept.is_log} == set(names)
     for file in files:
         print("2", file=file, flush=True)
+    first.poll()
+    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "0\n1\n")}
     first.poll(LOG_SECONDS)
-    assert {name: storage.read(manifest[name].key) for name in names} == dict.fromkeys(names, b"1\n2\n")
+    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "0\n1\n2\n")}
     second = start()
-    assert contents(second.folder) == {"model.pt": "1", **dict.fromkeys(names, "1\n2\n")}
+    assert contents(second.folder) == {"model.pt": "1", **dict.fromkeys(names, "0\n1\n2\n")}
     for file in files:
         print("3", file=file, flush=True)
         file.close()
     first.end()
-    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "1\n2\n3\n")}
+    assert in_manifest(storage) == {"model.pt": "1", **dict.fromkeys(names, "0\n1\n2\n3\n")}
     assert not any(kept.is_log for kept in read_snapshot(storage).files.values())
 
 
-def test_log_opened_per_line_delays_no_snapshot(storage: RunStorage, start: Start) -> None:
+def test_log_opened_per_line_delays_the_first_snapshot_alone(storage: RunStorage, start: Start) -> None:
     first = start()
     write(first.folder, {"model.pt": "1"})
-    for number in range(4):
+    polls = int((RESTLESS_SECONDS + LOG_SECONDS) / QUIET_SECONDS) + 3
+    for number in range(polls):
         write(first.folder, {"tb/events.out.tfevents.1.host": "x" * number})
         first.poll(QUIET_SECONDS)
-    assert in_manifest(storage)["model.pt"] == "1"
+        assert number * QUIET_SECONDS < OVERDUE_SECONDS + 5 or in_manifest(storage)["model.pt"] == "1"
     assert read_snapshot(storage).files["tb/events.out.tfevents.1.host"].is_log
+    write(first.folder, {"model.pt": "2"})
+    for number in range(3):
+        write(first.folder, {"tb/events.out.tfevents.1.host": "x" * (polls + number)})
+        first.poll(QUIET_SECONDS)
+    assert in_manifest(storage)["model.pt"] == "2"
     first.settle()
     first.end()
-    assert in_manifest(storage) == {"model.pt": "1", "tb/events.out.tfevents.1.host": "xxx"}
+    assert in_manifest(storage) == {"model.pt": "2", "tb/events.out.tfevents.1.host": "x" * (polls + 2)}
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
@@ -261,22 +274,23 @@ def test_status_file_becomes_a_log(
 
 
 @ON_DISK
-@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize(
+    ("written", "seconds"), [(0, RESTLESS_SECONDS), (1, RESTLESS_SECONDS), (SLOW_BYTES, OPEN_SECONDS)]
+)
 def test_file_held_open_becomes_a_log(
-    storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], is_written: bool
+    storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], written: int, seconds: float
 ) -> None:
+    """One that grows fast may be a checkpoint for some minutes."""
     first = start()
     first.writers = me
     write(first.folder, {"model.pt": "1"})
-    with (first.folder / "sqlite.db").open("w") as file:
-        polls = int(OPEN_SECONDS / RESTLESS_SECONDS)
-        for number in range(polls + 4):
-            assert number > polls - 2 or in_manifest(storage) == {}, number
-            if is_written or number == 0:
-                file.write("1")
-                file.flush()
+    with (first.folder / "data.h5").open("wb") as file:
+        polls = int(seconds / RESTLESS_SECONDS)
+        for number in range(polls + 3):
+            assert number > polls or in_manifest(storage) == {}, number
+            file.truncate(number * written)
             first.poll(RESTLESS_SECONDS)
-        assert in_manifest(storage).keys() == {"model.pt", "sqlite.db"}
+        assert read_snapshot(storage).files.keys() == {"model.pt", "data.h5"}
 
 
 @ON_DISK
@@ -362,6 +376,56 @@ def test_one_bad_file_is_named(storage: RunStorage, start: Start, monkeypatch: p
     first.end()
     assert in_manifest(storage) == {"bad": "1", "good": "1"}
     assert first.nodes[0].failed == {}
+
+
+@pytest.mark.parametrize("number", DISK_FULL)
+def test_full_disk_stores_all_files_or_none(
+    storage: RunStorage, start: Start, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A small tracker has room where its checkpoint has none."""
+    first = start()
+    write(first.folder, {"model_0": "0" * 10, "tracker": "0"})
+    first.settle()
+    before = in_manifest(storage)
+    original = run_folder.RunFolder._upload
+
+    def upload(folder: run_folder.RunFolder, name: str, *args: object) -> object:
+        if name == "model_1":
+            raise OSError(number, os.strerror(number))
+        return original(folder, name, *args)  # ty: ignore[invalid-argument-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.RunFolder, "_upload", upload)
+        (first.folder / "model_0").unlink()
+        write(first.folder, {"model_1": "1" * 10, "tracker": "1"})
+        with pytest.raises(OSError, match=os.strerror(number)):
+            first.settle()
+        with pytest.raises(OSError, match=r"the disk of .* is full"):
+            first.end()
+        assert in_manifest(storage) == before
+    first.end()
+    assert in_manifest(storage) == {"model_1": "1" * 10, "tracker": "1"}
+
+
+def test_last_files_in_place_need_no_space(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are links: the script has ended, and the next one gets copies."""
+    storage = RunStorage.open(str(tmp_path / "storage"), "mine")
+    first = direct(tmp_path, clock, CODE)
+    write(first.folder, {"model.pt": "1", "large.pt": "1" * 100_000})
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frozen, "copy_bytes", fail)
+        patch.setattr(run_folder, "copy_bytes", fail)
+        first.end()
+    second = direct(tmp_path, clock, CODE)
+    write(second.folder, {"model.pt": "half"})
+    assert contents(direct(tmp_path, clock, CODE).folder) == {**CODE, "model.pt": "1", "large.pt": "1" * 100_000}
+    direct(tmp_path, clock, CODE)
+    publish(storage)
+    assert contents(tmp_path / "storage" / "mine" / "files" / "code")["model.pt"] == "1"
 
 
 def test_unavailable_storage_is_retried(storage: RunStorage, start: Start) -> None:

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
-from ray_on_ecs.run.files.folder import KNOWN, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
+from ray_on_ecs.run.files.folder import LOOK_SECONDS, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
+from ray_on_ecs.run.files.known import KNOWN
 from ray_on_ecs.run.files.node_files import merge_parts
 from ray_on_ecs.run.files.scan import RESTLESS_SECONDS
 from ray_on_ecs.run.group import Directive
@@ -283,7 +284,7 @@ def test_file_that_is_always_written_delays_no_snapshot(
     """The script holds the file open for a part of the time."""
     first = start(count)
 
-    def open_files(folder: Path, writers: object) -> dict[str, bool]:
+    def open_files(folder: Path, *_: object) -> dict[str, bool]:
         is_open = folder == first.nodes[-1].folder and clock.now - writer._written_at < open_share * every
         return {"status.json": False} if is_open else {}
 
@@ -313,8 +314,9 @@ def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: 
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
-        write(second_folder, {"short": "1"})
-        clock.sleep = Clock.sleep.__get__(clock)
+        if seconds == LOOK_SECONDS:
+            write(second_folder, {"short": "1"})
+            clock.sleep = Clock.sleep.__get__(clock)
 
     clock.sleep = sleep
     first.wait(QUIET_SECONDS)
@@ -374,7 +376,7 @@ def test_last_snapshot_waits_for_all_nodes(storage: RunStorage, start: Start) ->
 
 
 @ON_DISK
-@pytest.mark.parametrize("directive", [Directive(ended=frozenset({0}), killed=frozenset({0})), Directive()])
+@pytest.mark.parametrize("directive", [Directive(ended=frozenset({0}), killed={0: None}), Directive()])
 def test_last_files_need_the_word_of_the_driver(storage: RunStorage, start: Start, directive: Directive) -> None:
     """A script was killed; or the driver is lost, and the worker does not know how the others have ended."""
     first = start(1)
@@ -383,6 +385,106 @@ def test_last_files_need_the_word_of_the_driver(storage: RunStorage, start: Star
     first.tell(0)
     first.files[0].store_last()
     assert in_manifest(storage) == {}
+
+
+def write_at(nodes: Nodes, clock: Clock, node: int, name: str, text: str) -> None:
+    """Write a file at the time of the test's clock."""
+    write(nodes.nodes[node].folder, {name: text})
+    nanoseconds = int(clock.now * 1e9)
+    os.utime(nodes.nodes[node].folder / name, ns=(nanoseconds, nanoseconds))
+
+
+# Of each node, what happens after its folder was seen at rest: a file is written, in place or under a temporary name; a
+# log grows; a link is switched; or nothing.
+BEFORE_A_KILL: dict[tuple[tuple[str, ...], ...], bool] = {
+    (("nothing",),): True,
+    (("in place",),): False,
+    (("temporary",),): False,
+    (("log",),): True,
+    (("link",),): True,
+    (("log", "link"),): True,
+    (("log", "in place"),): False,
+    (("nothing",), ("nothing",)): True,
+    (("nothing",), ("log",)): True,
+    (("nothing",), ("in place",)): False,
+    (("temporary",), ("nothing",)): False,
+}
+
+
+@ON_DISK
+@pytest.mark.parametrize("who", ["its own look", "the worker's look before SIGTERM"])
+@pytest.mark.parametrize("nodes", BEFORE_A_KILL)
+def test_kill_at_rest_leaves_a_last_snapshot(
+    storage: RunStorage,
+    start: Start,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: tuple[tuple[str, ...], ...],
+    who: str,
+) -> None:
+    """A script that saves every second is never quiet."""
+    first = start(len(nodes))
+    first.writers = (psutil.Process(),)
+    monkeypatch.setattr(run_folder, "open_for_writing", lambda *_: {"train.log": True})
+    for node in range(len(nodes)):
+        write_at(first, clock, node, "train.log", "1")
+    for step in range(4):
+        for node in range(len(nodes)):
+            write_at(first, clock, node, f"model{node}-{step}.pt", "1")
+        first.wait(1.0)
+        for node in range(len(nodes)):
+            first.look(node)
+    assert in_manifest(storage) == {}
+    seen_at = clock.now
+    if who != "its own look":  # which was some time ago
+        for each in first.nodes:
+            each.rested_at = seen_at - 3.0
+    first.wait(0.1)
+    for node, events in enumerate(nodes):
+        for event in events:
+            if event == "log":
+                write_at(first, clock, node, "train.log", "12")
+            elif event == "link":
+                (first.nodes[node].folder / "last.ckpt").symlink_to(f"model{node}-3.pt")
+            elif event != "nothing":
+                write_at(first, clock, node, "model.pt" if event == "in place" else ".model.pt.part", "half")
+    first.end(dict.fromkeys(range(len(nodes)), 0.0 if who == "its own look" else seen_at))
+    names = {f"model{node}-{step}.pt" for node in range(len(nodes)) for step in range(4)}
+    assert names <= in_manifest(storage).keys() or not BEFORE_A_KILL[nodes]
+    assert BEFORE_A_KILL[nodes] or in_manifest(storage) == {}
+
+
+@ON_DISK
+def test_look_counts_only_if_the_script_outlives_it(
+    storage: RunStorage, start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed closes its files before it has ended."""
+    first = start(1)
+    folder = first.nodes[0]
+    with ScriptProcess(["sleep", "600"], ProcessOptions(os.environ, first.folder, print)) as script:
+        first.writers = (psutil.Process(script.pid),)
+        first.look(0)
+        seen_at = folder.rested_at
+        assert seen_at > 0
+        monkeypatch.setattr(clock, "sleep", lambda seconds: (script.kill(), Clock.sleep(clock, seconds)))
+        first.wait(QUIET_SECONDS)
+        first.look(0)
+    assert folder.rested_at == seen_at
+    monkeypatch.undo()
+
+
+@ON_DISK
+def test_open_file_is_not_at_rest(start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start(1)
+    folder = first.nodes[0]
+    open_files: dict[str, bool] = {}
+    monkeypatch.setattr(run_folder, "open_for_writing", lambda *_: open_files)
+    write(first.folder, {"model.pt": "1"})
+    cases = {"model.pt": False, "new.pt": False, "train.log": True, "__pycache__/a.pyc": False, "core.1": False}
+    for name, is_appended in cases.items():
+        open_files.clear()
+        open_files[name] = is_appended
+        assert folder.is_at_rest([]) == (name not in ("model.pt", "new.pt")), name
 
 
 @ON_DISK

@@ -99,7 +99,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "SCAN_SECONDS", SCAN_SECONDS)
     monkeypatch.setattr(run_folder, "QUIET_SECONDS", QUIET_SECONDS)
     monkeypatch.setattr(folder_scan, "RESTLESS_SECONDS", 4 * SCAN_SECONDS)
-    monkeypatch.setattr(folder_scan, "LOG_SECONDS", 0.5)
     monkeypatch.setattr(run_folder, "LOG_SECONDS", 0.5)
 
 

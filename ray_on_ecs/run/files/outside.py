@@ -1,0 +1,111 @@
+"""Large files that a script writes outside of its folder: they are not kept, and a line at the end names them.
+
+They are found by what the script's processes have open, every two seconds, and, as most files are written faster, by
+what is new in the home folder, its `.cache` and the temporary folder. One that is written faster, in a folder that was
+there before the run, is not found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ray_on_ecs.private_folder import temporary
+
+MIN_BYTES = 2**20
+# Of one folder at the end, and of the files that are remembered until then.
+MAX_ENTRIES = 20_000
+TEMPORARY = "/tmp"  # nosec B108 # some programs write there even if TMPDIR is another folder
+SYSTEM = ("/dev/", "/proc/", "/sys/", "/run/")
+# Names of caches, of folders of other programs, and of temporary folders.
+OTHERS = re.compile(
+    r"(?!\.cache$).*cache.*|\.?(ray|nv|triton|keras)|huggingface|torch|torch(inductor)?_.*|triton|pip|uv|wandb|matplotlib"
+    r"|nltk_data|(datasets|models|spaces)--.*|\.?ray-on-ecs.*|(pip|pytest|pymp|systemd|snap)-.*|tmp[a-z0-9_]{8}",
+    re.IGNORECASE,
+)
+# Variables that name caches.
+CACHES = re.compile(r"(?!XDG_)\w*CACHE\w*|(HF|TORCH|TRITON|NLTK|KERAS)_(HOME|DATA|DIR)|WANDB_\w*DIR")
+
+
+class OutsideFiles:
+    """Files outside of a run's folders, from now on.
+
+    Args:
+        own: The folders whose files are kept, or are of the run itself.
+        variables: The script's environment variables.
+
+    Attributes:
+        seen: The files that the script has had open for writing.
+    """
+
+    def __init__(self, own: Iterable[Path], variables: Mapping[str, str]) -> None:
+        self._since = time.time()
+        self._home = os.path.realpath(variables.get("HOME") or os.path.expanduser("~"))
+        temp = variables.get("TMPDIR") or tempfile.gettempdir()
+        self._roots = [f"{os.path.realpath(root)}/" for root in (f"{self._home}/.cache", self._home, temp, TEMPORARY)]
+        caches = [path for name, path in variables.items() if CACHES.fullmatch(name) and os.path.isabs(path)]
+        others = [*map(str, own), str(temporary()), sys.prefix, *caches]
+        self._others = (*SYSTEM, *(f"{os.path.realpath(path)}/" for path in others))
+        self._told = self._top_entries()
+        self.seen: set[str] = set()
+
+    def find(self) -> list[str]:
+        """Return the folders with large new files, and the size of these; those that existed before only if seen."""
+        tops = {self._top(path) for path in self.seen} | (self._top_entries() - self._told)
+        sizes: Counter[str] = Counter()
+        for top in sorted(tops):
+            for path in _files(top):
+                if not self._is_of_others(path):
+                    sizes[top] += self._size(path)
+        self._told |= tops
+        self.seen.clear()
+        shown = {f"~{top[len(self._home) :]}" if top.startswith(f"{self._home}/") else top: top for top in sizes}
+        return [f"{name} ({sizes[top] / 2**20:,.0f} MiB)" for name, top in sorted(shown.items()) if sizes[top]]
+
+    def _top_entries(self) -> set[str]:
+        roots = {root.rstrip("/") for root in self._roots}
+        return {path for root in roots for path in _entries(root)} - roots
+
+    def _top(self, path: str) -> str:
+        """Return the entry of a root that has a file, or the file's folder elsewhere."""
+        for root in self._roots:
+            if path.startswith(root):
+                return root + path.removeprefix(root).partition("/")[0]
+        return os.path.dirname(path)
+
+    def _is_of_others(self, path: str) -> bool:
+        below = next((path.removeprefix(root) for root in self._roots if path.startswith(root)), path)
+        return path.startswith(self._others) or any(map(OTHERS.fullmatch, below.split("/")))
+
+    def _size(self, path: str) -> int:
+        with suppress(OSError):
+            status = os.lstat(path)
+            is_new = status.st_uid == os.getuid() and status.st_mtime >= self._since
+            if stat.S_ISREG(status.st_mode) and is_new and status.st_size >= MIN_BYTES:
+                return status.st_size
+        return 0
+
+
+def _entries(root: str) -> list[str]:
+    with suppress(OSError):
+        return [f"{root}/{name}" for name in os.listdir(root)]
+    return []
+
+
+def _files(top: str) -> Iterator[str]:
+    """Yield a file, or the files below a folder, up to a limit."""
+    yield top
+    left = MAX_ENTRIES
+    for folder, _, names in os.walk(top):
+        yield from (f"{folder}/{name}" for name in names[:left])
+        left -= len(names)
+        if left <= 0:
+            return
