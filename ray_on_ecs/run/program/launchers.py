@@ -17,7 +17,7 @@ PYTHON = ("python", "python3")
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 # A launcher where a command begins, on a line of a shell.
 LAUNCHER = re.compile(
-    r"(?m)(?:^|[;&|(){`]|\b(?:then|do|else|exec|time|nohup|env|run)\s)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
+    r"(?m)(?:^|[;&|(){`]|\b(?:if|while|until|then|do|else|exec|time|nohup|env|run)\s)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
     r"(torchrun|accelerate[ -]launch|deepspeed|composer|horovodrun|mpirun|mpiexec|ray-on-ecs run|colossalai run"
     r"|(?:fabric|lightning) run|tune run(?=\s.*--nproc[_-]per[_-]node)"
     r"|(?:python[\d.]*\s+(?:-\w\s+)*)?-m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
@@ -26,7 +26,9 @@ LAUNCHER = re.compile(
 # Words of a launcher that joins others, if it begins on several workers with the right ones; 1 node is not several.
 JOINS = re.compile(r"RANK\b|WORLD_SIZE|(?:nnodes|num[_-]machines|num[_-]nodes|hostfile)(?![ =]1(?![\d:]))")
 # Words of a shell that decide whether something is run.
-IN_DOUBT = re.compile(r"\b(?:if|case|while|until|test)\b|\[ |\|\||\(\)\s*\{|\b(?:exit|return)\b")
+IN_DOUBT = re.compile(
+    r"(?m)(?:^|[;&|(){]|\b(?:then|do|else)\s)\s*(?:if|case|while|until|test|exit|return)\b|\[ |\|\||\(\)\s*\{"
+)
 # Programs that start a launcher if they see several GPUs.
 MAY_LAUNCH = re.compile(r"(?:\S*/)?(trl|axolotl train|llamafactory-cli train)(?=\s|$)")
 # Words of a script that asks whether torchrun has started it.
@@ -48,7 +50,7 @@ def leave_out(command: Sequence[str]) -> list[str]:
         return words[1:]
     if not words or words[0] not in PYTHON:
         return words
-    rest = [*words[1:]]
+    rest = words[1:]
     while rest[:1] == ["-u"]:
         rest = rest[1:]
     if rest[:1] == ["-m"] and rest[1:2] and rest[1] in TORCHRUN:
@@ -68,9 +70,8 @@ def nested(config: RunConfig) -> tuple[str, bool] | None:
         name = config.command[0]
         is_called = PurePath(name).name in SHELLS or is_shell_script(config.folder / name)
         what = f"{name} calls {found[1]}, which" if is_called else found[1]
-        return f"{what} starts workers itself", not (
-            JOINS.search(commands) or (is_called and IN_DOUBT.search(commands))
-        )
+        is_in_doubt = JOINS.search(commands) or (is_called and IN_DOUBT.search(commands))
+        return f"{what} starts workers itself", not is_in_doubt
     if found := MAY_LAUNCH.match(commands):
         return f"{found[1]} starts workers itself where it sees several GPUs", False
     source = source_of(config)

@@ -229,6 +229,8 @@ def test_launcher_on_every_worker_is_refused(words: str, line: str, leave_out: s
         ("torchrun train.py || python train.py", False),
         ('"$VENV/bin/torchrun" train.py', True),
         ("uv run torchrun train.py", True),
+        ("torchrun train.py --data data/test --exit", True),
+        ("until torchrun train.py; do sleep 1; done", False),
         ("python3 -u -m torch.distributed.run train.py", True),
         ('torchrun --nnodes=$WORLD_SIZE --node-rank="$RANK" train.py', False),
         ('[ "$LOCAL_RANK" = 0 ] && torchrun --nproc-per-node 4 train.py', False),
