@@ -412,6 +412,16 @@ def test_silence_after_reported_steps_is_a_hang(
         assert [file.read_text() for file in sorted(folder.iterdir())] == ["of rank 0", "of rank 1"]
 
 
+def test_worker_that_has_finished_has_no_stacks(run: Run, tmp_path: Path) -> None:
+    run.until("running")
+    run.workers.tell(0, silent_seconds=1000.0, step=5)
+    run.workers.tell(1, silent_seconds=1000.0, status=0, has_ended=True, is_stored=True)
+    assert run.step().action == "abort"
+    assert run.decide()
+    [folder] = (tmp_path / "mine" / "stalls").iterdir()
+    assert [file.name for file in folder.iterdir()] == ["rank_0.txt"]
+
+
 def test_silent_script_without_steps_continues(run: Run) -> None:
     run.until("running")
     for rank in range(2):

@@ -16,6 +16,7 @@ import pytest
 from ray_on_ecs import secrets
 from ray_on_ecs.run import process as module
 from ray_on_ecs.run import supervisor
+from ray_on_ecs.run.launcher import NodeProcess
 from ray_on_ecs.run.process import KEPT_CHARACTERS, ProcessOptions, ScriptProcess, wait_for_end
 from ray_on_ecs.tracking.shown_log import MARK_CHARACTERS, MAX_CHARACTERS
 from tests.local_cluster import have_ended
@@ -272,6 +273,17 @@ def test_binary_output_is_passed_on(start: Start, lines: list[str]) -> None:
     process = start("import os; os.write(1, b'\\xff a\\r\\n' + 'ä'.encode() + b'\\nlast')")
     until(lambda: process.poll() is not None)
     assert lines == ["\ufffd a\n", "ä\n", "last"]
+
+
+def test_program_of_a_node_leaves_the_stacks_of_its_processes(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (tmp_path / "rank.py").write_text("import time\ndef stuck():\n    print('here')\n    time.sleep(600)\nstuck()\n")
+    options = ProcessOptions({**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}, tmp_path, lines.append)
+    with NodeProcess(["sh", "-c", f"{sys.executable} rank.py & wait"], options) as process:
+        until(lambda: lines)
+        stacks = process.stacks()
+    assert "stuck" in stacks or "Permission" in stacks, stacks
+    assert process.poll() is not None
 
 
 def test_stacks_are_read_while_the_script_runs(start: Start, lines: list[str]) -> None:
