@@ -75,7 +75,7 @@ class ProgramLauncher:
             "RUN_NAME": self._storage.run_name,
             "RUN_URI": storage,
             "RAY_ADDRESS": start.environment.cluster,  # else Ray's own actors look for a cluster
-            program_worker.NEEDS_VARIABLE: json.dumps(needs),
+            program_worker.NEEDS_VARIABLE: json.dumps(needs).replace("$", "\\u0024"),  # which Ray would expand
             **start.environment.git,
             **config.variables,
         }

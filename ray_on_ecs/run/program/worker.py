@@ -65,6 +65,7 @@ def _set_up(needs: Mapping[str, Any]) -> None:
     values = secrets.read_on_node(needs["secrets"], os.environ["RUN_URI"])
     os.environ.update(values)
     secrets.mask_own_output(values.values())  # the dashboard shows it as it is printed here
+    os.environ.update(as_given(needs["variables"]))
     folder = _code_folder(needs)
     os.environ["RUN_DIR"] = str(folder)
     if WORKING_DIRS not in Path.cwd().parts:
@@ -75,6 +76,11 @@ def _set_up(needs: Mapping[str, Any]) -> None:
         _use_packages(folder, needs, values)
     # Last, so that a user's queue.py does not hide Python's from Ray.
     sys.path += dict.fromkeys([str(folder / needs["beside"]), str(folder)])
+
+
+def as_given(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `--env` as the script has them, which Ray expands: `$HOME` in a value is text."""
+    return {name: value for name, value in variables.items() if os.environ.get(name) == os.path.expandvars(value)}
 
 
 def _code_folder(needs: Mapping[str, Any]) -> Path:
