@@ -403,6 +403,7 @@ def test_full_disk_stores_all_files_or_none(
         with pytest.raises(OSError, match=r"the disk of .* is full"):
             first.end()
         assert in_manifest(storage) == before
+    first.exchanges[0].report(not_stored=None)
     first.end()
     assert in_manifest(storage) == {"model_1": "1" * 10, "tracker": "1"}
 
