@@ -20,13 +20,15 @@ from ray_on_ecs.names import folders_of, is_of_git
 NEVER = re.compile(r"\.venv|venv|__pycache__|node_modules|\..*_cache")
 CORE_DUMP = re.compile(r"core(\.\d+)?")
 # Names of logs, which a script that can't work writes, too; and of other files that are written until the run ends.
-LOGS, EVENTS = (".log", ".out", ".err", ".txt"), "events.out.tfevents"
-GROWING = (".jsonl", ".csv", ".wandb", "-wal", "-journal")
+LOGS, EVENTS = (".log", ".out", ".err"), "events.out.tfevents"
+GROWING = (".jsonl", ".csv", ".wandb")
 # A folder with more entries than this is left out.
 MAX_ENTRIES = 10_000
-# A file that has changed for this time without a pause is a log, and so is one that was open in all scans of this time
-# and has grown slowly. Another one that is open has longer: it may be a checkpoint that is being written.
-RESTLESS_SECONDS, OPEN_SECONDS = 30.0, 300.0
+# A file that has changed for this time without a pause is a log.
+RESTLESS_SECONDS = 30.0
+# So is one that was open in all scans of the first time and has grown slowly. Another one has the second: it may be a
+# checkpoint that is being written.
+SLOW_SECONDS, OPEN_SECONDS = 30.0, 300.0
 SLOW_BYTES = 16 * 2**20
 PAUSE_SECONDS = 2.0
 
@@ -139,12 +141,12 @@ class FolderScanner:
 
 def is_log(name: str) -> bool:
     """Return whether a file is a log by its name."""
-    return name.endswith(LOGS) or os.path.basename(name).startswith(EVENTS)
+    return name.endswith((*LOGS, ".txt")) or os.path.basename(name).startswith(EVENTS)
 
 
 def is_growing(name: str) -> bool:
-    """Return whether a file is written until the run ends, by its name."""
-    return is_log(name) or name.endswith(GROWING)
+    """Return whether a file is written until the run ends, by its name; a text file may name the newest checkpoint."""
+    return name.endswith(GROWING) or (is_log(name) and not name.endswith(".txt"))
 
 
 def open_for_writing(
@@ -259,7 +261,7 @@ class FolderActivity:
         since, first_size = self._open_since[name]
         if is_growing(name) and size > first_size:
             return now - since >= PAUSE_SECONDS
-        return now - since >= (RESTLESS_SECONDS if size - first_size < SLOW_BYTES else OPEN_SECONDS)
+        return now - since >= (SLOW_SECONDS if size - first_size < SLOW_BYTES else OPEN_SECONDS)
 
 
 def without_logs(files: Mapping[str, FileState], logs: Set[str]) -> Scan:

@@ -17,7 +17,7 @@ from ray_on_ecs.run.files import folder as run_folder
 from ray_on_ecs.run.files import frozen
 from ray_on_ecs.run.files import scan as folder_scan
 from ray_on_ecs.run.files.folder import LOG_SECONDS, OVERDUE_SECONDS, QUIET_SECONDS
-from ray_on_ecs.run.files.scan import OPEN_SECONDS, PAUSE_SECONDS, RESTLESS_SECONDS, SLOW_BYTES
+from ray_on_ecs.run.files.scan import OPEN_SECONDS, PAUSE_SECONDS, RESTLESS_SECONDS, SLOW_BYTES, SLOW_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot, write_snapshot
 from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, make_folder, write
@@ -201,7 +201,7 @@ def test_log_delays_no_snapshot(storage: RunStorage, start: Start, me: tuple[psu
     first = start()
     first.writers = me
     write(first.folder, {"model.pt": "1"})
-    names = ("appended", "train.log", "run-1.wandb", "db-wal", "tb/events.out.tfevents.1.host")
+    names = ("appended", "train.log", "run-1.wandb", "metrics.csv", "tb/events.out.tfevents.1.host")
     (first.folder / "tb").mkdir()
     files = [(first.folder / name).open("a" if name == "appended" else "w") for name in names]
     for number in "01":
@@ -274,9 +274,7 @@ def test_status_file_becomes_a_log(
 
 
 @ON_DISK
-@pytest.mark.parametrize(
-    ("written", "seconds"), [(0, RESTLESS_SECONDS), (1, RESTLESS_SECONDS), (SLOW_BYTES, OPEN_SECONDS)]
-)
+@pytest.mark.parametrize(("written", "seconds"), [(0, SLOW_SECONDS), (1, SLOW_SECONDS), (SLOW_BYTES, OPEN_SECONDS)])
 def test_file_held_open_becomes_a_log(
     storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], written: int, seconds: float
 ) -> None:
@@ -285,11 +283,11 @@ def test_file_held_open_becomes_a_log(
     first.writers = me
     write(first.folder, {"model.pt": "1"})
     with (first.folder / "data.h5").open("wb") as file:
-        polls = int(seconds / RESTLESS_SECONDS)
+        polls = int(seconds / SLOW_SECONDS)
         for number in range(polls + 3):
             assert number > polls or in_manifest(storage) == {}, number
             file.truncate(number * written)
-            first.poll(RESTLESS_SECONDS)
+            first.poll(SLOW_SECONDS)
         assert read_snapshot(storage).files.keys() == {"model.pt", "data.h5"}
 
 
@@ -403,6 +401,7 @@ def test_full_disk_stores_all_files_or_none(
         with pytest.raises(OSError, match=r"the disk of .* is full"):
             first.end()
         assert in_manifest(storage) == before
+    first.exchanges[0].report(not_stored=None)
     first.end()
     assert in_manifest(storage) == {"model_1": "1" * 10, "tracker": "1"}
 

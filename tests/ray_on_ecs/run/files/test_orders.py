@@ -278,6 +278,8 @@ ENDS = ("lost", "killed", "at rest", "exit")
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "UPLOADS_AT_ONCE", 1)
     monkeypatch.setattr(snapshot, "COPIES_AT_ONCE", 1)
+    monkeypatch.setattr(scan, "SLOW_SECONDS", 1e9)  # a checkpoint is not open for so long without being written,
+    monkeypatch.setattr(scan, "GROWING", ())  # and a tracker not for two seconds
     monkeypatch.setattr(run_folder, "is_running", lambda process: True)
 
 

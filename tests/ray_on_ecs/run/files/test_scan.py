@@ -118,9 +118,9 @@ def test_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_logs_are_recognized_by_name() -> None:
-    names = ("train.log", "runs/events.out.tfevents.17.host", "model.pt", "metrics.csv", "db-wal")
-    assert [is_log(name) for name in names] == [True, True, False, False, False]
-    assert [is_growing(name) for name in names] == [True, True, False, True, True]
+    names = ("train.log", "runs/events.out.tfevents.17.host", "model.pt", "metrics.csv", "latest.txt")
+    assert [is_log(name) for name in names] == [True, True, False, False, True]
+    assert [is_growing(name) for name in names] == [True, True, False, True, False]
 
 
 def test_read_error_is_not_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
