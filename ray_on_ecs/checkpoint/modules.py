@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -73,7 +74,8 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def resize(prefix: str, module: nn.Module, saved: Mapping[str, Any], changed: Iterable[str]) -> None:
     """Give tensors without values, and changed ones, their form in a checkpoint; make or remove changed buffers."""
-    own = {key_of(prefix, name): value for name, value in module.state_dict(keep_vars=True).items()}
+    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    own = {key_of(prefix, name): tensor for name, tensor in named}
     owners = {key_of(prefix, name) if name else prefix: each for name, each in module.named_modules()}
     lazy = [key for key, value in own.items() if is_lazy(value) and key in saved]
     for key in {*changed, *lazy}:
@@ -86,7 +88,7 @@ def resize(prefix: str, module: nn.Module, saved: Mapping[str, Any], changed: It
             continue
         size, dtype = saved[key].size, saved[key].properties.dtype
         if tensor is None:
-            device = next((each.device for each in own.values() if isinstance(each, Tensor)), None)
+            device = next((each.device for each in own.values()), None)
             owner.register_buffer(name, torch.empty(size, dtype=dtype, device=device))
         elif is_lazy(tensor):
             cast(Any, tensor).materialize(size, dtype=dtype)

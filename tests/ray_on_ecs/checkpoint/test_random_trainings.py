@@ -6,7 +6,7 @@ A failure names its seed; `Training(seed, …)` has the same parts and steps aga
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ray_on_ecs import Checkpointer, saved_progress
 from ray_on_ecs.checkpoint.index import Progress
+from tests.ray_on_ecs.checkpoint.loop import difference
 
 WIDTH, STEPS, EPOCH = 3, 9, 3
-BLOCKS, SEEDS_OF_A_BLOCK = 10, 25
+BLOCKS, SEEDS_OF_A_BLOCK = 20, 12
 
 
 class Killed(Exception):
@@ -328,22 +329,6 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **others, **random_states}
 
 
-def difference(first: Any, second: Any, path: str = "") -> str | None:
-    """Return the first place where two values differ in a bit, or None."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        if first.keys() != second.keys():
-            return f"{path}: {sorted(map(str, first))} and {sorted(map(str, second))}"
-        return next(filter(None, (difference(first[key], second[key], f"{path}.{key}") for key in first)), None)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
-        pairs = enumerate(zip(first, second, strict=True))
-        return next(filter(None, (difference(*pair, f"{path}.{number}") for number, pair in pairs)), None)
-    if isinstance(first, Tensor | np.ndarray) and type(first) is type(second):
-        is_equal = first.dtype == second.dtype and first.shape == second.shape and bool((first == second).all())
-    else:
-        is_equal = type(first) is type(second) and first == second
-    return None if is_equal else f"{path}: {first!r} and {second!r}"
-
-
 def check(seed: int, folder: Path) -> None:
     whole = Training(seed, None)
     while whole.step < STEPS:
@@ -359,6 +344,14 @@ def check(seed: int, folder: Path) -> None:
                 (saved[-1] / "checkpoint.json").unlink()
     if found := difference(expected, training.result()):
         raise AssertionError(found)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
