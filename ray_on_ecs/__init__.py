@@ -7,8 +7,8 @@
     if ray_on_ecs.seconds_left() < 60:    # the node is being reclaimed: save now
 
 Under `ray-on-ecs run` they feed the run's metrics and its hang detection. Elsewhere, as under torchrun, they do
-nothing. `Checkpointer`, `DistributedSampler` and `microbatches` need PyTorch and work everywhere; until they are used,
-this package imports only the standard library.
+nothing. `Checkpointer`, `DistributedSampler`, `microbatches` and `saved_progress` need PyTorch and work everywhere;
+until they are used, this package imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,12 +19,26 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs.sdk import log, progress, seconds_left
 
 if TYPE_CHECKING:
-    from ray_on_ecs.checkpoint.checkpointer import Checkpointer
+    from ray_on_ecs.checkpoint.checkpointer import Checkpointer, saved_progress
     from ray_on_ecs.checkpoint.microbatches import microbatches
     from ray_on_ecs.checkpoint.sampler import DistributedSampler
 
-__all__ = ["Checkpointer", "DistributedSampler", "__version__", "log", "microbatches", "progress", "seconds_left"]
-_MODULES = {"Checkpointer": "checkpointer", "DistributedSampler": "sampler", "microbatches": "microbatches"}
+__all__ = [
+    "Checkpointer",
+    "DistributedSampler",
+    "__version__",
+    "log",
+    "microbatches",
+    "progress",
+    "saved_progress",
+    "seconds_left",
+]
+_MODULES = {
+    "Checkpointer": "checkpointer",
+    "DistributedSampler": "sampler",
+    "microbatches": "microbatches",
+    "saved_progress": "checkpointer",
+}
 __version__ = "0.1.0"
 
 

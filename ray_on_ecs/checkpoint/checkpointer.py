@@ -25,7 +25,16 @@ from ray_on_ecs.checkpoint.background import BackgroundSave, take_copy
 from ray_on_ecs.checkpoint.collectives import Collectives, Pace
 from ray_on_ecs.checkpoint.dcp import Reader
 from ray_on_ecs.checkpoint.export import export_weights
-from ray_on_ecs.checkpoint.index import FORMAT, BestMode, CheckpointIndex, Manifest, as_json, differences, find_fault
+from ray_on_ecs.checkpoint.index import (
+    FORMAT,
+    BestMode,
+    CheckpointIndex,
+    Manifest,
+    Progress,
+    as_json,
+    differences,
+    find_fault,
+)
 from ray_on_ecs.checkpoint.location import RUN_VARIABLE, open_file, open_folder
 from ray_on_ecs.checkpoint.sampler import DistributedSampler
 from ray_on_ecs.checkpoint.state import TrainingState
@@ -49,6 +58,19 @@ class ResumeError(SystemExit):
         return self.line
 
 
+def saved_progress(folder: str | os.PathLike[str] | None = None) -> Progress:
+    """Return the steps and epochs of the newest complete checkpoint, before the model is made; zeros without one.
+
+    A script needs it that adds layers, unfreezes them or makes parameter groups in the middle of a training: it makes
+    the model and the optimizer as they were, and then calls `Checkpointer.resume`.
+
+    Args:
+        folder: As for `Checkpointer`.
+    """
+    newest = CheckpointIndex(open_folder(folder), 1, None, "min", print).newest
+    return Progress(newest[1]["step"], newest[1]["epoch"]) if newest else Progress()
+
+
 class Checkpointer:
     """Saves a training and resumes it exactly. All ranks must create one and call the same methods.
 
@@ -65,8 +87,8 @@ class Checkpointer:
         every_seconds: Seconds between two checkpoints within an epoch, or None.
         every_steps: Steps between two checkpoints, or None.
         config: The settings of the training; a resume with other settings is refused.
-        save_frozen: Also save parameters without `requires_grad`; False for a script that loads them itself, such as
-            the base model below LoRA adapters.
+        save_frozen: Also save the model's parameters without `requires_grad`; False for a script that loads them
+            before `resume`, such as the base model below LoRA adapters. One that is trained or changed later is saved.
         trust_pickle: Also save and load values of classes outside numbers, text, lists, dicts and tensors; loading them
             runs the code of all who can write to the folder.
 
@@ -178,6 +200,7 @@ class Checkpointer:
         newest = self._newest_intact()
         self._must_resume = False
         if newest is None:
+            self._state.leave_out_frozen()  # the script may have loaded them since
             return False
         name, manifest = newest
         changed = self._ranks.broadcast(differences(manifest["config"], self._config))

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,8 +28,9 @@ class Collectives:
     """Collectives and messages for small plain values (plain_pickle.py); a single rank does not send any.
 
     Every rank must create one. The store that connects the ranks has no password, so a message is never trusted. The
-    main thread uses a separate Gloo process group. Other threads use `send` and `receive` instead: a thread in a
-    collective would make its process hang or abort when the process exits.
+    main thread uses a separate Gloo process group, by the group's own methods: they also work after the script's
+    `destroy_process_group()`, which may come before `close`. Other threads use `send` and `receive` instead: a thread
+    in a collective would make its process hang or abort when the process exits.
     """
 
     def __init__(self) -> None:
@@ -50,9 +52,9 @@ class Collectives:
             return value
         packed = plain_pickle.dumps(value) if self.rank == 0 else b""
         size = torch.tensor(len(packed), device="cpu")
-        dist.broadcast(size, src=0, group=self._group)
+        self._group.broadcast(size, 0).wait()
         message = _tensor(packed, int(size))
-        dist.broadcast(message, src=0, group=self._group)
+        self._group.broadcast(message, 0).wait()
         return value if self.rank == 0 else _value(message)
 
     def gather(self, value: T) -> list[T]:
@@ -61,10 +63,10 @@ class Collectives:
             return [value]
         packed = plain_pickle.dumps(value)
         sizes = [torch.tensor(0, device="cpu") for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor(len(packed), device="cpu"), group=self._group)
+        self._group.allgather(sizes, torch.tensor(len(packed), device="cpu")).wait()
         largest = int(max(sizes))
         messages = [_tensor(b"", largest) for _ in sizes] if self.rank == 0 else []
-        dist.gather(_tensor(packed, largest), messages or None, dst=0, group=self._group)
+        self._group.gather(messages, _tensor(packed, largest), 0).wait()
         return [_value(message[: int(size)]) for message, size in zip(messages, sizes, strict=False)]
 
     def first(self, value: T | None) -> T | None:
@@ -78,10 +80,10 @@ class Collectives:
             return values[0]
         packed = [plain_pickle.dumps(value) for value in values] if self.rank == 0 else []
         sizes = torch.tensor([len(each) for each in packed] or [0] * self.world_size, device="cpu")
-        dist.broadcast(sizes, src=0, group=self._group)
+        self._group.broadcast(sizes, 0).wait()
         largest = int(sizes.max())
         message = _tensor(b"", largest)
-        dist.scatter(message, [_tensor(each, largest) for each in packed] or None, src=0, group=self._group)
+        self._group.scatter(message, [_tensor(each, largest) for each in packed], 0).wait()
         return _value(message[: int(sizes[self.rank])])
 
     def send(self, rank: int, key: str, value: Any) -> None:
@@ -124,7 +126,8 @@ class Collectives:
         """Stop waiting threads, and destroy the process group."""
         self.stop_waiting()
         if self._group:
-            dist.destroy_process_group(self._group)
+            with suppress(ValueError):  # the script has destroyed all groups
+                dist.destroy_process_group(self._group)
 
 
 class Pace:

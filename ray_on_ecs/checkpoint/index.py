@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 from ray_on_ecs import sdk
 from ray_on_ecs.storage.filesystem import short_reason
@@ -55,6 +55,13 @@ class Manifest(TypedDict):
     world_size: int
     config: dict[str, Any]
     files: dict[str, FileRecord]
+
+
+class Progress(NamedTuple):
+    """Completed steps and epochs of a checkpoint; zeros without one."""
+
+    step: int = 0
+    epoch: int = 0
 
 
 class CheckpointIndex:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import metadata, planner
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.serialization import _get_layout, get_unsafe_globals_in_checkpoint
 
@@ -132,9 +133,12 @@ def unpack(packed: bytes, *, is_trusted: bool) -> Any:
     try:
         return load_saved(BytesIO(packed))
     except ValueError as cause:
-        if is_trusted:  # the user has set trust_pickle
-            return torch.load(BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
-        raise ValueError(f"{cause}, and loading that may run code; {WAY_OUT}") from cause
+        if not is_trusted:
+            raise ValueError(f"{cause}, and loading that may run code; {WAY_OUT}") from cause
+    try:  # the user has set trust_pickle
+        return torch.load(BytesIO(packed), map_location="cpu", weights_only=False)  # nosec B614
+    except Exception as cause:  # a class that has gone or changed raises anything
+        raise ValueError(f"a value can't be read: {type(cause).__name__}: {one_line(cause)}") from cause
 
 
 def plain(value: Any, key: str = "") -> Any:
@@ -229,6 +233,11 @@ def _is_integer(value: Any) -> bool:
 def _check(value: Any, key: str) -> None:
     """Raise ValueError unless PyTorch can save and load a value without running code."""
     kind = type(value)
+    if kind is DTensor:
+        raise ValueError(
+            f"{key}: a sharded tensor in a list, a dict or the state of another object can't be divided among other "
+            "ranks; keep it in the optimizer's state of its parameter, under a name without dots"
+        )
     name = f"{key}: a value of class {kind.__module__}.{kind.__qualname__}"
     if kind.__name__ == "ndarray":
         name = f"{key}: an array of {value.dtype}"

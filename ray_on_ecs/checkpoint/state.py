@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,14 +17,17 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from ray_on_ecs.checkpoint import dcp, plain_pickle
+from ray_on_ecs.checkpoint import dcp, optimizers, plain_pickle
 from ray_on_ecs.checkpoint.dcp import Reader
-from ray_on_ecs.checkpoint.modules import plain_name, unwrapped
+from ray_on_ecs.checkpoint.modules import checksums, key_of, named_parameters, resize, unwrapped
+from ray_on_ecs.errors import one_line
 
 MODEL, OPTIMIZER = "model", "optimizer"
 RANKS = "ranks"
+EXTRA = "_extra_state"  # the last part of the key of a module's `get_extra_state`
 
 
 class TrainingState:
@@ -34,7 +38,7 @@ class TrainingState:
 
     Raises:
         TypeError: An object has no state, or FSDP1 shards the module.
-        ValueError: The optimizer has a parameter that no module has.
+        ValueError: The optimizer has a parameter that no module has, or two keys could be equal.
     """
 
     def __init__(
@@ -73,25 +77,46 @@ class TrainingState:
                 self._others[prefix] = value
             else:
                 raise TypeError(f"{prefix}: a {type(value).__name__} has no state_dict and load_state_dict")
-        self._frozen: set[str] = set()
-        self._names: dict[int, str] = {}
-        for prefix, module in self._modules.items():
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                if not parameter.requires_grad and not saves_frozen:
-                    self._frozen.add(_key(prefix, name))
-            for name, parameter in module.named_parameters():
-                self._names.setdefault(id(parameter), _key(prefix, name))
+        for prefix in objects:
+            if outer := next((each for each in objects if prefix.startswith(f"{each}.")), None):
+                raise ValueError(f"{prefix}: the name begins with {outer!r} and a dot; take another name")
         for prefix, value in self._optimizers.items():
-            for parameter in _parameters(value):
-                if id(parameter) not in self._names:
-                    raise ValueError(
-                        f"{prefix}: a parameter of shape {tuple(parameter.shape)} belongs neither to the model nor to "
-                        "a module in state; add its module to state"
-                    )
+            optimizers.group_names(prefix, value, self._names())
+        self._saves_frozen = saves_frozen
+        self._untouched: dict[str, int] = {}
+        self.leave_out_frozen()
+        self._first_forms = self._forms()
+
+    def leave_out_frozen(self, saved: Collection[str] = ()) -> None:
+        """Unless frozen parameters are saved, leave out those of the model that are not in a checkpoint, by its keys.
+
+        The script loads them. One that has another checksum later, or is no longer frozen, is saved from then on.
+        """
+        self._untouched = {}
+        if not self._saves_frozen:
+            parameters = named_parameters(MODEL, self.module)
+            frozen = {key: each for key, each in parameters if not each.requires_grad and key not in saved}
+            self._untouched = checksums(frozen)
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if the next checkpoint lacks parameters; the same on all ranks."""
+        return bool(self._untouched)
+
+    def touched(self) -> list[str]:
+        """Return the keys of parameters that were left out, and are trained now or have changed on this rank."""
+        own = {key: each for key, each in named_parameters(MODEL, self.module) if key in self._untouched}
+        now = checksums(own)
+        return [key for key, each in own.items() if each.requires_grad or now.get(key) != self._untouched[key]]
+
+    def include(self, keys: Iterable[str]) -> None:
+        """Save parameters that were left out."""
+        for key in keys:
+            self._untouched.pop(key, None)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors of all modules by key, without copies; DTensors under FSDP2."""
-        return {key: value for key, value in self._module_entries() if isinstance(value, Tensor)}
+        return {key: value for key, value in self._module_entries() if _is_weight(key, value)}
 
     def is_finite(self) -> bool:
         """Return True if all parameters of this rank are finite. Buffers don't count: masks may hold infinities."""
@@ -108,42 +133,22 @@ class TrainingState:
 
     def collect(self) -> dict[str, Any]:
         """Return this rank's state for a planner, without copies of tensors; raises like `plain_values`."""
-        return {**self.tensors(), f"{RANKS}.{self._rank}": plain_pickle.pack(self.plain_values())}
+        tensors, values = self._tensors_and_values()
+        if lazy := next((key for key, tensor in tensors.items() if is_lazy(tensor)), None):
+            raise ValueError(f"{lazy} has no values yet; call the module once before the first save")
+        return {**tensors, f"{RANKS}.{self._rank}": plain_pickle.pack(self._plain(values))}
 
     def plain_values(self) -> dict[str, Any]:
         """Return everything but tensors, as a checkpoint has it; ValueError for a value that could not be loaded."""
-        values = self.values()
-        return values if self._trusts_pickle else {kind: plain_pickle.plain(each) for kind, each in values.items()}
+        return self._plain(self.values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all modules and optimizers by key, without copies."""
-        tensors = self.weights()
-        for prefix, optimizer in self._optimizers.items():
-            for parameter, state in optimizer.state.items():
-                name = self._names[id(parameter)]
-                for key, value in state.items():
-                    if isinstance(value, Tensor):
-                        tensors[f"{prefix}.{name}.{key}"] = value
-        return tensors
+        return self._tensors_and_values()[0]
 
     def values(self) -> dict[str, Any]:
         """Return the rest of the state, which differs between the ranks."""
-        optimizers: dict[str, Any] = {}
-        for prefix, optimizer in self._optimizers.items():
-            numbers: dict[str, dict[str, Any]] = {}
-            for parameter, state in optimizer.state.items():
-                name = self._names[id(parameter)]
-                numbers[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-            class_name = type(optimizer).__name__
-            optimizers[prefix] = {"class": class_name, "groups": self._groups(optimizer), "values": numbers}
-        buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
-        return {
-            "modules": {key: value for key, value in self._module_entries() if not isinstance(value, Tensor)},
-            "buffers": {key: buffer.cpu() for key, buffer in buffers},
-            "optimizers": optimizers,
-            "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
-            "random": self.random(),
-        }
+        return self._tensors_and_values()[1]
 
     def random(self) -> dict[str, Any]:
         """Return the states of the random generators: PyTorch's, also on the model's devices, Python's and NumPy's."""
@@ -168,59 +173,72 @@ class TrainingState:
         """Restore a checkpoint that `world_size` ranks have saved, without collectives.
 
         Raises:
-            ValueError: It has another model, another optimizer or other objects.
+            ValueError: It has another model, another optimizer or other objects, or one of them refuses its state.
         """
         saved = reader.read_metadata().state_dict_metadata
         is_same_world_size = world_size == self._world_size
-        tensors = self.targets(saved)
         rank_key = f"{RANKS}.{self._rank if is_same_world_size else 0}"
         packed: dict[str, Any] = {rank_key: b""}
         dcp.load(packed, reader)
         values = plain_pickle.unpack(packed[rank_key], is_trusted=self._trusts_pickle)
+        self.leave_out_frozen(saved)
         self._check_values(values, is_same_world_size)  # before anything is changed
+        for prefix, module in self._modules.items():
+            resize(prefix, module, saved, values.get("changed", ()))
+        tensors = self.targets(saved, self._left_out(values))
         dcp.load(tensors, reader)
         self.apply(tensors, values)
         if is_same_world_size:
             for key, buffer in self._buffers():
-                buffer.copy_(values["buffers"].get(key, buffer))
+                before = values["buffers"].get(key, buffer)
+                if buffer.shape != before.shape or buffer.dtype != before.dtype:
+                    buffer.data = before.to(buffer.device)
+                buffer.copy_(before)
             self.restore_random(values["random"])
 
-    def targets(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def targets(self, saved: Mapping[str, Any], left_out: Collection[str] = ()) -> dict[str, Any]:
         """Return the tensors to load a checkpoint into, by its metadata; ValueError if it has another model.
 
-        They are the modules' tensors, and new ones for the optimizers.
+        They are the modules' tensors, without those that the checkpoint leaves out, and new ones for the optimizers.
         """
-        tensors: dict[str, Any] = self.weights()
+        tensors: dict[str, Any] = {
+            key: tensor for key, tensor in self.weights().items() if key in saved or key not in left_out
+        }
         self._check_weights(saved, tensors, self._modules)
+        names = self._names()
         parameters: dict[str, Tensor] = {}
         for prefix, optimizer in self._optimizers.items():
-            for parameter in _parameters(optimizer):
-                parameters[f"{prefix}.{self._names[id(parameter)]}"] = parameter
+            parameters |= {f"{prefix}.{names[id(each)]}": each for each in optimizers.parameters(optimizer)}
+        modules = tuple(f"{prefix}." for prefix in self._modules)
         for key, entry in saved.items():
-            parameter = parameters.get(key.rpartition(".")[0])
-            if parameter is None or not isinstance(entry, TensorStorageMetadata):
+            if key in tensors or not isinstance(entry, TensorStorageMetadata):
                 continue
-            if entry.size == parameter.shape:  # sharded like the parameter
+            parameter = parameters.get(key.rpartition(".")[0])
+            if parameter is not None and entry.size == parameter.shape:  # sharded like the parameter
                 tensors[key] = torch.zeros_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-            else:
+            elif parameter is not None or (key.startswith(modules) and _is_extra(key)):
                 tensors[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
         return tensors
 
     def apply(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Load tensors and values into the objects."""
+        """Load tensors and values into the objects; ValueError if one of them refuses its state."""
+        names = self._names()
         for prefix, module in self._modules.items():
-            _load_module(prefix, module, {**tensors, **values["modules"]})
+            with _refusal(prefix):
+                _load_module(prefix, module, tensors, values["modules"])
         for prefix, optimizer in self._optimizers.items():
-            self._load_optimizer(prefix, optimizer, values["optimizers"][prefix], tensors)
+            with _refusal(prefix):
+                optimizers.load(prefix, optimizer, values["optimizers"][prefix], tensors, names)
         for prefix, value in self._others.items():
-            value.load_state_dict(values["state"][prefix])
+            with _refusal(prefix):
+                value.load_state_dict(values["state"][prefix])
 
     def load_model(self, reader: Reader) -> None:
         """Load only the model's weights; ValueError if the checkpoint has another model."""
         weights: dict[str, Any] = {key: value for key, value in self.weights().items() if key.startswith(f"{MODEL}.")}
         self._check_weights(reader.read_metadata().state_dict_metadata, weights, [MODEL])
         dcp.load(weights, reader)
-        _load_module(MODEL, self.module, weights)
+        _load_module(MODEL, self.module, weights, {})
 
     def _devices(self) -> list[torch.device]:
         """Return the CUDA devices of the model, in order."""
@@ -230,52 +248,79 @@ class TrainingState:
         return sorted(devices, key=lambda device: device.index or 0)
 
     def _module_entries(self) -> Iterator[tuple[str, Any]]:
-        """Yield the entries of the modules' state_dicts by key, without frozen parameters if they are not saved."""
+        """Yield the entries of the modules' state_dicts by key, without those that are left out."""
         for prefix, module in self._modules.items():
             for name, value in module.state_dict().items():
-                key = _key(prefix, name)
-                if key not in self._frozen:
+                key = key_of(prefix, name)
+                if key not in self._untouched:
                     yield key, value
+
+    def _tensors_and_values(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors of all modules and optimizers by key, without copies, and the rest of the state."""
+        names = self._names()
+        tensors = self.weights()
+        values: dict[str, Any] = {}
+        for prefix, optimizer in self._optimizers.items():
+            own, values[prefix] = optimizers.split(prefix, optimizer, names)
+            tensors |= own
+        buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
+        return tensors, {
+            "modules": {key: value for key, value in self._module_entries() if not _is_weight(key, value)},
+            "buffers": {key: buffer.cpu() for key, buffer in buffers},
+            "changed": self._changed(),
+            "left_out": sorted(self._untouched),
+            "optimizers": values,
+            "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
+            "classes": {prefix: type(value).__name__ for prefix, value in self._others.items()},
+            "random": self.random(),
+        }
+
+    def _plain(self, values: dict[str, Any]) -> dict[str, Any]:
+        return values if self._trusts_pickle else {kind: plain_pickle.plain(each) for kind, each in values.items()}
+
+    def _names(self) -> dict[int, str]:
+        """Return the keys of the parameters by their IDs; a script may replace modules between two saves."""
+        names: dict[int, str] = {}
+        for prefix, module in self._modules.items():
+            for key, parameter in named_parameters(prefix, module):
+                names.setdefault(id(parameter), key)
+        return names
+
+    def _forms(self) -> dict[str, str]:
+        """Return the forms of the modules' parameters and persistent buffers by key; sharded ones don't change."""
+        forms: dict[str, str] = {}
+        for prefix, module in self._modules.items():
+            for name, value in module.state_dict().items():
+                key = key_of(prefix, name)
+                if _is_weight(key, value) and not isinstance(value, DTensor):
+                    forms[key] = "" if is_lazy(value) else f"{value.dtype} {tuple(value.shape)}"
+        return forms
+
+    def _changed(self) -> list[str]:
+        """Return the keys of tensors with another form than at first, and of buffers that are new or gone."""
+        forms = self._forms()
+        parameters = {key for each in self._modules.items() for key, _ in named_parameters(*each)}
+        changed = [key for key in {**self._first_forms, **forms} if forms.get(key) != self._first_forms.get(key)]
+        return [key for key in changed if key not in parameters or (key in forms and key in self._first_forms)]
+
+    def _left_out(self, values: Mapping[str, Any]) -> Collection[str]:
+        """Return the keys that a checkpoint may lack."""
+        if self._saves_frozen:
+            return ()
+        if "left_out" in values:
+            return set(values["left_out"])
+        # An older version left out what was frozen in all modules when the Checkpointer was made.
+        parameters = [each for item in self._modules.items() for each in named_parameters(*item)]
+        return {key for key, parameter in parameters if not parameter.requires_grad}
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers, whose values may differ between the ranks, as in batch normalization."""
         saved = self.weights().keys()
         for prefix, module in self._modules.items():
             for name, buffer in module.named_buffers():
-                key = _key(prefix, name)
+                key = key_of(prefix, name)
                 if key in saved and not isinstance(buffer, DTensor):
                     yield key, buffer
-
-    def _groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """Return an optimizer's parameter groups, with names in place of the parameters."""
-        groups = []
-        for group in optimizer.param_groups:
-            names = [self._names[id(parameter)] for parameter in group["params"]]
-            groups.append({**group, "params": names})
-        return groups
-
-    def _load_optimizer(
-        self, prefix: str, optimizer: Optimizer, saved: dict[str, Any], tensors: Mapping[str, Tensor]
-    ) -> None:
-        state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in saved["values"].items()}
-        for full_key, tensor in tensors.items():
-            if full_key.startswith(f"{prefix}."):
-                name, _, key = full_key.removeprefix(f"{prefix}.").rpartition(".")
-                state.setdefault(name, {})[key] = tensor
-        # Optimizer.load_state_dict takes the parameters' numbers, in the order of the groups.
-        numbers: dict[str, int] = {}
-        groups = []
-        for group in saved["groups"]:
-            for name in group["params"]:
-                numbers.setdefault(name, len(numbers))
-            groups.append({**group, "params": [numbers[name] for name in group["params"]]})
-        numbered = {numbers[name]: values for name, values in state.items()}
-        optimizer.load_state_dict({"state": numbered, "param_groups": groups})
-        # load_state_dict has cast the state to the dtype of the parameters.
-        for parameter, loaded in optimizer.state.items():
-            for key, value in state.get(self._names[id(parameter)], {}).items():
-                if isinstance(value, Tensor) and loaded[key].dtype != value.dtype:
-                    loaded[key] = value.to(loaded[key].device)
 
     def _check_weights(self, saved: Mapping[str, Any], own: Mapping[str, Tensor], prefixes: Iterable[str]) -> None:
         """Raise ValueError unless a checkpoint has exactly these weights of the modules."""
@@ -284,12 +329,15 @@ class TrainingState:
             if isinstance(entry, TensorStorageMetadata):
                 saved_forms[key] = f"{entry.properties.dtype} {tuple(entry.size)}"
         for key, tensor in own.items():
-            form = f"{tensor.dtype} {tuple(tensor.shape)}"
+            form = "without values" if is_lazy(tensor) else f"{tensor.dtype} {tuple(tensor.shape)}"
             if saved_forms.get(key) != form:
-                raise ValueError(f"{key} is {form}, and in the checkpoint {saved_forms.get(key, 'it is missing')}")
+                missing = (
+                    "it is missing" if self._saves_frozen else "it is missing; save_frozen=False may have left it out"
+                )
+                raise ValueError(f"{key} is {form}, and in the checkpoint {saved_forms.get(key, missing)}")
         modules = tuple(f"{prefix}." for prefix in prefixes)
         for key in saved_forms:
-            if key.startswith(modules) and key not in own:
+            if key.startswith(modules) and key not in own and not _is_extra(key):
                 raise ValueError(f"the checkpoint has {key}, and the model has not")
 
     def _check_values(self, saved: Mapping[str, Any], is_same_world_size: bool) -> None:
@@ -303,9 +351,14 @@ class TrainingState:
             saved_optimizer = saved["optimizers"][prefix]
             if class_name != saved_optimizer["class"]:
                 raise ValueError(f"{prefix} was of class {saved_optimizer['class']}, and is of class {class_name} now")
-            saved_names = [group["params"] for group in saved_optimizer["groups"]]
-            if saved_names != [group["params"] for group in self._groups(optimizer)]:
-                raise ValueError(f"{prefix} has other parameter groups than the checkpoint")
+            saved_groups = [group["params"] for group in saved_optimizer["groups"]]
+            own_groups = optimizers.group_names(prefix, optimizer, self._names())
+            if line := optimizers.difference(prefix, saved_groups, own_groups):
+                raise ValueError(line)
+        for prefix, value in self._others.items():
+            class_name, before = type(value).__name__, saved.get("classes", {}).get(prefix)
+            if before not in (None, class_name):
+                raise ValueError(f"{prefix} was of class {before}, and is of class {class_name} now")
         if is_same_world_size:
             return
         for prefix, value in self._others.items():
@@ -313,16 +366,32 @@ class TrainingState:
                 raise ValueError(f"{prefix} is a StatefulDataLoader, which can't resume on another number of ranks")
 
 
-def _key(prefix: str, name: str) -> str:
-    return f"{prefix}.{plain_name(name)}"
+def _is_extra(key: str) -> bool:
+    return key.rpartition(".")[2] == EXTRA
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _is_weight(key: str, value: Any) -> bool:
+    """Return True for a parameter or buffer. An extra state is a value also if it is a tensor: its size may change."""
+    return isinstance(value, Tensor) and not _is_extra(key)
 
 
-def _load_module(prefix: str, module: nn.Module, entries: Mapping[str, Any]) -> None:
+@contextmanager
+def _refusal(prefix: str) -> Generator[None]:
+    """Name the object whose load_state_dict fails, unless memory or the storage is the reason."""
+    try:
+        yield
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as cause:
+        reason = one_line(cause).rstrip(".")
+        raise ValueError(f"{prefix}.load_state_dict: {type(cause).__name__}: {reason}") from cause
+
+
+def _load_module(prefix: str, module: nn.Module, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Load a module's state_dict; entries that are missing, such as unsaved frozen parameters, keep their values."""
     own = module.state_dict()
-    module.load_state_dict({name: entries.get(_key(prefix, name), value) for name, value in own.items()})
+    entries = {**tensors, **values}
+    known = {key_of(prefix, name) for name in own}
+    state = {name: entries.get(key_of(prefix, name), value) for name, value in own.items()}
+    new = {key: value for key, value in values.items() if key.startswith(f"{prefix}.") and key not in known}
+    module.load_state_dict({**state, **{key.removeprefix(f"{prefix}."): value for key, value in new.items()}})

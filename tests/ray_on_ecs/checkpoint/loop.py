@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -127,3 +128,19 @@ def train(
         "epoch": checkpoint.epoch,
         "should_stop": checkpoint.should_stop,
     }
+
+
+def difference(first: Any, second: Any, path: str = "") -> str | None:
+    """Return the first place where two values differ in a bit, or None."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        if first.keys() != second.keys():
+            return f"{path}: {sorted(map(str, first))} and {sorted(map(str, second))}"
+        return next(filter(None, (difference(first[key], second[key], f"{path}.{key}") for key in first)), None)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return next(filter(None, (difference(*pair, f"{path}.{number}") for number, pair in pairs)), None)
+    if isinstance(first, Tensor | np.ndarray) and type(first) is type(second):
+        is_equal = first.dtype == second.dtype and first.shape == second.shape and bool((first == second).all())
+    else:
+        is_equal = type(first) is type(second) and first == second
+    return None if is_equal else f"{path}: {first!r} and {second!r}"

@@ -70,3 +70,42 @@ def test_a_batch_of_something_else_is_refused(batch: Any) -> None:
 def test_wrong_share_of_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch: 3 samples are not a rank's share of 8 on 1 ranks, which is 8"):
         list(microbatches(torch.arange(3), 8))
+
+
+LENGTHS = torch.tensor([1, 10, 2, 10, 1, 1, 10, 3, 0, 5])
+
+
+def token_gradient(rank: int, ranks: int, size: int | None) -> torch.Tensor:
+    """Return the gradient of a mean over the tokens of a global batch of texts of unequal length."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(GLOBAL_BATCH, 10, 4, generator=generator)
+    y = torch.randint(0, 5, (GLOBAL_BATCH, 10), generator=generator)
+    y[torch.arange(10) >= LENGTHS[:, None]] = -100
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(4, 5)
+    parameter = next(model.parameters())
+    if ranks > 1:
+        model = DistributedDataParallel(model)
+    share = {"x": x[rank::ranks], "labels": y[rank::ranks]}
+    parts = microbatches(share, GLOBAL_BATCH, size=size, model=model, count=lambda part: (part["labels"] != -100).sum())
+    for part, weight in parts:
+        labels = part["labels"].flatten()
+        total = nn.functional.cross_entropy(model(part["x"]).flatten(0, 1), labels, reduction="sum")
+        (weight * total / (labels != -100).sum().clamp(min=1)).backward()
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+@pytest.mark.parametrize("size", [None, 4, 2, 1])
+def test_a_mean_over_tokens_does_not_depend_on_the_parts(on_ranks: Ranks, size: int | None) -> None:
+    whole = token_gradient(0, 1, None)
+    torch.testing.assert_close(token_gradient(0, 1, size), whole)
+    for gradient in on_ranks(2, token_gradient, size):
+        torch.testing.assert_close(gradient, whole)
+
+
+def test_the_weights_of_counts_are_shares_of_all_counts() -> None:
+    batch = torch.tensor([0, 1, 1, 0, 0, 0])
+    parts = microbatches(batch, 6, size=2, count=lambda part: part.sum())
+    assert [weight for _, weight in parts] == [0.5, 0.5, 0.0]
+    assert [weight for _, weight in microbatches(batch, 6, count=lambda part: 0)] == [0.0]
