@@ -270,12 +270,12 @@ class ScriptWorker:
 
     def _run_script(self, environment: ScriptEnvironment) -> None:
         """Run the script to its end."""
-        peers = self.exchange.directive.peers
+        peers, resumes = self.exchange.directive.peers, self.exchange.directive.resumes
         if self._is_first_of_node:
             self._files = NodeFiles(self._storage, self._run_folder, self.exchange, peers, self._rank.node_rank)
         with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
             start = Start(
-                config=self._config,
+                config=self._config.resumed() if resumes else self._config,
                 rank=self._rank,
                 peers=peers,
                 number=self.exchange.status.generation,

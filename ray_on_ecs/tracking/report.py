@@ -108,6 +108,7 @@ def render(documents: Documents) -> str:
         "Times": result.get("times") or {name: status[name] for name in ("started", "updated") if status},
         "Cost": _cost(result.get("cost") or status),
         "Versions": result.get("versions") or {},
+        "Restarts": _restarts(result or status),
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }
     usd = total_usd(status, result)
@@ -116,6 +117,7 @@ def render(documents: Documents) -> str:
         "workers": (result.get("hardware") or status).get("workers"),
         "time_seconds": total_seconds(status, result),
         "cost": None if usd is None else _usd(usd),
+        "restarts": len((result or status).get("restarts") or ()) or None,
     }
     last: dict[str, Any] = {}  # value of each metric
     for record in documents.metrics:
@@ -196,6 +198,15 @@ def _trials(trials: Document) -> Sequence[Sequence[str]]:
             row += [_shown(values[column]) if column in values else "" for column in columns]
         table.append(row)
     return table
+
+
+def _restarts(document: Document) -> Document:
+    """Return the cause of each restart by its time, with what was kept."""
+    rows = {}
+    for restart in document.get("restarts") or ():
+        kept = f"; newest kept file: {restart['kept']}" if restart["kept"] else ""
+        rows[_moment(restart["time"])] = f"{restart['cause']}{kept}"
+    return rows
 
 
 def _cost(document: Document) -> Document:

@@ -41,7 +41,7 @@ def write_results(
     """Write the results of a run that has ended well; returns the document written to `result.json`.
 
     `code` is its archive and its commit; `summary` is the return value of `RunDriver.train`: `hardware`,
-    and `started_at`, the start of its script (Unix time).
+    and `started_at`, the start of its script (Unix time), with the run's `restarts`.
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
@@ -64,6 +64,7 @@ def write_results(
         "hardware": summary["hardware"],
         "versions": _versions(),
         "times": run_times(summary["started_at"]),
+        "restarts": summary.get("restarts", []),
         "cost": cost,
         "earlier": earlier,
         "config": asdict(config),

@@ -22,8 +22,7 @@ def test_newest_complete_checkpoint_is_named(tmp_path: Path, folder: str) -> Non
             os.utime(tmp_path / "run" / folder / f"step-{step:09d}" / "checkpoint.json", (seconds, seconds))
     found = newest_of_script(storage)
     assert found
-    name, written_at = found
-    assert (name, written_at.timestamp()) == (f"{folder}/step-000000020".removeprefix("./"), 1_700_000_000)
+    assert (found.name, found.written_at.timestamp()) == (f"{folder}/step-000000020".removeprefix("./"), 1_700_000_000)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_last_checkpoint_of_a_folder_is_the_newest(tmp_path: Path, steps: list[s
     storage.write("ck/step-000000050/below/checkpoint.json", b"{}")
     found = newest_of_script(storage)
     assert found
-    assert found[0] == f"ck/step-{steps[1]}"
+    assert found.name == f"ck/step-{steps[1]}"
 
 
 @pytest.mark.parametrize(
