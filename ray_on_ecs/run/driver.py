@@ -431,4 +431,5 @@ class RunDriver:
         self._restarts.is_known = False
         kept = self._restarts.kept = self._ask(lambda: newest_stored(self._config, self._storage))
         self._restarts.is_known = True
-        return Mark(self.monitor.step or None, kept.changed_at.timestamp() if kept else None)
+        stored_at = kept.changed_at.timestamp() if kept else None
+        return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -11,6 +12,11 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.disk import StoredFile
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
+
+# Files of settings, which a script writes at its start and does not load.
+SETTINGS = re.compile(
+    r"(?:^|/)(?:\.hydra/.*|(?:.*[._-])?(?:args|config|configs|hparams|overrides|settings)\.(?:cfg|ini|json|toml|ya?ml))$"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ def has_stored(config: RunConfig, storage: RunStorage) -> bool:
     """
     if newest_stored(config, storage) is not None:
         return True
-    return not config.driver and any(name.endswith(".txt") for name in read_snapshot(storage).files)
+    files = () if config.driver else read_snapshot(storage).files
+    return any(name.endswith(".txt") or SETTINGS.search(name) for name in files)
 
 
 def nothing_stored_line(run_name: str) -> str:
@@ -99,11 +106,11 @@ def _time(info: StoredFile) -> datetime:
 
 
 def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
+    """Return the name and time of the newest file of the last snapshot that is neither a log nor settings, or None."""
     files = {
         name: file.written_at
         for name, file in read_snapshot(storage).files.items()
-        if file.key and not file.is_log and not is_log(name)
+        if file.key and not file.is_log and not is_log(name) and not SETTINGS.search(name)
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None

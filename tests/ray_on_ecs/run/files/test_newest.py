@@ -61,3 +61,36 @@ def test_text_files_may_be_the_state_of_a_script(tmp_path: Path, name: str, is_s
     assert not has_stored(RunConfig(), storage)
     write_snapshot(storage, Snapshot({name: KeptFile("files/key", 1, written_at=1)}))
     assert has_stored(RunConfig(), storage) is is_stored
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    [
+        ("logs/train/.hydra/overrides.yaml", False),
+        (".hydra/hydra.yaml", False),
+        ("out/args.yaml", False),
+        ("lightning_logs/version_0/hparams.yaml", False),
+        ("out/training_config.json", False),
+        ("out/config.toml", False),
+        ("state.json", True),
+        ("out/trainer_state.json", True),
+        ("out/state.yaml", True),
+        ("configs.pt", True),
+        ("my.hydra/a.pt", True),
+    ],
+)
+def test_settings_are_not_named_as_kept_files(tmp_path: Path, name: str, is_kept: bool) -> None:
+    storage = RunStorage.open(str(tmp_path / "storage"), "run")
+    write_snapshot(storage, Snapshot({name: KeptFile("files/key", 1, written_at=1)}))
+    assert (newest_of_script(storage) is not None) is is_kept
+    assert has_stored(RunConfig(), storage)
+
+
+def test_a_checkpoint_is_named_before_newer_files(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path / "storage"), "run")
+    storage.write("checkpoints/step-000000020/checkpoint.json", b"{}")
+    write_snapshot(storage, Snapshot({"best.pt": KeptFile("files/key", 1, written_at=4_000_000_000_000_000_000)}))
+    found = newest_of_script(storage)
+    assert found
+    assert (found.name, found.is_loaded) == ("checkpoints/step-000000020", True)
+    assert found.changed_at.timestamp() == 4e9
