@@ -89,7 +89,7 @@ def _exception(output: list[str]) -> LastWords | None:
     """Return the exception of the last traceback, or the error of a program that it started."""
     headers = [number for number, line in enumerate(output) if HEADER.match(line)]
     if NO_MODULE.match(output[-1]):
-        hint = "modules are found in the folder with the code; a src layout needs --env PYTHONPATH=src"
+        hint = "modules are found in the folder with the code; for a src layout add --env PYTHONPATH=src"
         return LastWords(f"{output[-1].partition(': ')[2]} ({hint})", is_mistake=True)
     if PYTEST.match(output[-1]):
         return _of_pytest(output)

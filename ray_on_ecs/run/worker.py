@@ -302,7 +302,8 @@ class ScriptWorker:
         launcher, environment = self._settings.launcher, start.environment
         variables = environment.variables(launcher.variables(start), start.exchange)
         mask = secrets.Masker(environment.secrets.values())
-        return launcher.process(start, ProcessOptions(variables, self._folder, self._on_line, self._lock, mask))
+        options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask, self._on_state)
+        return launcher.process(start, options)
 
     def _storing(self) -> AbstractContextManager[None]:
         return run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext()
@@ -398,5 +399,7 @@ class ScriptWorker:
         # And in one piece: with --local the lines of all ranks come from threads of one process.
         sys.stdout.write(cut(self._prefix + line.removesuffix("\n")) + "\n")
         sys.stdout.flush()
+
+    def _on_state(self, line: str) -> None:
         if self._recorder:
             self._recorder.read_line(line)
