@@ -10,6 +10,7 @@ import getpass
 import os
 import random
 import re
+import shlex
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -139,6 +140,12 @@ class RunConfig:
         at_least=0,
         metavar="N",
     )
+    resume_args: str | None = _fault_tolerance(
+        None,
+        "arguments added to the script's when it starts with kept files of the run, after a failure or in a resumed "
+        "run, and not at its first start, such as '--resume out/last.ckpt'",
+        metavar="ARGS",
+    )
     hang_timeout: float | None = _fault_tolerance(
         None,
         "seconds without output or progress after which the script counts as hung: its stacks are saved, and it is "
@@ -179,6 +186,7 @@ class RunConfig:
         arguments.check(self.command, self.path_names)
         for name, pattern in pairs_of(self.metric).items():
             check_metric(name, pattern)
+        self.resumed()
         both = self.variables.keys() & secrets.parse(self.secret).keys()
         if both:
             raise UsageError(f"--secret: {min(both)} is also given by --env, which shows its value; leave that out")
@@ -208,6 +216,16 @@ class RunConfig:
         for name, value in values.items():
             settings[name] = tuple(value) if isinstance(value, list) else value
         return cls(**settings)
+
+    def resumed(self) -> Self:
+        """Return this config with the command of a script that finds kept files; UsageError for an open quote."""
+        try:
+            arguments = shlex.split(self.resume_args or "")
+        except ValueError as cause:
+            raise UsageError(
+                f"--resume-args: {self.resume_args!r} is not a list of arguments ({cause}); quote them as in a shell"
+            ) from cause
+        return replace(self, command=(*self.command, *arguments), resume_args=None) if arguments else self
 
     def argv(self, python: str, variables: Mapping[str, str], runner: Sequence[str] = ()) -> tuple[str, ...]:
         """Return a worker's command line.

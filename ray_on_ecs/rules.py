@@ -20,6 +20,7 @@ OF_LAUNCHER = (
 )
 # Those and the others that every script gets, with other values on each worker or node.
 OF_RUNNER = rf"{OF_LAUNCHER}|RUN_(NAME|DIR|URI)|INPUT_.*"
+QUOTE = r"['\"]?"
 # The ends of names of variables that hold secrets.
 OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
 
@@ -75,9 +76,10 @@ def metric_pattern(text: str) -> str:
         return text
     before, _, after = text.partition(PLACEHOLDER)
     start = r"(?<!\w)" if re.match(r"\w", text) else ""  # 'loss: ' must not match in 'val_loss: '
-    # Any white space stands for any other.
+    # Any white space stands for any other, and names and numbers may be in quotes, as in {'loss': '2.31'}.
     before, after = (r"\s+".join(re.escape(word) for word in re.split(r"\s+", part)) for part in (before, after))
-    return f"{start}{before}{NUMBER}{after}"
+    before = re.sub(r"(?<=\w)(?=[:=])", QUOTE, before)
+    return f"{start}{before}{QUOTE}{NUMBER}{after}"
 
 
 def check_metric(name: str, text: str) -> None:

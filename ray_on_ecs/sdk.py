@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 # Folder of this process for the files below, set by the run.
@@ -83,12 +84,12 @@ def log(**values: float) -> None:
         _write({STEP: _step, VALUES: finite})
 
 
-def write_report(step: int | None, values: dict[str, float] | None = None, *, again: bool = False) -> None:
+def write_report(step: int | None, values: Mapping[str, float | None] | None = None, *, again: bool = False) -> None:
     """Report metrics of a step; without metrics, the step from which the steps continue.
 
     Args:
         step: The number of the step; None for the next one.
-        values: The metrics by name, all finite.
+        values: The metrics by name; None for one that is not finite.
         again: The metrics may have been reported before.
     """
     report: dict[str, object] = {STEP: step, NEXT: step is None, AGAIN: again}

@@ -157,7 +157,7 @@ def way_on(cluster: Cluster, name: str) -> str:
     """Return what is kept of a run that was stopped or killed, and how it continues."""
     from ray_on_ecs.config import RunConfig
     from ray_on_ecs.run import document
-    from ray_on_ecs.run.files.newest import describe, has_stored, newest_stored, nothing_stored_line
+    from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 
     again = f"the same command with --run-name {name}"
     with suppress(OSError, UsageError, ValueError):
@@ -165,7 +165,7 @@ def way_on(cluster: Cluster, name: str) -> str:
         settings = document.read_earlier(cluster.document_storage(storage)).get("settings", {})
         config = RunConfig(driver=settings.get("driver") is True)
         if newest := newest_stored(config, storage):
-            return f"{again} resumes it from {describe(newest)}"
+            return f"{again} resumes it {'from' if newest.is_loaded else 'with its files, the newest is'} {newest}"
         if not has_stored(config, storage):
             return nothing_stored_line(name)
     return f"{again} resumes it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -80,6 +81,7 @@ def command_line() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; return the exit status."""
+    _open_streams()
     terminals = open_terminals()
 
     def exit_at_signal(number: int, frame: object) -> None:
@@ -113,6 +115,15 @@ def main(arguments: list[str] | None = None) -> Any:
         if not isinstance(error, TrainingError):
             raise
         return _failed(str(error), error.exit_status)
+
+
+def _open_streams() -> None:
+    """Open the null device in place of each standard stream that is closed, whose number the next file would take."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _failed(line: str, status: int) -> int:

@@ -11,7 +11,7 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
-from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.errors import TrainingError, counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,6 +93,8 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
             progress = f"behind {_cut(run.behind, longest_name)}"
         else:
             progress = "" if run.step is None else f"step {run.step}"
+        if run.restarts:
+            progress = ", ".join([progress] * bool(progress) + [counted(run.restarts, "restart")])
         shown.add_row(
             Text(_cut(run.name, longest_name), Style(link=run.url)),
             Text(run.state, COLOURS.get(run.state, "default")),

@@ -37,8 +37,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
-        line = f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} resumes from its last checkpoint"
-        note(f"{line}, if any")
+        note(f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} starts it again with its files")
     else:
         raise UsageError(f"run {run} is not under way; {cluster.command('runs')} lists the runs")
     return 0

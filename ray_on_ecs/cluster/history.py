@@ -53,6 +53,7 @@ class RunInfo:
     updated: str | None = None  # the driver's last write
     cost_usd: float | None = None  # of its workers over all commands
     workers: int | None = None
+    restarts: int | None = None  # over all commands
     job: str | None = None
     url: str | None = None
 
@@ -138,6 +139,7 @@ class Folders:
             updated=_iso(last_write),
             cost_usd=_number(total_usd(status, {})),
             workers=None if workers is None else int(workers),
+            restarts=len(restarts) if isinstance(restarts := status.get("restarts"), list) else None,
             job=_text(status.get("job")),
             url=layout.page_url(status.get("url")),
         )

@@ -19,12 +19,13 @@ from ray_on_ecs.errors import StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
-from ray_on_ecs.run.files.newest import describe, newest_stored
+from ray_on_ecs.run.files.newest import newest_stored
 from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
 from ray_on_ecs.run.patience import ask
+from ray_on_ecs.run.restarts import Restarts
 from ray_on_ecs.run.summary import print_header, print_summary, publish_files
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.run.worker import Settings
@@ -79,6 +80,7 @@ def run(admitted: Admission) -> dict[str, Any]:
         summary = driver.train()
         publish_files(storage)
         of_code = {"archive": document.code.archive, **document.code.git}
+        summary |= {"restarts": record.restarts}
         result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
         print_summary(result, config, storage)
     return result
@@ -116,7 +118,7 @@ class RunDriver:
         self.monitor = RunMonitor()
         self.hours = InstanceHours(home.instances)
         self._group: Group | None = None
-        self._resumes_from = ""
+        self._restarts = Restarts(self._config.resume_args, self._record.restarts)
         self._policy = FailurePolicy(self._config.max_restarts, self._mark, worker_timeout=self._config.worker_timeout)
         self._first_started_at: float | None = None
         self._hardware: dict[str, Any] | None = None
@@ -233,6 +235,7 @@ class RunDriver:
             self._hardware = first.hardware
             generation = self._directive.generation
             self.monitor.update(generation, first.step, first.metrics, first.url, first.guess)
+            self._restarts.look(first.extent)
 
     def _prepare(self, group: Group, statuses: WorkerStatuses, of_start: WorkerStatuses) -> None:
         """Let the workers install packages once all can, and start the scripts once all are ready."""
@@ -325,6 +328,9 @@ class RunDriver:
         """
         if failure := self._why_ended(group):
             self._decide_on(failure)
+        else:  # it grows
+            with suppress(OSError):
+                self._mark()
         needs_others = self._ended_for in ("grows", "reclaimed") or self._has_errors
         if not needs_others and group.lost:
             needs_others = not group.replace_lost()
@@ -366,12 +372,12 @@ class RunDriver:
         if isinstance(decision, Restart):
             what = failure.what if failure.kind == "reclaimed" else str(failure)
             stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
-            count = f" ({decision.count})" if decision.count else ""
-            logger.warning(f"{what}{stacks}; restarting from {self._resumes_from}{count}")
+            self._restarts.note(f"{what}{stacks}", decision.count)
 
     def _begin_start(self, generation: int) -> None:
         """Begin another start of the scripts."""
-        self._directive = Directive(generation)
+        self._restarts.begin()
+        self._directive = Directive(generation, resumes=self._restarts.kept is not None)
         self._state: State = "starting"
         self._ended_for: Reason | None = None
         self._failure: Failure | None = None
@@ -425,7 +431,8 @@ class RunDriver:
             return f"no place: they could not be stored ({short_reason(cause)})"
 
     def _mark(self) -> Mark:
-        self._resumes_from = "where the run was"
-        newest = self._ask(lambda: newest_stored(self._config, self._storage))
-        self._resumes_from = describe(newest) if newest else "the beginning"
-        return Mark(self.monitor.step or None, newest[1].timestamp() if newest else None)
+        self._restarts.is_known = False
+        kept = self._restarts.kept = self._ask(lambda: newest_stored(self._config, self._storage))
+        self._restarts.is_known = True
+        stored_at = kept.changed_at.timestamp() if kept else None
+        return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)

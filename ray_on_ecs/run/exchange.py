@@ -15,7 +15,7 @@ DRIVER_LOST_SECONDS = 600.0
 # A waiting process looks more often than this, unless it is stopped.
 PAUSE_SECONDS = 10.0
 # Changes of these wait for the next poll; any other change answers the driver at once.
-UNHURRIED = ("silent_seconds", "step", "metrics", "guess")
+UNHURRIED = ("silent_seconds", "step", "metrics", "guess", "extent")
 
 
 class Silence:

@@ -2,13 +2,17 @@
 
 A failure counts against `--max-restarts` unless there was progress since the one before, and against a limit a day in
 any case. Progress is a greater step than any so far, or a new stored file that is not a log: one that a run wrote when
-it had lasted a while, because each attempt writes some at its start. Output alone is not: a retry loop prints, too.
+it had lasted a while, because each attempt writes some at its start. Output alone is not: a retry loop prints, too. A
+new file is not progress either if the script itself failed at about the same age twice and had got no further: then it
+does the same again and again, as one that leaks memory and never loads its checkpoint.
 """
 
 from __future__ import annotations
 
 import builtins
 import logging
+import re
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +26,13 @@ logger = logging.getLogger(__name__)
 
 # A file that an attempt stores within this time does not count as progress.
 SETTLING_SECONDS = 60.0
+# Ages of two starts are about the same up to this part of them.
+SAME_AGE = 0.2
+# Signals by which a person or a machine's end stops a script.
+OF_OTHERS = (-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM)
+# Folders that a program makes anew at each start: `2026-11-27/12-00-01`, `20261127-120001-resnet50`, `version_3`.
+DATE = r"\d{4}-\d\d-\d\d|(?<!\d)20\d\d(?:0[1-9]|1[0-2])[0-3]\d(?!\d)"
+OF_START = re.compile(rf"(?:^|/)(?:[^/]*(?:{DATE})[^/]*|(?:version|run|exp|train)_?\d+)/")
 FAILURES_A_DAY = 20
 DAY_SECONDS = 86400.0
 # Exit statuses of a wrong flag, and of a command that can't be run or isn't there, as argparse and shells have them.
@@ -83,7 +94,7 @@ class Failure:
             return (USAGE_STATUS, text)
         if error is None or self.status is None or self.status <= 0:
             return None
-        passes = (
+        passes = not self.words.is_mistake and (
             _is_builtin(error, PASSING)
             or error.startswith(PASSING_NAMES)
             or any(pattern in text for pattern in PASSING_TEXTS)
@@ -119,10 +130,14 @@ class Mark:
     Attributes:
         step: The greatest step so far, or None.
         stored_at: When its newest stored file that is not a log was written (Unix time), or None.
+        stored: The name of that file.
+        is_beyond: Whether rank 0's steps or epochs are beyond those of all starts before; None if that is not known.
     """
 
     step: int | None = None
     stored_at: float | None = None
+    stored: str = ""
+    is_beyond: bool | None = None
 
 
 class FailurePolicy:
@@ -154,6 +169,7 @@ class FailurePolicy:
         self._has_worked = self._best != Mark()  # of the whole run: an earlier command's part counts
         self._began_at = clock()
         self.has_begun = False
+        self._age: float | None = None  # of the start before, when it failed
         self._requested_at = self._began_at
         self._without_progress = 0
         self._reclaimed_without_progress = 0
@@ -180,7 +196,7 @@ class FailurePolicy:
             if isinstance(failure.cause, UsageError):
                 return Raise(type(failure.cause), str(failure.cause), is_recorded=False)
             return Raise(type(failure.cause), failure.what)
-        has_progressed = self._has_progressed()
+        has_progressed = self._has_progressed(failure)
         if has_progressed:
             self._without_progress = self._reclaimed_without_progress = 0
         if failure.kind == "reclaimed":
@@ -220,14 +236,14 @@ class FailurePolicy:
         return Restart(f"failure {self._without_progress} in a row, --max-restarts is {self.max_restarts}")
 
     def _is_mistake(self, failure: Failure) -> bool:
-        if failure.status == USAGE_STATUS or failure.status in COMMAND_STATUSES:
+        if failure.words.is_mistake or failure.status == USAGE_STATUS or failure.status in COMMAND_STATUSES:
             return True
         name = (failure.words.exception or "").rpartition(".")[2]
         return failure.status is not None and failure.status > 0 and _is_builtin(name, MISTAKES)
 
-    def _has_progressed(self) -> bool:
+    def _has_progressed(self, failure: Failure) -> bool:
         """Return whether there was progress since the last failure, and remember how far the run is."""
-        mark = self._read()
+        mark, is_repeated = self._read(), self._is_repeated(failure)
         if mark is None:
             return False
         step, best = mark.step, self._best.step
@@ -235,9 +251,19 @@ class FailurePolicy:
         stored_at = mark.stored_at or 0.0
         is_new = stored_at > (self._best.stored_at or 0.0)
         has_stored = self.has_begun and is_new and stored_at >= self._began_at + SETTLING_SECONDS
+        is_beyond = not OF_START.search(mark.stored) if mark.is_beyond is None else mark.is_beyond
+        has_stored = has_stored and (is_beyond or not is_repeated)
         self._best = Mark(step if is_further else best, mark.stored_at if is_new else self._best.stored_at)
         self._has_worked = self._has_worked or is_further or has_stored
         return is_further or has_stored
+
+    def _is_repeated(self, failure: Failure) -> bool:
+        """Return whether the script has failed by itself at about the age at which the start before did."""
+        before, self._age = self._age, None
+        if failure.status in (None, *OF_OTHERS) or failure.kind != "failed":
+            return False
+        self._age = self._clock() - self._began_at
+        return before is not None and abs(self._age - before) <= SAME_AGE * before
 
     def _read(self) -> Mark | None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -12,6 +13,7 @@ from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
+from ray_on_ecs.run.memory import KILLED
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -38,7 +40,8 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
     if config.per_node and any(nodes.values()):
         how += f" on node {nodes.get(failed_rank)}"
     reason = failed.words.text or "it printed nothing"
-    if status < 0 and failed.words.text and not reason.startswith(FATAL):  # the line does not explain a signal
+    explains = not failed.words.text or reason.startswith((FATAL, KILLED))
+    if status < 0 and not explains:
         reason = f"its last line was {reason!r}"
     what = one_line(f"{config.command[0]} {how}: {reason}")
     finished_rank = next((rank for rank in ranks if workers[rank].status == 0 and workers[rank].ended_at), None)
@@ -48,6 +51,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
             name = f"node {nodes.get(finished_rank)}" if config.per_node else f"rank {finished_rank}"
             what += f"; {name} had ended with exit status 0, {seconds:.0f} s before"
     what += missing_file_hint(failed.words.text, left_out) + access_denied_hint(failed.words.text, config)
+    what += bus_error_hint(status, failed.words.text)
     where, rank = "\n".join(failed.log), _rank(failed_rank, config)
     return Failure(what, rank=rank, status=failed.status, words=failed.words, where=where, log=failed.log)
 
@@ -85,6 +89,12 @@ def missing_file_hint(text: str, left_out: Sequence[str]) -> str:
     was, it = ("was", "it") if len(names) == 1 else ("were", "them")
     flags = " ".join(f"--include '{name}'" for name in names)
     return f"; {', '.join(names)} {was} left out of the upload, and {flags} brings {it}"
+
+
+def bus_error_hint(status: int, text: str) -> str:
+    """Return the likely cause of a bus error, else nothing; PyTorch's own message may have it."""
+    is_bus_error = status in (-signal.SIGBUS, 128 + signal.SIGBUS) or "Bus error" in text
+    return "; the shared memory (/dev/shm) may be full" if is_bus_error and "shared memory" not in text else ""
 
 
 def access_denied_hint(text: str, config: RunConfig) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ray_on_ecs.run.extent import Extent
 from ray_on_ecs.run.last_words import LastWords
 
 
@@ -111,6 +112,7 @@ class WorkerStatus:
         metrics: From rank 0: number and content of the last record of the metrics.
         guess: From rank 0: loss and step in the output of a script that reports none.
         url: From rank 0: the page of the run at an experiment tracker.
+        extent: From rank 0: where this start began, and how far it is.
         is_prepared: True once the packages of --requirements can be installed, as far as it depends on this worker: the
             first one of a node has brought the code, and rank 0 has resolved them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
@@ -140,6 +142,7 @@ class WorkerStatus:
     metrics: tuple[int, dict[str, Any]] | None = None
     guess: dict[str, Any] = field(default_factory=dict)
     url: str | None = None
+    extent: Extent = field(default_factory=Extent)
     is_prepared: bool = False
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None
@@ -164,6 +167,7 @@ class Directive:
         others_follow: On leaving, True if the run goes on in another group, which uses the files that the nodes have.
         end_at: When what is left gets SIGKILL (Unix time).
         reclaimed: The ranks on nodes that are being reclaimed at that time.
+        resumes: True if the script starts with kept files of the run.
         wants_stacks: True to read the scripts' stacks while they run on.
         is_prepared: True once this is so for all workers.
         peers: The workers by rank, once all are ready to start their scripts.
@@ -183,6 +187,7 @@ class Directive:
     others_follow: bool = False
     end_at: float = 0.0
     reclaimed: tuple[int, ...] = ()
+    resumes: bool = False
     wants_stacks: bool = False
     is_prepared: bool = False
     peers: tuple[Peer, ...] = ()

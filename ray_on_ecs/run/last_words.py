@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Prefix that torch puts before each line of an exception.
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 # How an exception is named at the end of a traceback, with its module.
-EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |$)")
+EXCEPTION = re.compile(r"([^\W\d][\w.]*)(: |:?$)")
 # The same where no header of a traceback stands before it, as with the SyntaxError of the script itself.
-NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |$)")
+NAMED_ERROR = re.compile(r"([\w.]*(?:Error|Exception|Interrupt))(: |:?$)")
 # A module that `python -m` does not find, for which it has no traceback.
 NO_MODULE = re.compile(
     r"\S*(?i:python|pypy)[\d.]*: "
@@ -19,10 +19,30 @@ NO_MODULE = re.compile(
 )
 # Errors of Ray that report an error in another process.
 OF_RAY = ("ray.exceptions.", "ray.train.", "ray.tune.")
+# Errors of a program that has started another one, which has written its own error before; up to so many lines, such as
+# torchrun's, are between both.
+OF_PARENT = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "BrokenProcessPool")
+LINES_BETWEEN = 12
+# The lines of torchrun's and of Python's logs, and its report of a process that has written nothing.
+LOG_LINE = re.compile(r"[A-Z]\d{4} |\[|\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR)\b")
+ELASTIC = re.compile(r"\s+(?:exitcode  : |traceback : (?!To enable))(.+)")
+# Python's line for a folder that it can't run, which has no traceback; and argparse's for a wrong flag.
+NO_MAIN = re.compile(r"\S*python[\d.]*: can't find '__main__'")
+NO_FLAG = re.compile(r"[\w./-]+: error: ")
+# pytest's last line, and the ones above it.
+PYTEST = re.compile(r"=*\s*\d+ (?:failed|passed|error).* in [\d.]+s\b")
+PYTEST_ERROR = re.compile(r"(?:FAILED|ERROR) (\S+)(?: - (.+))?")
+# An answer from a person was wanted: by input(), click and pdb.
+NO_INPUT = re.compile(
+    r"^EOFError: EOF when reading a line$|(?:^|: )Aborted[!.]$|^(?:bdb\.BdbQuit|click\.exceptions\.Abort)$"
+)
 # Prefixes of Ray's lines on a lost process or node; the last such line has the reason.
 LOST = "The actor "
 FRAME = re.compile(r'^\s+File "(.+)", line (\d+)(?:, in | in |$)(.*)')
 TRACEBACK = "Traceback (most recent call last)"
+# Also of PyTorch's DataLoader, and after the prompt of input().
+HEADER = re.compile(rf"(?:Original |.*[?:\]>] )?{re.escape(TRACEBACK)}")
+RICH_FRAME = "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}"
 # How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
 FATAL = "Fatal Python error: "
 # Open MPI ends some lines with a zero.
@@ -38,12 +58,14 @@ class LastWords:
         exception: The type of the exception that ended it, with its module, or None.
         place: The innermost line of that exception's traceback, such as `train.py:12`, or None.
         advice: What mends it; empty if that isn't known.
+        is_mistake: True for another mistake of the command or the script than its exception says.
     """
 
     text: str = ""
     exception: str | None = None
     place: str | None = None
     advice: str = ""
+    is_mistake: bool = False
 
 
 def read(lines: Sequence[str], status: int) -> LastWords:
@@ -62,19 +84,66 @@ def read(lines: Sequence[str], status: int) -> LastWords:
         words = _crash(output)
     elif status > 0:
         words = _exception(output)
-    return words or LastWords(output[-1].lstrip())
+    words = words or LastWords(output[-1].lstrip())
+    if status > 0 and NO_INPUT.search(words.text):
+        return replace(words, text=f"{words.text} (a run has no standard input)", is_mistake=True)
+    return words
 
 
 def _exception(output: list[str]) -> LastWords | None:
-    """Return the exception of the last traceback, or of `python -m`."""
+    """Return the exception of the last traceback, or the error of a program that it started."""
+    headers = [number for number, line in enumerate(output) if HEADER.match(line)]
     if missing := NO_MODULE.fullmatch(output[-1]):
         return LastWords(f"ModuleNotFoundError: {missing[1] or missing[2]}", "ModuleNotFoundError")
-    headers = [number for number, line in enumerate(output) if line.startswith(TRACEBACK)]
+    if NO_MAIN.match(output[-1]):
+        return LastWords(output[-1].partition(": ")[2], is_mistake=True)
+    if PYTEST.match(output[-1]):
+        return _of_pytest(output)
     if not headers:
         error = NAMED_ERROR.match(output[-1])
         place = _place(output[:-1])
-        return LastWords(output[-1], error[1], place) if error and place else None
-    block = output[headers[-1] + 1 :]
+        is_framed = any(line.startswith(RICH_FRAME) and TRACEBACK in line for line in output)
+        return LastWords(output[-1], error[1], place) if error and (place or is_framed) else None
+    words = _of_traceback(output[headers[-1] + 1 :])
+    if words and (words.exception or "").rpartition(".")[2] in OF_PARENT:
+        return _of_child(output[: headers[-1]], words) or _of_torchrun(output, words)
+    return words
+
+
+def _of_child(output: list[str], parent: LastWords) -> LastWords | None:
+    """Return the error that ends the output of a child process, before its parent's traceback."""
+    while output and LOG_LINE.match(output[-1]):
+        output = output[:-1]
+    if not output:
+        return None
+    if "exit status 2" in parent.text and NO_FLAG.match(output[-1]):
+        return LastWords(output[-1], is_mistake=True)
+    headers = [number for number, line in enumerate(output) if HEADER.match(line) or line.startswith(FATAL)]
+    if headers and output[headers[-1]].startswith(FATAL):
+        return _crash(output[headers[-1] :])
+    ends = [number for number, line in enumerate(output) if headers and number > headers[-1] and EXCEPTION.match(line)]
+    is_near = bool(ends) and len(output) - ends[0] <= LINES_BETWEEN
+    return _exception(output) if is_near or not headers else None
+
+
+def _of_torchrun(output: list[str], words: LastWords) -> LastWords:
+    """Return an error with torchrun's last report of a process that wrote no traceback."""
+    reports = list(filter(None, map(ELASTIC.match, output)))
+    if not words.text.endswith("ChildFailedError:") and "=====" not in words.text:
+        return words
+    return replace(words, text=f"{words.exception}: {reports[-1][1]}" if reports else str(words.exception))
+
+
+def _of_pytest(output: list[str]) -> LastWords | None:
+    """Return the last failure of a session of pytest."""
+    for found in filter(None, map(PYTEST_ERROR.match, reversed(output))):
+        error = NAMED_ERROR.match(found[2] or "")
+        return LastWords(found[0], error[1] if error else None, found[1])
+    return None
+
+
+def _of_traceback(block: list[str]) -> LastWords | None:
+    """Return the exception of the lines after a traceback's header."""
     after = [(number, line) for number, line in enumerate(block) if not line.startswith(" ")]
     # mpirun may write a line of another rank between the lines of a traceback.
     for number, line in after:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.rules import NUMBER
+from ray_on_ecs.run.extent import Extent, Position
+from ray_on_ecs.run.printed import COLOUR, LONGEST, Printed, PrintedNumbers
 from ray_on_ecs.run.traceback_lines import TracebackLines
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
@@ -24,24 +25,13 @@ logger = logging.getLogger(__name__)
 
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# As many scripts print them: `step 100 | loss 2.31`, `{'loss': 2.3, 'epoch': 0.5}`; but not the loss of a validation.
-LOSS = re.compile(
-    r"(?i)^(?:(?!\b(?:val|valid\w*|test\w*|eval\w*|dev)\b).)*?(?<![\w/.-])(?:train(?:ing)?[_ /])?"
-    rf"loss['\"]?(?:\s*[:=]\s*|\s+){NUMBER}(?![\w%])"
-)
-GUESSED_STEP = re.compile(
-    r"(?i)(?<![\w/.-])(?:global[_ ])?(?:step|iter|iteration)['\"]?(?:\s*[:=]\s*|\s+)(\d{1,15})(?![\w%]|[.,]\d)"
-)
-# Of a line that may have a loss or the address of a tracker's page; the search takes the square of the length.
-LONGEST_GUESSED = 1000
 
 
 def tracker_url(line: str) -> str | None:
     """Return the page of the run that an experiment tracker prints in this line of output, or None."""
     if "://" not in line:
         return None
-    match = TRACKER.search(COLOUR.sub("", line[:LONGEST_GUESSED]))
+    match = TRACKER.search(COLOUR.sub("", line[:LONGEST]))
     return match[1] if match else None
 
 
@@ -57,17 +47,23 @@ class MetricsLog:
 
     Attributes:
         step: Steps done, as the script reports them.
-        guess: The last loss in the output, with the step on its line; None if there are patterns, or as soon as the
-            script reports by itself. It is shown, and is neither a record nor progress.
+        guess: The last loss in the output, with the step on its line or that of a progress bar; None if there are
+            patterns, or as soon as the script reports by itself. It is shown, and is not a record.
+        extent: Where this start of the script began, and how far it is.
     """
 
     def __init__(self, patterns: Mapping[str, str], history: Sequence[dict[str, Any]] = ()) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._lock = threading.Lock()
-        self._tracebacks = TracebackLines()
+        self._tracebacks, self._printed = TracebackLines(), PrintedNumbers()
         self._records = list(history)
+        # By number: where the script was when it printed a record whose step is not known.
+        self._positions: dict[int, Position] = {}
+        self._has_begun = False  # this start has a record
+        self._bar: int | None = None  # the step of the last progress bar
         self._changed = len(self._records)
         self._is_open = False
+        self.extent = Extent()
         self.step: int | None = None
         self.guess: dict[str, Any] | None = None if patterns or history else {}
 
@@ -101,6 +97,9 @@ class MetricsLog:
         """Take the metrics of a line of output. A matched text that is not a number counts as null."""
         if self._tracebacks.has(line):
             return
+        printed = self._printed.read(line)
+        self.extent = self.extent.at(printed.step, printed.epoch)
+        line = COLOUR.sub("", line)
         values: dict[str, float | None] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)
@@ -111,20 +110,20 @@ class MetricsLog:
             self.advance(int(step))
         if values:
             self.add(values)
-        if self.guess is not None and len(line) <= LONGEST_GUESSED and "loss" in line.lower():
-            self._guess(line)
+        self._guess(printed)
 
-    def _guess(self, line: str) -> None:
-        """Take the loss of a line, and the step if the line has one, too."""
-        loss, step = LOSS.search(line), GUESSED_STEP.search(line)
-        if loss is None:
+    def _guess(self, printed: Printed) -> None:
+        """Take the loss of a line with the step of the line, or of the bar before it; and the step of a bar."""
+        if printed.is_bar:
+            self._bar = printed.step
+        if printed.loss is None and not printed.is_bar:
             return
-        guess: dict[str, Any] = {"loss": _number(loss[1])}
-        if step is not None:
-            guess[STEP] = int(step[1])
+        step = self._bar if printed.step is None else printed.step
+        loss = {} if printed.loss is None else {"loss": _finite(printed.loss)}
         with self._lock:
             if self.guess is not None:
-                self.guess = guess
+                kept = self.guess if printed.loss is None else {}
+                self.guess = {**kept, **loss, **({} if step is None else {STEP: step})}
 
     def advance(self, step: int) -> None:
         """Take the number of steps that are done; metrics that follow are of another record."""
@@ -132,6 +131,7 @@ class MetricsLog:
             if step != self.step:
                 self._is_open = False
             self.step, self.guess = step, None
+            self.extent = self.extent.reported(step)
 
     def take_report(self, report: Mapping[str, Any]) -> None:
         """Take a report of a script."""
@@ -148,8 +148,8 @@ class MetricsLog:
     def restart(self) -> None:
         """Forget the step: the script begins again."""
         with self._lock:
-            self.step, self._is_open = None, False
-            self._tracebacks = TracebackLines()
+            self.step, self._is_open, self._has_begun, self._bar = None, False, False, None
+            self._tracebacks, self._printed, self.extent = TracebackLines(), PrintedNumbers(), Extent()
 
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""
@@ -158,6 +158,7 @@ class MetricsLog:
             if not self._is_open or not values.keys().isdisjoint(self._records[-1]):
                 step = self.step
                 if step is None:
+                    self._drop_repeated()
                     step = self._records[-1][STEP] + 1 if self._records else 1
                 while self._records and self._records[-1][STEP] > step:
                     self._records.pop()
@@ -165,9 +166,19 @@ class MetricsLog:
                     self._records.pop()
                 self._changed = min(self._changed, len(self._records))
                 self._records.append({STEP: step, "time": datetime.now(UTC).isoformat(timespec="milliseconds")})
-                self._is_open = True
+                self._is_open = self._has_begun = True
             self._changed = min(self._changed, len(self._records) - 1)
             self._records[-1].update(values)
+
+    def _drop_repeated(self) -> None:
+        """Before a record without a step: drop those of earlier starts from where this start began."""
+        at, count = self.extent.last, len(self._records)
+        if not self._has_begun and at is not None and not self.extent.falls:
+            dropped = [number for number, position in self._positions.items() if number < count and position >= at]
+            del self._records[min(dropped, default=count) :]
+        self._positions.pop(len(self._records), None)
+        if at is not None:
+            self._positions[len(self._records)] = at
 
 
 class MetricsRecorder:
@@ -195,7 +206,11 @@ class MetricsRecorder:
     @property
     def report(self) -> dict[str, Any]:
         """The fields of the worker's status."""
-        return {"step": self.log.step, "metrics": self.log.last, "guess": self.log.guess or {}, "url": self.url}
+        log = self.log
+        return {
+            **{"step": log.step, "metrics": log.last, "guess": log.guess or {}, "url": self.url},
+            "extent": log.extent,
+        }
 
     def write(self, *, is_last: bool = False) -> None:
         """Store the new metrics; an error is printed, and the next call tries again.
@@ -238,4 +253,8 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
+    return _finite(value)
+
+
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None

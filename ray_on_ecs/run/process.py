@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import fcntl
-import io
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -23,7 +23,8 @@ from typing import Any, Self
 
 import psutil
 
-from ray_on_ecs.run import last_words, supervisor
+from ray_on_ecs.run import last_words, memory, supervisor
+from ray_on_ecs.run.bars import Bars
 from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.secrets import Masker
@@ -34,7 +35,9 @@ LOG_LINES = 50
 STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines after it has ended
 DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
+ENDS = re.compile("(\r\n|\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
@@ -45,9 +48,10 @@ class ProcessOptions:
     Attributes:
         variables: Its environment.
         folder: Its working directory.
-        on_line: Called with each line of its output, standard error included, on another thread.
+        on_line: Called with each line of its output to show, standard error included, on another thread.
         lock: A file that is locked (shared) until the command and all that it has started have ended.
         mask: Hides secrets in each line.
+        on_state: Called with each line before `on_line`, and with each state of a progress bar, shown or not.
     """
 
     variables: Mapping[str, str]
@@ -55,6 +59,7 @@ class ProcessOptions:
     on_line: Callable[[str], None]
     lock: Path | None = None
     mask: Masker = field(default_factory=Masker)
+    on_state: Callable[[str], object] = bool  # which does nothing
 
 
 class ScriptProcess:
@@ -71,9 +76,11 @@ class ScriptProcess:
 
     def __init__(self, argv: Sequence[str], options: ProcessOptions) -> None:
         self._options = options
+        self._bars = Bars()
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.heard_at = time.monotonic()
         self._mark = uuid.uuid4().hex
+        self._oom_kills = memory.oom_kills()
         self._status_reader, status_writer = os.pipe()
         # The supervisor holds the lock until it has killed all that the command has started.
         inherited = [status_writer]
@@ -102,6 +109,7 @@ class ScriptProcess:
         self._reader = threading.Thread(target=self._read, name="script output", daemon=True)
         self._reader.start()
         self._status: int | None = None
+        self._words: LastWords | None = None  # if its output does not have them
         self.ended_at: float | None = None
 
     def __enter__(self) -> Self:
@@ -124,12 +132,14 @@ class ScriptProcess:
         while not self._has_ended and self._listen(max(deadline - time.monotonic(), 0.0)):
             pass
         if self._status is None and self._has_ended:
-            status, _, ended_at = self._told.decode().partition("\n")[2].partition(" ")
-            if not status:  # the supervisor itself was killed
+            told = self._told.decode().partition("\n")[2].split()
+            if not told:  # the supervisor itself was killed
                 supervisor.kill_marked(self._mark)
             self._reader.join(STACK_SECONDS)
-            self.ended_at = float(ended_at or time.time())
-            self._status = int(status or -signal.SIGKILL)
+            status, ended_at, largest = told or (-signal.SIGKILL, time.time(), 0)
+            self.ended_at, self._status = float(ended_at), int(status)
+            if self._status in KILLED and memory.oom_kills() > self._oom_kills:
+                self._words = LastWords(memory.killed_words(int(largest)))
         return self._status
 
     def _listen(self, seconds: float | None) -> bool:
@@ -168,7 +178,8 @@ class ScriptProcess:
     @property
     def last_words(self) -> LastWords:
         """Why the script has ended, by its output."""
-        return last_words.read(list(self.last_lines), self.poll() or 0)
+        status = self.poll() or 0
+        return self._words or last_words.read(list(self.last_lines), status)
 
     def terminate(self) -> None:
         """Send SIGTERM to the script."""
@@ -225,22 +236,33 @@ class ScriptProcess:
     def _read(self) -> None:
         """Pass on the output by lines; a part of a line is a sign of life, too."""
         assert self._process.stdout is not None
-        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-        line, omitted = "", 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        line, omitted, held = "", 0, ""
         while chunk := os.read(self._process.stdout.fileno(), CHUNK_BYTES):
             self.heard()
-            *ends, begin = decoder.decode(chunk).split("\n")
-            for end in ends:
+            text = held + decoder.decode(chunk)
+            held = "\r" if text.endswith("\r") else ""  # a newline may follow
+            parts = ENDS.split(text.removesuffix(held) if held else text)
+            for end, mark in zip(parts[::2], parts[1::2], strict=False):
                 line, omitted = _appended(line, end, omitted)
-                self._take(line, omitted, "\n")
+                self._take(line, omitted, mark)
                 line, omitted = "", 0
-            line, omitted = _appended(line, begin, omitted)
+            line, omitted = _appended(line, parts[-1], omitted)
         if line:
-            self._take(line, omitted, "")
+            self._take(line, omitted, held)
+        for state in self._bars.rest():
+            self._options.on_line(f"{state}\n")
 
     def _take(self, line: str, omitted: int, end: str) -> None:
-        line = _shown(line, omitted, self._options.mask) + end
+        line = _shown(line, omitted, self._options.mask)
+        if self._bars.is_state(line, end):
+            self._options.on_state(line)
+            if shown := self._bars.take(line):
+                self._options.on_line(f"{shown}\n")
+            return
+        line += "\n" if end else ""
         self.last_lines.append(line)
+        self._options.on_state(line)
         self._options.on_line(line)
 
 

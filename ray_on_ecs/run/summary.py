@@ -16,9 +16,12 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot
 from ray_on_ecs.tracking.cost import cost_line
 from ray_on_ecs.tracking.records import STEP, read_records
+from ray_on_ecs.tracking.report import NOT_FINITE
 from ray_on_ecs.tracking.results import metric_names
 
 logger = logging.getLogger(__name__)
+
+MAX_METRICS = 20  # in the last line
 
 
 def print_header(config: RunConfig, storage: RunStorage, allocation: WorkerAllocation | None) -> None:
@@ -47,11 +50,13 @@ def publish_files(storage: RunStorage) -> None:
 def print_summary(document: dict[str, Any], config: RunConfig, storage: RunStorage) -> None:
     """Print the time, the cost, the metrics and the files of a run that has finished."""
     metrics = [
-        f"{name} none" if value is None else f"{name} {value:g}"
+        f"{name} {NOT_FINITE}" if value is None else f"{name} {value:g}"
         for name, value in (document["metrics"] or {}).items()
         if name != "time"
     ]
     line = f"finished in {document['times']['total_seconds']:.0f} s{cost_line(document['cost'])}"
+    if len(metrics) > MAX_METRICS:
+        metrics[MAX_METRICS:] = [f"{len(metrics) - MAX_METRICS} more in {layout.METRICS}"]
     if metrics:
         line += f": {', '.join(metrics)}"
     print(line)

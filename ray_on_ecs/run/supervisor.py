@@ -1,7 +1,8 @@
 """Runs a command that ends with its starter, with all processes it has started; standard library only.
 
 usage: python -I -S supervisor.py FD MARK COMMAND…, with a pipe as standard input; another one as FD, for a line with
-its process ID, then the exit status and the time of the end; and a text that no other command has as MARK
+its process ID, then the exit status, the time of the end and the memory of the largest process (ru_maxrss); and a text
+that no other command has as MARK
 
 When the first pipe closes, because the process at its other end has died however it may, the command gets SIGTERM, and
 30 s; a byte in that pipe leaves it none. When the command has ended, all that it has started is killed: nothing of it
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -63,7 +65,8 @@ def main() -> None:
             command.send_signal(signum)
         status = command.wait()
     with suppress(OSError):  # the worker has died
-        os.write(int(status_writer), f"{status} {time.time()}".encode())
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        os.write(int(status_writer), f"{status} {time.time()} {largest}".encode())
     _kill_all(mark)
 
 

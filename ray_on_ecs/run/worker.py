@@ -289,12 +289,12 @@ class ScriptWorker:
 
     def _run_script(self, environment: ScriptEnvironment) -> None:
         """Run the script to its end."""
-        peers = self.exchange.directive.peers
+        peers, resumes = self.exchange.directive.peers, self.exchange.directive.resumes
         if self._is_first_of_node:
             self._files = NodeFiles(self._storage, self._run_folder, self.exchange, peers, self._rank.node_rank)
         with tempfile.TemporaryDirectory(prefix="ray-on-ecs-") as folder:
             start = Start(
-                config=self._config,
+                config=self._config.resumed() if resumes else self._config,
                 rank=self._rank,
                 peers=peers,
                 number=self.exchange.status.generation,
@@ -321,7 +321,8 @@ class ScriptWorker:
         launcher, environment = self._settings.launcher, start.environment
         variables = environment.variables(launcher.variables(start), start.exchange)
         mask = secrets.Masker(environment.secrets.values())
-        return launcher.process(start, ProcessOptions(variables, self._folder, self._on_line, self._lock, mask))
+        options = ProcessOptions(variables, self._folder, self._on_line, self._lock, mask, self._on_state)
+        return launcher.process(start, options)
 
     def _storing(self) -> AbstractContextManager[None]:
         return run_every(FOLDER_SECONDS, self._files.store, "run folder") if self._files else nullcontext()
@@ -444,5 +445,7 @@ class ScriptWorker:
         # And in one piece: with --local the lines of all ranks come from threads of one process.
         sys.stdout.write(cut(self._prefix + line.removesuffix("\n")) + "\n")
         sys.stdout.flush()
+
+    def _on_state(self, line: str) -> None:
         if self._recorder:
             self._recorder.read_line(line)

@@ -20,7 +20,7 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.records import read_records
-from ray_on_ecs.tracking.shown_log import printable
+from ray_on_ecs.tracking.shown_log import BAR, printable
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
 LOG_BYTES = 2**18
 MAX_TRIALS = 20
+NOT_FINITE = "NaN"  # or infinite: a metric that JSON can't have, which is null there
 MOMENTS = ("started", "updated", "script_start", "finished")
 FAILURE = ("time", "what", "rank", "stacks")  # of the error's document
 Document = Mapping[str, Any]
@@ -108,6 +109,7 @@ def render(documents: Documents) -> str:
         "Times": result.get("times") or {name: status[name] for name in ("started", "updated") if status},
         "Cost": _cost(result.get("cost") or status),
         "Versions": result.get("versions") or {},
+        "Restarts": _restarts(result or status),
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }
     usd = total_usd(status, result)
@@ -116,6 +118,7 @@ def render(documents: Documents) -> str:
         "workers": (result.get("hardware") or status).get("workers"),
         "time_seconds": total_seconds(status, result),
         "cost": None if usd is None else _usd(usd),
+        "restarts": len((result or status).get("restarts") or ()) or None,
     }
     last: dict[str, Any] = {}  # value of each metric
     for record in documents.metrics:
@@ -131,7 +134,7 @@ def render(documents: Documents) -> str:
         url=layout.page_url(status.get("url")),
         facts=_rows(facts),
         curves=base64.b64encode(documents.curves).decode(),
-        metrics=[(_words(name), _shown(value)) for name, value in last.items() if name != "time"],
+        metrics=[(_words(name), _metric(value)) for name, value in last.items() if name != "time"],
         trials=_trials(trials),
         more_trials=max(len(trials) - MAX_TRIALS, 0),
         changed=[(_words(name), _setting(value)) for name, value in given.items()],
@@ -150,7 +153,7 @@ def _read_log(storage: RunStorage) -> list[str]:
     with storage.open_reader(f"{layout.LOGS}/{newest}") as stream:
         stream.seek(max(sizes[newest] - LOG_BYTES, 0))
         text = stream.read().decode(errors="replace")
-    lines = text.removesuffix("\n").split("\n")
+    lines = [line for line in text.removesuffix("\n").split("\n") if not BAR.search(line)]
     return [printable(line) for line in lines[-LOG_LINES:]]
 
 
@@ -160,7 +163,7 @@ def _outcome(documents: Documents) -> str:
     if documents.result:
         metrics = documents.result["metrics"] or {}
         logged = [(name, value) for name, value in metrics.items() if name not in ("step", "time")]
-        return ", ".join(f"{_words(name)} {_shown(value)}" for name, value in logged)
+        return ", ".join(f"{_words(name)} {_metric(value)}" for name, value in logged)
     if documents.state == "failed":
         return status.get("error") or documents.error.get("what") or ""
     if not status:
@@ -196,6 +199,15 @@ def _trials(trials: Document) -> Sequence[Sequence[str]]:
             row += [_shown(values[column]) if column in values else "" for column in columns]
         table.append(row)
     return table
+
+
+def _restarts(document: Document) -> Document:
+    """Return the cause of each restart by its time, with what was kept."""
+    rows = {}
+    for restart in document.get("restarts") or ():
+        kept = f"; newest kept file: {restart['kept']}" if restart["kept"] else ""
+        rows[_moment(restart["time"])] = f"{restart['cause']}{kept}"
+    return rows
 
 
 def _cost(document: Document) -> Document:
@@ -241,6 +253,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
+
+
+def _metric(value: Any) -> str:
+    return NOT_FINITE if value is None else _shown(value)
 
 
 def _usd(value: float) -> str:

@@ -27,6 +27,7 @@ from ray_on_ecs.tracking.cost import Cost, Earlier
 from ray_on_ecs.tracking.records import STEP, merge_records
 
 COLUMNS = 3
+MAX_PLOTS = 60  # a program of RLlib has hundreds of metrics
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pyarrow")
 
 
@@ -41,7 +42,7 @@ def write_results(
     """Write the results of a run that has ended well; returns the document written to `result.json`.
 
     `code` is its archive and its commit; `summary` is the return value of `RunDriver.train`: `hardware`,
-    and `started_at`, the start of its script (Unix time).
+    and `started_at`, the start of its script (Unix time), with the run's `restarts`.
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
@@ -64,6 +65,7 @@ def write_results(
         "hardware": summary["hardware"],
         "versions": _versions(),
         "times": run_times(summary["started_at"]),
+        "restarts": summary.get("restarts", []),
         "cost": cost,
         "earlier": earlier,
         "config": asdict(config),
@@ -89,9 +91,10 @@ def metric_names(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def plot(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
-    """Return a PNG with a plot of each metric by step."""
+    """Return a PNG with a plot of each metric by step, of the first ones."""
     from matplotlib.figure import Figure  # takes a second: not before the end
 
+    names = names[:MAX_PLOTS]
     columns = min(len(names), COLUMNS)
     rows = -(-len(names) // columns)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")

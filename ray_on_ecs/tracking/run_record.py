@@ -33,6 +33,14 @@ WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0  # each write of a log stores all of it
 State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
 
 
+class Restarted(TypedDict):
+    """One restart of a run's scripts."""
+
+    time: str  # UTC (ISO 8601)
+    cause: str  # on one line
+    kept: str | None  # the newest kept file or checkpoint; null without one, or if it is not known
+
+
 class Status(TypedDict):
     """Document `status.json`. Times are in UTC (ISO 8601), and unknown values are null."""
 
@@ -48,6 +56,7 @@ class Status(TypedDict):
     workers: int | None
     cost_usd: float | None  # of this command's workers so far, on these instances
     earlier: Earlier
+    restarts: list[Restarted]  # of all commands
     instances: list[InstanceCost] | None
     job: str | None  # Ray's submission ID
     url: str | None  # the run's page at an experiment tracker, such as W&B or MLflow
@@ -62,6 +71,7 @@ class RunRecord:
         self.owner = job_metadata().get(OWNER) or user_name()
         self.behind: str | None = None  # the run that this one is queued behind
         self.earlier = earlier_of(None)  # commands of the run
+        self.restarts: list[Restarted] = []
         self._storage = storage
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
@@ -148,6 +158,7 @@ class RunRecord:
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
+            "restarts": self.restarts,
             "instances": cost and cost["instances"],
             "job": submission_id(),
             "url": monitor.url,
@@ -161,7 +172,9 @@ class RunRecord:
             with suppress(OSError):
                 self._before = self._storage.read(layout.STATUS)
             with suppress(Exception):  # a broken document does not have totals
-                self.earlier = earlier_of(parse_json(self._before or b"null"))
+                before = parse_json(self._before or b"null")
+                self.earlier = earlier_of(before)
+                self.restarts[:0] = _restarts_in(before)
         self._state = state
 
         def write() -> None:
@@ -205,6 +218,13 @@ class RunRecord:
         self._log.store()
         atexit.register(self._log.store)  # for the lines after this
         write_report(self._storage)
+
+
+def _restarts_in(status: Any) -> list[Restarted]:
+    """Return the restarts in a status, which another version of this program may have written."""
+    found = status.get("restarts") if isinstance(status, dict) else None
+    keys = Restarted.__annotations__.keys()
+    return [each for each in found or () if isinstance(each, dict) and each.keys() >= keys]
 
 
 def submission_id() -> str | None:

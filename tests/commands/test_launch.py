@@ -137,7 +137,7 @@ def test_torchrun_script_resumes_after_a_rank_is_killed(launch: Start, head: Hea
     status, out, err = end(process)
     assert status == 0, out + err
     assert "training failed on rank 1: epochs.py was ended by signal 9" in out
-    assert "restarting from snapshot.pt of " in out
+    assert "(newest kept file: snapshot.pt of " in out
     assert "rank 0: resuming at epoch 3" in out
     of_wandb = re.findall(r"(?m)^\[rank \d\] W&B on rank (\d) (\S+) (\S+)$", seen + out)
     run_id = json.loads((folder / "run.json").read_text())["id"]

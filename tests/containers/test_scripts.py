@@ -78,7 +78,7 @@ def test_script_resumes_after_a_rank_is_killed(cluster: Cluster, wheels: str, tm
             process.wait(LIMIT_SECONDS)
     said = output.read_text()
     assert process.returncode == 0, said
-    assert "; restarting from " in said
+    assert "; restarting" in said
     assert "resuming at round" in said
     assert cluster.keys("runs/mpi/") >= {"files/sums.json", "metrics.jsonl", "curves.png", "result.json"}
     assert json.loads(cluster.read("runs/mpi/result.json"))["hardware"]["workers"] == 2

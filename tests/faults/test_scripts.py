@@ -143,7 +143,8 @@ def test_script_saves_and_resumes_after_its_node_drains(start: Start, cluster: L
     left = re.findall(r"stops at step \d+, (\S+) s are left", run.log)
     assert left, run.log
     assert all(0 < float(seconds) < DRAIN_SECONDS for seconds in left)
-    assert "nodes are being reclaimed; restarting from state.json of " in run.log
+    assert "nodes are being reclaimed; restarting; whether it continues is up to the script" in run.log
+    assert "(newest kept file: state.json of " in run.log
     assert_complete(run)
 
 
@@ -156,7 +157,7 @@ def test_script_of_a_dead_node_resumes_from_storage(start: Start, cluster: Local
     assert resumed
     assert {step % 20 for step in resumed} == {0}
     assert run.begun == {(rank, step) for rank in (0, 1) for step in {0, *resumed}}
-    assert "restarting from state.json of " in run.log
+    assert "(newest kept file: state.json of " in run.log
     assert_complete(run)
 
 

@@ -1,7 +1,9 @@
-"""Newest stored file or checkpoint of a run, from which a restart continues, and the line for a run without one."""
+"""Newest kept file or checkpoint of a run, which a restarted script finds, and the line for a run without one."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ray_on_ecs.config import RunConfig
@@ -11,20 +13,39 @@ from ray_on_ecs.storage.disk import StoredFile
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 
+# Files of settings, which a script writes at its start and does not load.
+SETTINGS = re.compile(
+    r"(?:^|/)(?:\.hydra/.*|(?:.*[._-])?(?:args|config|configs|hparams|overrides|settings)\.(?:cfg|ini|json|toml|ya?ml))$"
+)
 
-def newest_stored(config: RunConfig, storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the file from which a restart continues, or None if it starts from the beginning.
+
+@dataclass(frozen=True)
+class Kept:
+    """Newest file or checkpoint that a run has kept.
+
+    Attributes:
+        name: Its name.
+        written_at: When it was written.
+        changed_at: When anything that is kept was last written.
+        is_loaded: True for a checkpoint of a Checkpointer, which resumes from it; any other is the script's to load.
+    """
+
+    name: str
+    written_at: datetime
+    changed_at: datetime
+    is_loaded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.written_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def newest_stored(config: RunConfig, storage: RunStorage) -> Kept | None:
+    """Return the newest kept file or checkpoint of a run, or None if its script finds none.
 
     Raises:
         OSError: The storage can't be read.
     """
     return newest_of_program(storage) if config.driver else newest_of_script(storage)
-
-
-def describe(newest: tuple[str, datetime]) -> str:
-    """Return the name and time of a stored file in words."""
-    name, stored_at = newest
-    return f"{name} of {stored_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def has_stored(config: RunConfig, storage: RunStorage) -> bool:
@@ -35,7 +56,8 @@ def has_stored(config: RunConfig, storage: RunStorage) -> bool:
     """
     if newest_stored(config, storage) is not None:
         return True
-    return not config.driver and any(name.endswith(".txt") for name in read_snapshot(storage).files)
+    files = () if config.driver else read_snapshot(storage).files
+    return any(name.endswith(".txt") or SETTINGS.search(name) for name in files)
 
 
 def nothing_stored_line(run_name: str) -> str:
@@ -43,21 +65,25 @@ def nothing_stored_line(run_name: str) -> str:
     return f"nothing is stored yet, so the same command with --run-name {run_name} starts from the beginning"
 
 
-def newest_of_program(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
+def newest_of_program(storage: RunStorage) -> Kept | None:
+    """Return the newest file of a checkpoint that Ray Train or Ray Tune has stored, or None."""
     files: dict[str, datetime] = {}
     for name, info in storage.files(layout.RAY_FOLDER).items():
         is_of_checkpoint = any(folder.startswith("checkpoint_") for folder in name.split("/")[:-1])
         if is_of_checkpoint:
             files[name] = _time(info)
     newest = max(files, key=lambda name: files[name], default=None)
-    return (f"{layout.RAY_FOLDER}/{newest}", files[newest]) if newest else None
+    return Kept(f"{layout.RAY_FOLDER}/{newest}", files[newest], files[newest]) if newest else None
 
 
-def newest_of_script(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot or of the newest checkpoint, or None."""
-    stored = [file for file in (_newest_file(storage), _newest_checkpoint(storage)) if file]
-    return max(stored, key=lambda file: file[1], default=None)
+def newest_of_script(storage: RunStorage) -> Kept | None:
+    """Return the newest checkpoint of a Checkpointer, else the newest file of the last snapshot, or None."""
+    checkpoint, file = _newest_checkpoint(storage), _newest_file(storage)
+    newest = checkpoint or file
+    if newest is None:
+        return None
+    changed_at = max(found[1] for found in (checkpoint, file) if found)
+    return Kept(*newest, changed_at, is_loaded=checkpoint is not None)
 
 
 def _newest_checkpoint(storage: RunStorage) -> tuple[str, datetime] | None:
@@ -80,11 +106,11 @@ def _time(info: StoredFile) -> datetime:
 
 
 def _newest_file(storage: RunStorage) -> tuple[str, datetime] | None:
-    """Return the name and time of the newest file of the last snapshot that is not a log, or None."""
+    """Return the name and time of the newest file of the last snapshot that is neither a log nor settings, or None."""
     files = {
         name: file.written_at
         for name, file in read_snapshot(storage).files.items()
-        if file.key and not file.is_log and not is_log(name)
+        if file.key and not file.is_log and not is_log(name) and not SETTINGS.search(name)
     }
     newest = max(files, key=lambda name: files[name], default=None)
     return (newest, datetime.fromtimestamp(files[newest] / 1e9, UTC)) if newest else None

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,32 @@ from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import open_filesystem
 
 # Ray Tune's numbers about a result, which are not metrics of the program.
-OF_TUNE = ("pid", "timestamp", "iterations_since_restore", "time_since_restore", "time_this_iter_s", "time_total_s")
+OF_TUNE = (
+    *("config", "done", "iterations_since_restore", "pid", "should_checkpoint", "time_since_restore"),
+    *("time_this_iter_s", "time_total_s", "timestamp"),
+)
 # Names that a record has for itself.
 RESERVED = ("step", "time", "trial")
 # The calls of `fit` in this process.
 _fits = itertools.count()
 
 
-def numbers_of(metrics: dict[str, Any] | None) -> dict[str, float]:
-    """Return the metrics that are finite numbers, by name."""
-    found = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real) and name not in RESERVED}
-    return {name: float(value) for name, value in found.items() if not isinstance(value, bool) and math.isfinite(value)}
+def numbers_of(metrics: Mapping[str, Any] | None, folder: str = "") -> dict[str, float | None]:
+    """Return the metrics that are numbers, by name.
+
+    Those of a nested one are `outer/inner`, truth is 1 or 0, and a number that is not finite is None.
+    """
+    found: dict[str, float | None] = {}
+    for key, value in (metrics or {}).items():
+        name = f"{folder}{key}"
+        if isinstance(value, Mapping):
+            found |= numbers_of(value, f"{name}/")
+            continue
+        if getattr(value, "shape", None) == ():  # of NumPy and PyTorch
+            value = value.item()
+        if isinstance(value, Real) and name not in RESERVED:
+            found[name] = float(value) if math.isfinite(value) else None
+    return found
 
 
 def kept_reports(run_config: Any) -> tuple[dict[int, dict[str, Any]], int] | None:
@@ -134,5 +150,5 @@ class TuneReporter(Callback):
         part.replace(path)
 
 
-def _of_trial(result: dict[str, Any] | None) -> dict[str, float]:
-    return {name: value for name, value in numbers_of(result).items() if name not in OF_TUNE}
+def _of_trial(result: dict[str, Any] | None) -> dict[str, float | None]:
+    return numbers_of({name: value for name, value in (result or {}).items() if name not in OF_TUNE})

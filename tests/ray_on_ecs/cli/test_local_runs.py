@@ -210,9 +210,7 @@ def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run,
     assert "1 running, 0 queued" in run("status")[1]
     assert [(each["name"], each["state"]) for each in json.loads(run("runs", "--json")[1])] == [("mine", "training")]
     assert run("rm", "mine")[0] == 2
-    stopped = (
-        "run mine is stopped; the same ray-on-ecs run with --run-name mine resumes from its last checkpoint, if any"
-    )
+    stopped = "run mine is stopped; the same ray-on-ecs run with --run-name mine starts it again with its files"
     assert run("stop", "mine") == (0, "", f"{stopped}\n")
     for command in (follower, second):
         assert command.wait(SECONDS) == 130

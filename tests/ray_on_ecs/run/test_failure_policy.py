@@ -179,6 +179,45 @@ def test_new_file_is_progress_after_a_long_attempt(seconds: float, survived: int
     assert fail_often(run, KILLED, store) == survived
 
 
+DATED = "output/train/20261127-120001-resnet50/last.pth.tar"
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_beyond", "stored", "ages", "survived"),
+    [
+        # A script that never loads its checkpoint, and fails at the same age.
+        (KILLED, False, "last.pt", (3600.0,), 1),
+        (KILLED, None, DATED, (3600.0,), 1),
+        (KILLED, None, "outputs/2026-11-27/12-00-01/last.ckpt", (3600.0,), 1),
+        (KILLED, None, "lightning_logs/version_3/checkpoints/epoch=1.ckpt", (3600.0,), 1),
+        (KILLED, False, "last.pt", (3600.0, 3900.0, 3500.0), 1),
+        (failed(status=-7), False, "last.pt", (3600.0,), 1),
+        # Healthy ones, on machines that fail.
+        (KILLED, True, "last.pt", (3600.0,), 10),
+        (KILLED, True, DATED, (3600.0,), 10),
+        (KILLED, None, "last.pt", (3600.0,), 10),
+        (KILLED, None, "checkpoint-20000000/model.pt", (3600.0,), 10),
+        (KILLED, None, "out/model-20261127-120001.pt", (3600.0,), 10),
+        (KILLED, False, DATED, (3600.0, 7200.0), 10),  # its numbers may begin at 0 in each start
+        (KILLED, False, DATED, (90.0, 9000.0, 700.0), 10),
+        (failed(status=-15), False, DATED, (3600.0,), 10),  # of a person, or of the machine's end
+        (Failure("a node was lost", rank=0), False, DATED, (3600.0,), 10),
+        (Failure("no progress", "hung"), False, DATED, (3600.0,), 10),
+        (Failure("", "reclaimed"), False, DATED, (3600.0,), 10),
+    ],
+)
+def test_new_files_of_a_start_that_repeats_the_last_one(
+    failure: Failure, is_beyond: bool | None, stored: str, ages: tuple[float, ...], survived: int
+) -> None:
+    run = Run(1)
+
+    def store(number: int) -> None:
+        run.now += ages[number % len(ages)]
+        run.mark = Mark(None, run.now, stored, is_beyond if number else None)
+
+    assert fail_often(run, failure, store) == survived
+
+
 def test_failures_with_progress_are_limited_within_a_day() -> None:
     run = Run(1)
     assert fail_often(run, KILLED, run.step, times=100) == FAILURES_A_DAY

@@ -12,6 +12,7 @@ from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import Peer, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.memory import KILLED
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.settings import parse
 
@@ -69,6 +70,23 @@ def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: st
     [
         ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it printed nothing"),
         ([ended(-9, 10.0, "DONE 3")], 0, "train.py was ended by signal 9: its last line was 'DONE 3'"),
+        ([ended(-9, 10.0, f"{KILLED} (x)")], 0, f"train.py was ended by signal 9: {KILLED} (x)"),
+        (
+            [ended(-7, 10.0)],
+            0,
+            "train.py was ended by signal 7: it printed nothing; the shared memory (/dev/shm) may be full",
+        ),
+        (
+            [ended(-7, 10.0, "Fatal Python error: Bus error")],
+            0,
+            "train.py was ended by signal 7: Fatal Python error: Bus error; the shared memory (/dev/shm) may be full",
+        ),
+        (
+            [ended(1, 10.0, "RuntimeError: killed by signal: Bus error. workers are out of shared memory.")],
+            0,
+            "train.py ended with exit status 1: "
+            "RuntimeError: killed by signal: Bus error. workers are out of shared memory.",
+        ),
         (
             [ended(-11, 10.0, "Fatal Python error: Segmentation fault in f")],
             0,
@@ -83,7 +101,10 @@ def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: st
         ([ended(1, 10.2, "a"), ended(0, 10.0)], 0, "train.py ended with exit status 1: a"),
         ([ended(1, 10.0, "a"), ended(0, None), ended(None, None)], 0, "train.py ended with exit status 1: a"),
     ],
-    ids=["killed", "killed after a line", "crashed", "first", "left early", "left at once", "of mpirun"],
+    ids=[
+        *("killed", "killed after a line", "memory", "bus error", "bus error of Python", "bus error of PyTorch"),
+        *("crashed", "first", "left early", "left at once", "of mpirun"),
+    ],
 )
 def test_first_rank_to_leave_is_blamed(members: list[WorkerStatus], rank: int, what: str) -> None:
     failure = failure_report.describe(dict(enumerate(members)), RunConfig(command=("train.py",)), [])

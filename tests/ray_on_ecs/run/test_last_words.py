@@ -137,3 +137,148 @@ def test_last_output_of_this_python(tmp_path: Path, script: str, text: str, exce
     if line:
         assert words.place == f"{file}:{line}"
     assert "Extension modules" not in words.text
+
+
+RUN = "import subprocess, sys\nsubprocess.run([sys.executable, *sys.argv[1:]], check=True)"
+CRASH = "import ctypes\nctypes.string_at(0)"
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "text", "exception", "is_mistake"),
+    [
+        (RUN, "{}['rate']", "KeyError: 'rate'", "KeyError", False),
+        (RUN.replace("run(", "check_call(").replace(", check=True", ""), "{}['a']", "KeyError: 'a'", "KeyError", False),
+        (RUN, "nothing", "NameError: name 'nothing' is not defined", "NameError", False),
+        (RUN, "print(", "SyntaxError: '(' was never closed", "SyntaxError", False),
+        (RUN, "from argparse import *\nArgumentParser().parse_args(['-x'])", "child.py: error: unrecog", None, True),
+        (RUN, CRASH, "Fatal Python error: Segmentation fault in string_at (File ", None, False),
+        (RUN, "raise SystemExit(3)", "subprocess.CalledProcessError: Command ", "subprocess.CalledProcessError", False),
+        (RUN, "input()", "EOFError: EOF when reading a line (a run has no standard input)", "EOFError", True),
+        (
+            "import logging\ntry:\n  import nosuch\nexcept ImportError:\n  logging.exception('optional')\n"
+            f"print('working\\n' * 20)\n{RUN}",
+            "raise SystemExit(1)",
+            "subprocess.CalledProcessError: Command ",
+            "subprocess.CalledProcessError",
+            False,
+        ),
+        (
+            "import concurrent.futures, ctypes\nif __name__ == '__main__':\n"
+            "  concurrent.futures.ProcessPoolExecutor(1).submit(ctypes.string_at, 0).result()",
+            "",
+            "Fatal Python error: Segmentation fault in string_at",
+            None,
+            False,
+        ),
+        (
+            "import multiprocessing, operator\nif __name__ == '__main__':\n"
+            "  multiprocessing.Pool(1).map(operator.itemgetter('a'), [{}])",
+            "",
+            "KeyError: 'a'",
+            "KeyError",
+            False,
+        ),
+        ("breakpoint()\nprint()", "", "bdb.BdbQuit (a run has no standard input)", "bdb.BdbQuit", True),
+        ("input('go? ')", "", "EOFError: EOF when reading a line (a run", "EOFError", True),
+        ("import click\nclick.confirm('go')", "", "click.exceptions.Abort (a run", "click.exceptions.Abort", True),
+    ],
+)
+def test_error_of_a_child_process(
+    tmp_path: Path, parent: str, child: str, text: str, exception: str | None, is_mistake: bool
+) -> None:
+    (tmp_path / "train.py").write_text(parent)
+    (tmp_path / "child.py").write_text(child)
+    done = subprocess.run(
+        [sys.executable, "-u", "-X", "faulthandler", "train.py", "-X", "faulthandler", "child.py"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    words = read(done.stdout.splitlines(), done.returncode)
+    assert words.text.startswith(text)
+    assert (words.exception, words.is_mistake) == (exception, is_mistake)
+
+
+ELASTIC = """E1127 12:00:00.000000 1234 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 1)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 1
+============================================================
+"""
+CHILD = """Traceback (most recent call last):
+  File "child.py", line 3, in <module>
+KeyError: 'rate'
+"""
+ELASTIC_ERROR = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+SPAWN = f"""Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 0 terminated with the following error:
+{CHILD}
+"""
+DEEPSPEED = f"""{CHILD}
+[2026-11-27 12:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 123
+[2026-11-27 12:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['python', 'child.py'] exits with return code = 1
+"""
+HYDRA = f"""Error executing job with overrides: ['trainer=ddp']
+{CHILD}
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
+PYTEST = """=========================== short test summary info ============================
+FAILED test_a.py::test_a - KeyError: 'rate'
+============================== 1 failed in 0.12s ===============================
+"""
+LOADER = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "child.py", line 3, in __getitem__
+KeyError: 'rate'
+"""
+RICH = """╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /a/child.py:3 in <module>                                                    │
+╰──────────────────────────────────────────────────────────────────────────────╯
+KeyError: 'rate'
+"""
+
+
+@pytest.mark.parametrize("output", [CHILD + ELASTIC, SPAWN, DEEPSPEED, HYDRA, LOADER, RICH, PYTEST])
+def test_error_below_the_report_of_a_launcher(output: str) -> None:
+    words = read(output.splitlines(), 1)
+    assert words.text.endswith("KeyError: 'rate'")
+    assert words.exception == "KeyError"
+
+
+def test_launcher_alone_names_the_end_of_its_child() -> None:
+    text = f"{ELASTIC_ERROR}: Signal 9 (SIGKILL) received by PID 1"
+    assert read(ELASTIC.splitlines(), 1).text == text
+    assert read((CHILD + "working\n" * 20 + ELASTIC).splitlines(), 1).text == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/usr/bin/python: No module named nosuch",
+        "/usr/bin/python3.12: No module named a.__main__; 'a' is a package and cannot be directly executed",
+        "python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        "/usr/bin/python3: can't find '__main__' module in '/a'",
+    ],
+)
+def test_module_that_python_does_not_find_is_a_mistake(line: str) -> None:
+    words = read([line], 1)
+    assert words.is_mistake
+    assert words.text.startswith(line.partition(": ")[2])
+    assert "PYTHONPATH=src" in words.text

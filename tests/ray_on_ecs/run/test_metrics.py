@@ -45,7 +45,7 @@ def test_repeated_name_without_steps_begins_a_record() -> None:
         ("Epoch 3/10 loss=0.5", {"loss": 0.5}),
         ("iter 20: train loss 2.5, val loss 2.9", {"step": 20, "loss": 2.5}),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.2", {"loss": 2.2}),
-        (" 50%|###   | 5/10 [00:01<00:01, 4.9it/s, loss=1e-3]", {"loss": 0.001}),
+        (" 50%|###   | 5/10 [00:01<00:01, 4.9it/s, loss=1e-3]", {"step": 5, "loss": 0.001}),
         ("[rank0]: global_step=7 loss=nan", {"step": 7, "loss": None}),
         ("loss: 0.4 - val_loss: 0.6", {"loss": 0.4}),
         ("loss 0.5 step 0.25s", {"loss": 0.5}),
@@ -92,6 +92,42 @@ def test_repeated_steps_replace_their_records() -> None:
     log = MetricsLog(PATTERNS, [*before, {"step": 30, "time": "", "loss": 9.0}])
     log.read_line("step 20 loss: 0.41")
     assert values(log) == [{"step": 10, "loss": 0.5}, {"step": 20, "loss": 0.41}]
+
+
+def start(log: MetricsLog, epochs: range, loss: float) -> None:
+    """Let a start print an epoch and a loss in turn, without the number of a step."""
+    log.restart()
+    for epoch in epochs:
+        log.read_line(f"epoch {epoch}")
+        log.read_line(f"loss: {loss}")
+
+
+@pytest.mark.parametrize(("begin", "losses"), [(0, [2.0, 2.0]), (2, [1.0, 1.0, 2.0, 2.0]), (4, [1.0] * 4 + [2.0, 2.0])])
+def test_later_start_replaces_records_from_where_it_begins(begin: int, losses: list[float]) -> None:
+    log = MetricsLog({"loss": "loss: ([0-9.]+)"})
+    start(log, range(4), 1.0)
+    start(log, range(begin, begin + 2), 2.0)
+    assert [record["loss"] for record in values(log)] == losses
+    assert [record["step"] for record in values(log)] == list(range(1, len(losses) + 1))
+
+
+def test_records_stay_where_epochs_are_not_printed() -> None:
+    log = MetricsLog({"loss": "loss: ([0-9.]+)"})
+    for _ in range(2):
+        log.restart()
+        log.read_line("loss: 1")
+        log.read_line("loss: 2")
+    assert [record["loss"] for record in values(log)] == [1.0, 2.0, 1.0, 2.0]
+
+
+def test_a_loss_takes_the_step_of_the_bar_before_it() -> None:
+    log = MetricsLog({})
+    log.read_line(" 81%|####2 | 325/400 [01:02<00:14,  5.1it/s]")
+    assert log.guess == {"step": 325}
+    log.read_line("{'loss': '5.811', 'grad_norm': '1.451', 'epoch': '0.27'}")
+    assert log.guess == {"step": 325, "loss": 5.811}
+    log.read_line(" 82%|####2 | 328/400 [01:02<00:14,  5.1it/s]")
+    assert log.guess == {"step": 328, "loss": 5.811}
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "none", "1e999"])
@@ -172,6 +208,14 @@ def test_sdk_refuses_non_numeric_values() -> None:
         ("loss: {number}", "step 3  loss:   -0.25, lr 1", -0.25),
         ("loss: {number}", "val_loss: 3", None),
         ("loss: {number}", "loss: 1.", 1.0),
+        ("loss: {number}", "{'loss': '5.811', 'epoch': '0.27'}", 5.811),
+        ("loss: {number}", '{"loss": 5.811}', 5.811),
+        ("'loss': {number}", "{'loss': '5.811'}", 5.811),
+        ("loss={number}", "'loss'='5.8'", 5.8),
+        ("loss: {number}", "loss: \x1b[1;36m5.8\x1b[0m", 5.8),
+        ("loss: {number}", "\x1b[32mloss:\x1b[0m \x1b[1m5.8\x1b[0m", 5.8),
+        ("loss: {number}", "lo\x1b[38;5;1mss: 5.8", 5.8),
+        ("loss: {number}", "{'val_loss': '5.8'}", None),
         ("loss: {number}", "loss: 1.5.2", None),
         ("loss: {number}", "loss: 1,234.5", None),
         ("accuracy {number}%", "accuracy 97.31%", 97.31),

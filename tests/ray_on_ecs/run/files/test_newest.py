@@ -22,8 +22,7 @@ def test_newest_complete_checkpoint_is_named(tmp_path: Path, folder: str) -> Non
             os.utime(tmp_path / "run" / folder / f"step-{step:09d}" / "checkpoint.json", (seconds, seconds))
     found = newest_of_script(storage)
     assert found
-    name, written_at = found
-    assert (name, written_at.timestamp()) == (f"{folder}/step-000000020".removeprefix("./"), 1_700_000_000)
+    assert (found.name, found.written_at.timestamp()) == (f"{folder}/step-000000020".removeprefix("./"), 1_700_000_000)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_last_checkpoint_of_a_folder_is_the_newest(tmp_path: Path, steps: list[s
     storage.write("ck/step-000000050/below/checkpoint.json", b"{}")
     found = newest_of_script(storage)
     assert found
-    assert found[0] == f"ck/step-{steps[1]}"
+    assert found.name == f"ck/step-{steps[1]}"
 
 
 @pytest.mark.parametrize(
@@ -62,3 +61,36 @@ def test_text_files_may_be_the_state_of_a_script(tmp_path: Path, name: str, is_s
     assert not has_stored(RunConfig(), storage)
     write_snapshot(storage, Snapshot({name: KeptFile("files/key", 1, written_at=1)}))
     assert has_stored(RunConfig(), storage) is is_stored
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    [
+        ("logs/train/.hydra/overrides.yaml", False),
+        (".hydra/hydra.yaml", False),
+        ("out/args.yaml", False),
+        ("lightning_logs/version_0/hparams.yaml", False),
+        ("out/training_config.json", False),
+        ("out/config.toml", False),
+        ("state.json", True),
+        ("out/trainer_state.json", True),
+        ("out/state.yaml", True),
+        ("configs.pt", True),
+        ("my.hydra/a.pt", True),
+    ],
+)
+def test_settings_are_not_named_as_kept_files(tmp_path: Path, name: str, is_kept: bool) -> None:
+    storage = RunStorage.open(str(tmp_path / "storage"), "run")
+    write_snapshot(storage, Snapshot({name: KeptFile("files/key", 1, written_at=1)}))
+    assert (newest_of_script(storage) is not None) is is_kept
+    assert has_stored(RunConfig(), storage)
+
+
+def test_a_checkpoint_is_named_before_newer_files(tmp_path: Path) -> None:
+    storage = RunStorage.open(str(tmp_path / "storage"), "run")
+    storage.write("checkpoints/step-000000020/checkpoint.json", b"{}")
+    write_snapshot(storage, Snapshot({"best.pt": KeptFile("files/key", 1, written_at=4_000_000_000_000_000_000)}))
+    found = newest_of_script(storage)
+    assert found
+    assert (found.name, found.is_loaded) == ("checkpoints/step-000000020", True)
+    assert found.changed_at.timestamp() == 4e9

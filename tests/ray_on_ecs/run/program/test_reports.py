@@ -53,7 +53,38 @@ def test_reports_are_numbered_records(tmp_path: Path) -> None:
             "ok": True,
         }
         reporter.after_report(WITHOUT, [metrics, {"epoch": 99}])
-    assert records(tmp_path) == [{"step": 1, "epoch": 0.0, "loss": 0.5}, {"step": 2, "epoch": 1.0}]
+    assert records(tmp_path) == [
+        {"step": 1, "epoch": 0.0, "loss": 0.5, "ok": 1.0},
+        {"step": 2, "epoch": 1.0, "loss": None, "ok": 1.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (True, {"x": 1.0}),
+        (False, {"x": 0.0}),
+        (np.bool_(True), {"x": 1.0}),
+        (np.float32(0.5), {"x": 0.5}),
+        (np.array(3), {"x": 3.0}),
+        (math.nan, {"x": None}),
+        (-math.inf, {"x": None}),
+        (np.float64("nan"), {"x": None}),
+        ({"a": 1, "b": {"c": 0.5, "d": "text"}, "step": 3}, {"x/a": 1.0, "x/b/c": 0.5, "x/step": 3.0}),
+        ({}, {}),
+        ("text", {}),
+        (None, {}),
+        ([1, 2], {}),
+        (np.array([1, 2]), {}),
+    ],
+)
+def test_value_of_a_report_becomes_numbers(value: Any, found: dict[str, float | None]) -> None:
+    assert program_reports.numbers_of({"x": value, "time": 3.0}) == found
+
+
+def test_settings_of_a_trial_are_not_its_metrics() -> None:
+    result = {"config": {"lr": 0.1}, "done": True, "pid": 7, "loss": 0.5, "of": {"loss": 1}}
+    assert program_reports._of_trial(result) == {"loss": 0.5, "of/loss": 1.0}
 
 
 def test_reports_of_a_killed_program_come_from_checkpoints(tmp_path: Path) -> None:

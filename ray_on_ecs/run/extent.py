@@ -1,0 +1,77 @@
+"""Extent of a start of the scripts: how rank 0's steps and epochs begin, and how far they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+# Epoch and step; -1 for one that is not known.
+Position = tuple[float, float]
+UNKNOWN = -1.0
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Positions of one start.
+
+    Attributes:
+        first: Its first position.
+        second: The next other one; without it nothing can be said of the start.
+        last: The last one.
+        falls: True once a position was below the one before, as steps that begin again in each epoch: then starts
+            can't be compared.
+        is_reported: True if the script reports its steps; what it prints does not count then.
+    """
+
+    first: Position | None = None
+    second: Position | None = None
+    last: Position | None = None
+    falls: bool = False
+    is_reported: bool = False
+
+    def at(self, step: float | None, epoch: float | None = None) -> Self:
+        """Return the extent after another number of a step or an epoch in the output."""
+        if self.is_reported or (step is None and epoch is None):
+            return self
+        before = self.last or (UNKNOWN, UNKNOWN)
+        if epoch is None or epoch == before[0]:
+            position = (before[0], before[1] if step is None else step)
+        else:
+            position = (epoch, UNKNOWN if step is None else step)
+        return self._to(position)
+
+    def reported(self, step: int) -> Self:
+        """Return the extent after a step that the script has reported."""
+        begun = self if self.is_reported else type(self)(is_reported=True)
+        return begun._to((UNKNOWN, step))
+
+    def _to(self, position: Position) -> Self:
+        if self.first is None:
+            return replace(self, first=position, last=position)
+        if position == self.last:
+            return self
+        falls = self.falls or (self.last is not None and position < self.last)
+        return replace(self, second=self.second or position, last=position, falls=falls)
+
+    def is_beyond(self, best: Self) -> bool | None:
+        """Return whether this start has got further than another one; None if they can't be compared."""
+        if not self._is_comparable(best) or self.last is None or best.last is None:
+            return None
+        return self.last > best.last
+
+    def begins_again(self, first: Self, best: Self) -> bool:
+        """Return whether this start began where the first did, although one before it had got further."""
+        if not (self._is_comparable(first) and self._is_comparable(best)):
+            return False
+        mine, others = (self.first, self.second), (first.first, first.second)
+        is_at_begin = all(a is not None and b is not None and a <= b for a, b in zip(mine, others, strict=True))
+        return is_at_begin and self.second is not None and best.last is not None and self.second < best.last
+
+    def difference(self, best: Self) -> tuple[str, float, float]:
+        """Return the unit in which this start's begin differs from another one's end, and both numbers."""
+        (epoch, step), (last_epoch, last_step) = self.first or (UNKNOWN, UNKNOWN), best.last or (UNKNOWN, UNKNOWN)
+        return ("step", step, last_step) if epoch == last_epoch else ("epoch", epoch, last_epoch)
+
+    def _is_comparable(self, other: Self) -> bool:
+        has_both = self.second is not None and other.second is not None
+        return has_both and not self.falls and not other.falls and self.is_reported == other.is_reported

@@ -1,0 +1,75 @@
+"""Restarts of a run: what the scripts find at each, its line in the log, and scripts that begin again."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from ray_on_ecs.run.extent import Extent
+from ray_on_ecs.run.files.newest import Kept
+from ray_on_ecs.tracking.run_record import Restarted
+
+logger = logging.getLogger(__name__)
+
+ADVICE = 'docs/fault-tolerance.md, "Your script"'
+
+
+class Restarts:
+    """Restarts of one command.
+
+    Args:
+        resume_args: See --resume-args.
+        records: The run's restarts so far, to which each one is added.
+    """
+
+    def __init__(self, resume_args: str | None, records: list[Restarted]) -> None:
+        self._resume_args = resume_args
+        self._records = records
+        self.kept: Kept | None = None
+        self.is_known = False  # the storage has said what is kept
+        self._first = self._best = Extent()
+        self._extent = Extent()  # of the current start
+        self._has_said = False
+
+    def note(self, cause: str, count: str) -> None:
+        """Record a restart, and print its line; `count` is that of the failures."""
+        kept = self.kept if self.is_known else None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._records.append({"time": now, "cause": cause, "kept": kept.name if kept else None})
+        notes = [count] * bool(count)
+        if not self.is_known:
+            how = "restarting from where the run was"
+        elif kept is None:
+            how = "restarting from the beginning"
+        elif kept.is_loaded:
+            how = f"restarting from {kept}"
+        else:
+            how = "restarting; whether it continues is up to the script"
+            if self._resume_args:
+                how = f"restarting with {self._resume_args}"
+            notes.insert(0, f"newest kept file: {kept}")
+        logger.warning(f"{cause}; {how}" + (f" ({'; '.join(notes)})" if notes else ""))
+
+    def begin(self) -> None:
+        """Note that another start of the scripts begins."""
+        if self._first.second is None:
+            self._first = self._extent
+        if self._best.second is None or self._extent.is_beyond(self._best):
+            self._best = self._extent
+        self._extent, self._has_said = Extent(), False
+
+    @property
+    def is_beyond(self) -> bool | None:
+        """Whether the current start has got further than those before; None if that is not known."""
+        return self._extent.is_beyond(self._best)
+
+    def look(self, extent: Extent) -> None:
+        """Print a line if the current start does again what an earlier one had done, although there are files."""
+        self._extent = extent
+        if self._has_said or not self.kept or not extent.begins_again(self._first, self._best):
+            return
+        self._has_said = True
+        unit, number, before = extent.difference(self._best)
+        began = f"the script began again at {unit} {number:g} (before: {before:g})"
+        way_on = ADVICE if self._resume_args else f"--resume-args, or {ADVICE}"
+        logger.warning(f"{began}: it did not load {self.kept.name}; {way_on}")

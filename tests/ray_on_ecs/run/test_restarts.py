@@ -1,0 +1,135 @@
+"""Lines of restarts, and scripts that begin again."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from ray_on_ecs.run.extent import Extent
+from ray_on_ecs.run.files.newest import Kept
+from ray_on_ecs.run.metrics import MetricsLog
+from ray_on_ecs.run.restarts import Restarts
+from tests.log_lines import collect_lines
+
+AT = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
+FILE = Kept("out/last.ckpt", AT, AT)
+CHECKPOINT = Kept("checkpoints/step-000000020", AT, AT, is_loaded=True)
+
+
+def extent(*lines: str) -> Extent:
+    """The extent of a start that prints these lines."""
+    log = MetricsLog({})
+    for line in lines:
+        log.read_line(line)
+    return log.extent
+
+
+def restarts(kept: Kept | None = FILE, resume_args: str | None = None) -> Restarts:
+    made = Restarts(resume_args, [])
+    made.kept, made.is_known = kept, True
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kept", "resume_args", "said"),
+    [
+        (None, None, "restarting from the beginning (failure 1)"),
+        (None, "--resume x", "restarting from the beginning (failure 1)"),
+        (CHECKPOINT, None, "restarting from checkpoints/step-000000020 of 2026-11-28 12:00:00 UTC (failure 1)"),
+        (
+            FILE,
+            None,
+            "restarting; whether it continues is up to the script "
+            "(newest kept file: out/last.ckpt of 2026-11-28 12:00:00 UTC; failure 1)",
+        ),
+        (
+            FILE,
+            "--resume out/last.ckpt",
+            "restarting with --resume out/last.ckpt "
+            "(newest kept file: out/last.ckpt of 2026-11-28 12:00:00 UTC; failure 1)",
+        ),
+    ],
+)
+def test_line_names_only_what_is_known(kept: Kept | None, resume_args: str | None, said: str) -> None:
+    made, lines = restarts(kept, resume_args), collect_lines()
+    made.note("training failed", "failure 1")
+    assert lines == [f"training failed; {said}"]
+
+
+def test_each_restart_is_recorded() -> None:
+    records: list = []
+    made = Restarts(None, records)
+    made.note("nodes are being reclaimed", "")
+    made.kept, made.is_known = FILE, True
+    made.note("training failed", "failure 1")
+    assert [(each["cause"], each["kept"]) for each in records] == [
+        ("nodes are being reclaimed", None),
+        ("training failed", "out/last.ckpt"),
+    ]
+
+
+HF = [f"{{'loss': '2.1', 'grad_norm': '1', 'epoch': '{epoch / 100}'}}" for epoch in range(27, 240, 27)]
+STEPS = [f"step {step} | loss 2.1" for step in range(3, 216, 3)]
+EPOCHS = [f"epoch {number}" for number in range(5)]
+BAR = [f" 10%|#    | {step}/400 [00:01<00:09, 5.1it/s]" for step in range(300)]
+STEPS_OF_EPOCHS = [f"epoch {epoch} step {step} loss 1" for epoch in range(3) for step in range(0, 50, 10)]
+STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 10)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (HF, HF[:2], "epoch 0.27 (before: 2.16)"),
+        (STEPS, STEPS[:2], "step 3 (before: 213)"),
+        (EPOCHS, EPOCHS[:2], "epoch 0 (before: 4)"),
+        (BAR, BAR[:2], "step 0 (before: 299)"),
+        (STEPS_OF_EPOCHS, STEPS_OF_EPOCHS[:2], "epoch 0 (before: 2)"),
+        (STEPS_OF_EPOCHS[:4], STEPS_OF_EPOCHS[:2], "step 0 (before: 30)"),
+        (HF, HF[5:], None),
+        (STEPS, STEPS[30:], None),
+        (STEPS, STEPS[1:], None),  # its last checkpoint was an early one
+        (EPOCHS, EPOCHS[:1], None),  # `epoch 0` may stand in the settings that it prints
+        (EPOCHS, ["epoch 0", "epoch 4"], None),
+        (EPOCHS[:2], EPOCHS, None),  # it had not got further
+        (BAR, ["  0%|     | 0/400 [00:00<?, ?it/s]", *BAR[200:]], None),  # transformers' bar jumps to its step
+        (STEPS_OF_EPOCHS, STEPS_OF_EPOCHS[5:], None),
+        (STEPS_ONLY, STEPS_ONLY, None),  # the steps of which epoch, is not known
+        (STEPS, ["loading", "step 1: load the data", "step 2: build the model"], None),
+        (STEPS, [], None),
+        ([], STEPS, None),
+    ],
+)
+def test_script_that_begins_again_is_said_once(before: list[str], after: list[str], said: str | None) -> None:
+    made, lines = restarts(), collect_lines()
+    made.begin()
+    made.look(extent(*before))
+    made.begin()
+    for number in range(len(after) + 1):
+        made.look(extent(*after[:number]))
+    began = f"the script began again at {said}: it did not load out/last.ckpt; --resume-args, or docs/fault"
+    assert [line[: len(began)] for line in lines] == [began] * bool(said)
+
+
+def test_a_third_start_is_compared_with_the_furthest() -> None:
+    made, lines = restarts(), collect_lines()
+    for steps in (STEPS, STEPS[:10], STEPS[:2]):
+        made.begin()
+        made.look(extent(*steps))
+    assert ["before: 213" in line for line in lines] == [True, True]
+
+
+def test_without_files_it_is_known_to_begin_again() -> None:
+    made, lines = restarts(None), collect_lines()
+    for steps in (STEPS, STEPS):
+        made.begin()
+        made.look(extent(*steps))
+    assert lines == []
+
+
+def test_reported_steps_count_instead_of_printed_ones() -> None:
+    log = MetricsLog({})
+    log.read_line("epoch 7")
+    for step in (10, 20, 20, 30):
+        log.take_report({"step": step})
+    log.read_line("epoch 8")
+    assert log.extent.is_reported
+    assert (log.extent.first, log.extent.second, log.extent.last) == ((-1.0, 10), (-1.0, 20), (-1.0, 30))
