@@ -15,7 +15,7 @@ PLACEHOLDER = "{number}"
 NUMBER = r"([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?|nan)\b))(?!\d|[.,]\d|[eE][+-]?\d)"
 # The variables by which a launcher tells a worker its place; `--env` may turn the agent's store off.
 OF_LAUNCHER = (
-    r"(MAX_|LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"(MAX_|LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|NNODES|NODE_RANK|NPROC_PER_NODE"
     r"|TORCHELASTIC_(?!USE_AGENT_STORE$).*"
 )
 # Those and the others that every script gets, with other values on each worker or node.

@@ -9,6 +9,7 @@ in the same workers, or in a new group.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -293,7 +294,8 @@ class RunDriver:
     def _watch_silence(self, workers: WorkerStatuses) -> None:
         """End scripts that hang: they have reported steps, or the user has named the time."""
         silent_seconds = min(worker.silent_seconds for worker in workers.values())
-        if silent_seconds <= (self._config.hang_timeout or SCRIPT_SILENT_SECONDS):
+        limit = self._config.hang_timeout or SCRIPT_SILENT_SECONDS
+        if not limit < silent_seconds < math.inf:  # infinity: all have ended, and one has not said that all is done
             return
         if self._config.hang_timeout or any(worker.step is not None for worker in workers.values()):
             self._end("hung", time.time())

@@ -99,8 +99,8 @@ class WorkerStatus:
         silent_seconds: How long its script has given no sign of life.
         status: Its script's exit status, or None while it runs.
         ended_at: When its script ended (Unix time), or None while it runs.
-        rested_at: The last time before SIGTERM (Unix time) at which its script had no file open for writing; 0 if it
-            always had, or did not get SIGTERM.
+        rested_at: The last time (Unix time) at which its script, which gets or has got SIGTERM, had no file open for
+            writing; 0 before.
         words: Why its script ended.
         log: The end of its script's output, once that has ended.
         has_ended: True once its script has ended, and with --mpi all of its processes.

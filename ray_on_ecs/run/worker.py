@@ -408,7 +408,12 @@ class ScriptWorker:
 
     def _wait_for_end(self, script: Script, until: Callable[[], float]) -> None:
         """Wait until the script has ended, or until a time (Unix time)."""
+        looked_at = 0.0
         while time.time() < until() and not script.process.has_ended(self.exchange.directive):
+            now, is_at_rest = time.time(), self._is_at_rest(script)
+            if is_at_rest and looked_at:  # a process that is killed closes its files before it has ended
+                self.exchange.report(rested_at=looked_at)
+            looked_at = now if is_at_rest else 0.0
             script.process.wait(POLL_SECONDS)
             self._take_reports(script)
             self._report_script(script.process)
@@ -418,12 +423,15 @@ class ScriptWorker:
         until = min(until, time.time() + REST_SECONDS)
         was_at_rest = False
         while script.process.wait(LOOK_SECONDS) is None and time.time() < until:
-            now, writers = time.time(), writers_of([script.process.pid])
-            is_at_rest = writers is not None and self._run_folder.is_at_rest(writers)
+            now, is_at_rest = time.time(), self._is_at_rest(script)
             if is_at_rest and was_at_rest:
                 self.exchange.report(rested_at=now)
                 break
             was_at_rest = is_at_rest
+
+    def _is_at_rest(self, script: Script) -> bool:
+        writers = writers_of([script.process.pid])
+        return writers is not None and self._run_folder.is_at_rest(writers)
 
     def _wait_for_node(self, script: Script) -> None:
         """Wait, on the first worker of a node, until the scripts of all its workers have ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -432,6 +433,17 @@ def test_silent_script_without_steps_continues(run: Run) -> None:
     assert run.step(3).action == "run"
     assert len(run.said) == 1
     assert "has been silent for 1000 s" in run.said[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"hang_timeout": 5.0}])
+def test_scripts_that_have_ended_are_not_silent(tmp_path: Path, settings: dict[str, float]) -> None:
+    """With --mpi a program has ended a moment before its last process is known to have."""
+    run = Run(tmp_path, **settings)
+    run.until("running")
+    for rank in range(2):
+        run.workers.tell(rank, status=0, silent_seconds=math.inf, step=3)
+    assert run.step(3).action == "run"
+    assert run.said == []
 
 
 def test_shortage_of_a_program_ends_the_run(run: Run) -> None:

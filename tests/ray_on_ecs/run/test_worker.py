@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ray_on_ecs.config import RunConfig
@@ -109,6 +110,25 @@ with open(f"part{rank}", "w") as part:
 os.rename(f"part{rank}", f"model{rank}.pt")
 time.sleep(600)
 """
+# Saves at SIGTERM, and then ends by it, as without a handler.
+SAVING_LATE = """
+import os, signal, time
+
+def save(number, frame):
+    with open("late.pt", "w") as file:
+        print("half", file=file, flush=True)
+        while not os.path.exists("../../go-on"):
+            time.sleep(0.01)
+        print("whole", file=file, flush=True)
+    while not os.path.exists("../../end"):
+        time.sleep(0.01)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+signal.signal(signal.SIGTERM, save)
+print("begun", file=open("begun", "w"))
+time.sleep(600)
+"""
 
 
 class Workers:
@@ -181,6 +201,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "nested.sh").chmod(0o755)
         (folder / "own_server.py").write_text(OWN_SERVER)
         (folder / "writing.py").write_text(WRITING)
+        (folder / "saving_late.py").write_text(SAVING_LATE)
 
     monkeypatch.setattr(Code, "place", place)
 
@@ -236,6 +257,29 @@ def test_script_without_a_handler_ends_between_two_writes(tmp_path: Path, monkey
     assert in_manifest(workers.storage) == {"train.log": "begun\nbegun\n", **models}
     workers.say(action="leave")
     until(lambda: all(worker.has_left for worker in workers.poll().values()), between=0)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_handler_that_ends_by_its_signal_may_save(tmp_path: Path, saves: bool) -> None:
+    workers = Workers(tmp_path, script="saving_late.py")
+    workers.until_begun()
+    folder = Path(workers.storage.path("files/code"))
+    until((folder / "begun").exists)
+    pid = until(lambda: workers.poll()[0].pid, between=0)
+    workers.say(action="end", end_at=2e9, pids={0: (pid,)})
+    until(lambda: workers.poll() and (folder / "late.pt").exists(), between=0)
+    if saves:
+        Path(workers.storage.path("go-on")).touch()
+        until(lambda: (folder / "late.pt").read_text() == "half\nwhole\n")
+        written_at = (folder / "late.pt").stat().st_mtime
+        until(lambda: workers.poll()[0].rested_at > written_at + 0.1, between=0)
+        Path(workers.storage.path("end")).touch()
+    else:
+        psutil.Process(pid).children()[0].kill()
+    assert workers.until(is_stored=True).status == -(signal.SIGTERM if saves else signal.SIGKILL)
+    assert in_manifest(workers.storage).get("late.pt") == ("half\nwhole\n" if saves else None)
+    workers.say(action="leave")
+    workers.until(has_left=True)
 
 
 def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:

@@ -89,11 +89,11 @@ def test_restore_makes_room(storage: RunStorage, tmp_path: Path, before: str, na
     assert contents(folder)[name] == ("-> x" if is_link else "new")
 
 
-def test_a_log_is_restored_as_it_is(storage: RunStorage, tmp_path: Path) -> None:
+def test_a_log_is_restored_as_it_was(storage: RunStorage, tmp_path: Path) -> None:
     log = kept(storage, "files/log", "1", is_log=True)
     storage.write("files/log", "1 and more")
     restore(storage, {"log": log}, tmp_path / "folder")
-    assert contents(tmp_path / "folder") == {"log": "1 and more"}
+    assert contents(tmp_path / "folder") == {"log": "1"}
 
 
 def test_deleted_object_is_an_error(storage: RunStorage, tmp_path: Path) -> None:
