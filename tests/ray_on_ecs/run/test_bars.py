@@ -56,6 +56,10 @@ SCRIPTS = {
         ["a: 100%", "b: 100%"],
     ),
     "that is left": ("bar = fast(total=50)\nfor i in range(20): bar.update()\nos._exit(0)", [" 40%"]),
+    "with prints": (
+        "for i in fast(range(3)): print(f'loss [{i}]', flush=True)",
+        ["0%|| 0/3 [00:00<00:01, 9.9it/s]loss [0]", "33%|#| 1/3 ", "66%|##| 2/3 ", "100%"],
+    ),
     "without a total": ("for i in fast(iter(range(50))): pass\nprint('done')", ["50it", "done"]),
     "of its own": (
         "for i in range(50): print(f'\\rstep {i}', end='', flush=True)\nprint()\nprint('done')",
@@ -66,7 +70,7 @@ SCRIPTS = {
         ["done", "step 49"],
     ),
     "not there": (
-        "print('a\\r')\nprint()\nsys.stdout.write('b\\r\\n')\nprint(' 50% | 3/4')\nprint('')\nprint('c')",
+        "print('a\\r')\nprint()\nsys.stdout.write('b\\r\\r\\n')\nprint(' 50% | 3/4')\nprint('')\nprint('c')",
         ["a", "", "b", " 50% | 3/4", "", "c"],
     ),
 }
