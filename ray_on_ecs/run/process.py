@@ -35,7 +35,7 @@ LOG_LINES = 50
 STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines after it has ended
 DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
-ENDS = re.compile("(\r\n|\n|\r)")
+ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
@@ -241,8 +241,9 @@ class ScriptProcess:
         while chunk := os.read(self._process.stdout.fileno(), CHUNK_BYTES):
             self.heard()
             text = held + decoder.decode(chunk)
-            held = "\r" if text.endswith("\r") else ""  # a newline may follow
-            parts = ENDS.split(text.removesuffix(held) if held else text)
+            whole = text.rstrip("\r")  # a newline may follow
+            held = text[len(whole) :]
+            parts = ENDS.split(whole)
             for end, mark in zip(parts[::2], parts[1::2], strict=False):
                 line, omitted = _appended(line, end, omitted)
                 self._take(line, omitted, mark)

@@ -153,8 +153,8 @@ def _read_log(storage: RunStorage) -> list[str]:
     with storage.open_reader(f"{layout.LOGS}/{newest}") as stream:
         stream.seek(max(sizes[newest] - LOG_BYTES, 0))
         text = stream.read().decode(errors="replace")
-    lines = [line for line in text.removesuffix("\n").split("\n") if not BAR.search(line)]
-    return [printable(line) for line in lines[-LOG_LINES:]]
+    lines = [printable(line) for line in text.removesuffix("\n").split("\n")]
+    return [line for line in lines if not BAR.search(line)][-LOG_LINES:]
 
 
 def _outcome(documents: Documents) -> str:

@@ -28,8 +28,9 @@ ESCAPES = re.compile(
 RESETS = ("\x1b[m", "\x1b[0m")
 # All but tab and newline, and the marks that turn the direction of text.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# tqdm's progress bar, in any format of its numbers.
-BAR = re.compile(r"\d%\|.*\| *[\d.?]+\w*/[\d.?]+\w* \[")
+# A line that is tqdm's progress bar alone, in any format of its numbers.
+IN_BRACKETS = r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
+BAR = re.compile(rf"\d%\|.*\| *[\d.?]+\w*/[\d.?]+\w* {IN_BRACKETS}\s*$")
 # The actors whose standard output is the script's: workers of a run, and of a program that uses Ray Train.
 WORKERS = ("ScriptActor", "RayTrainWorker")
 # Lines that Ray's processes write at every start of workers.

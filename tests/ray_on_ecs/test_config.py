@@ -154,3 +154,26 @@ def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) 
         "each setting is in --help"
     )
     assert "Exit status" in shown, "scripts need to know what the exit status means"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "argv"),
+    [
+        ([], "--resume out/last.ckpt", ["python", "-u", "train.py", "--lr", "1", "--resume", "out/last.ckpt"]),
+        (["-m"], "ckpt_path=a.ckpt", ["python", "-u", "-m", "train.py", "--lr", "1", "ckpt_path=a.ckpt"]),
+        (["--no-python"], "'a b' c", ["train.py", "--lr", "1", "a b", "c"]),
+        (["--mpi"], "--resume", ["python", "-u", "train.py", "--lr", "1", "--resume"]),
+        (["--driver"], "--resume", ["python", "-u", "train.py", "--lr", "1", "--resume"]),
+    ],
+)
+def test_resume_args_are_only_a_resumed_scripts(flags: list[str], text: str, argv: list[str]) -> None:
+    config = parse([*flags, "--resume-args", text, "train.py", "--lr", "1"])
+    assert config.command == ("train.py", "--lr", "1")
+    assert list(config.resumed().argv("python")) == argv
+    assert config.resumed().resumed() == config.resumed()
+
+
+@pytest.mark.parametrize("text", ["'", '"a', "--resume 'x", "a\\"])
+def test_resume_args_with_an_open_quote_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--resume-args: .* is not a list of arguments .*; quote them as in a shell"):
+        RunConfig(command=("train.py",), resume_args=text)

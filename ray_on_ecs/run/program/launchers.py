@@ -63,7 +63,7 @@ def nested(config: RunConfig) -> tuple[str, bool] | None:
 
     None for a Ray program, and for a run whose workers are one, or one on each node.
     """
-    if config.driver or config.mpi or config.workers == (1, 1) or getattr(config, "per_node", False):
+    if config.driver or config.mpi or config.workers == (1, 1) or config.per_node:
         return None
     commands = _commands(config)
     if found := LAUNCHER.search(commands):

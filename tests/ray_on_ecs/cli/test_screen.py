@@ -1,8 +1,10 @@
 """Text of other users on the screen."""
 
 import io
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +74,13 @@ def test_log_has_its_own_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch, 
     assert red == ("\x1b[31mred\x1b[0m" if is_terminal else "red")
     assert hidden == ("\x1b[8mhidden \x1b[0m" if is_terminal else "hidden ")
     assert plain == "[/b] plain"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_command_runs_with_closed_streams(tmp_path: Path, closed: str) -> None:
+    command = [sys.executable, "-m", "ray_on_ecs", "runs", "--local"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Traceback" not in done.stderr

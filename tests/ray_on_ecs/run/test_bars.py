@@ -8,7 +8,38 @@ import pytest
 
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 
-HEAD = "import sys, time\nfrom tqdm import tqdm\ndef fast(*a, **k): return tqdm(*a, mininterval=0, miniters=1, **k)\n"
+# Writes as tqdm does.
+HEAD = """
+import os, sys
+class tqdm:
+    def __init__(self, items=None, total=None, desc="", position=0, leave=True):
+        self.items, self.total = items, total or (len(items) if hasattr(items, "__len__") else None)
+        self.desc, self.position, self.leave, self.n = desc and desc + ": ", position, leave, 0
+        self.draw()
+    def out(self, text):
+        sys.stderr.write("\\n" * self.position + text + "\\x1b[A" * self.position)
+    def draw(self):
+        shown = f"{self.n}it [00:00, ?it/s]" if not self.n else f"{self.n}it [00:00, {9.9 * self.n}it/s]"
+        if self.total:
+            shown = f"{100 * self.n // self.total:3d}%|{'#' * self.n}| {self.n}/{self.total} [00:00<00:01, 9.9it/s]"
+        self.out(f"\\r{self.desc}{shown}")
+    def update(self):
+        self.n += 1
+        self.draw()
+    def __iter__(self):
+        tqdm.bar = self
+        for item in self.items:
+            yield item
+            self.update()
+        self.out("") if not self.leave else sys.stderr.write("\\n")
+        if not self.leave: self.out("\\r" + " " * 60 + "\\r")
+    @classmethod
+    def write(cls, text):
+        cls.bar.out("\\r" + " " * 60 + "\\r")
+        sys.stdout.write(text + "\\n")
+        cls.bar.draw()
+fast = tqdm
+"""
 SCRIPTS = {
     "a bar": ("for i in fast(range(50)): pass\nprint('done')", ["100%", "done"]),
     "with lines": (
@@ -25,6 +56,10 @@ SCRIPTS = {
         ["a: 100%", "b: 100%"],
     ),
     "that is left": ("bar = fast(total=50)\nfor i in range(20): bar.update()\nos._exit(0)", [" 40%"]),
+    "with prints": (
+        "for i in fast(range(3)): print(f'loss [{i}]', flush=True)",
+        ["0%|| 0/3 [00:00<00:01, 9.9it/s]loss [0]", "33%|#| 1/3 ", "66%|##| 2/3 ", "100%"],
+    ),
     "without a total": ("for i in fast(iter(range(50))): pass\nprint('done')", ["50it", "done"]),
     "of its own": (
         "for i in range(50): print(f'\\rstep {i}', end='', flush=True)\nprint()\nprint('done')",
@@ -35,7 +70,7 @@ SCRIPTS = {
         ["done", "step 49"],
     ),
     "not there": (
-        "print('a\\r')\nprint()\nsys.stdout.write('b\\r\\n')\nprint(' 50% | 3/4')\nprint('')\nprint('c')",
+        "print('a\\r')\nprint()\nsys.stdout.write('b\\r\\r\\n')\nprint(' 50% | 3/4')\nprint('')\nprint('c')",
         ["a", "", "b", " 50% | 3/4", "", "c"],
     ),
 }
@@ -46,7 +81,7 @@ def test_last_state_of_a_bar_is_shown_once(tmp_path: Path, name: str) -> None:
     script, expected = SCRIPTS[name]
     lines: list[str] = []
     states: list[str] = []
-    argv = [sys.executable, "-u", "-c", f"import os\n{HEAD}{script}"]
+    argv = [sys.executable, "-u", "-c", f"{HEAD}{script}"]
     options = ProcessOptions(os.environ, tmp_path, lines.append, on_state=states.append)
     with ScriptProcess(argv, options) as process:
         assert process.wait(60) == 0

@@ -38,6 +38,7 @@ from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.log_lines import collect_lines
 from tests.run_folders import Clock
@@ -603,6 +604,45 @@ def test_missing_places(tmp_path: Path, clock: Clock, has_nodes: bool, error: st
         run.driver._train_in_group()
     assert run.told == Directive(0)
     assert run.said == [line] * bool(line)
+
+
+def keep(run: Run, name: str = "last.ckpt") -> None:
+    write_snapshot(run.storage, Snapshot({name: KeptFile("files/key", 1, written_at=1_000_000_000)}))
+
+
+def test_start_that_finds_files_is_told_so(run: Run) -> None:
+    assert not run.told.resumes
+    run.until("running")
+    keep(run)
+    run.workers.fail()
+    run.decide()
+    assert run.told.resumes
+    assert "(newest kept file: last.ckpt of 1970-01-01 00:00:01 UTC; failure 1 in a row" in run.said[-1]
+
+
+def test_resumed_run_finds_its_files_at_once(tmp_path: Path) -> None:
+    keep(Run(tmp_path))
+    assert Run(tmp_path).told.resumes
+
+
+def test_run_that_grows_finds_its_files(run: Run) -> None:
+    run.until("running")
+    keep(run)
+    make_room(run)
+    run.step()
+    run.decide()
+    assert run.told.resumes
+    assert run.record.restarts == []
+
+
+def test_restart_is_recorded_with_its_cause(run: Run) -> None:
+    keep(run)
+    run.until("running")
+    give_notice(run)
+    run.step()
+    run.decide()
+    [restart] = run.record.restarts
+    assert (restart["cause"], restart["kept"]) == ("nodes are being reclaimed", "last.ckpt")
 
 
 ENDS: dict[str, tuple[Callable[[Run], None], str]] = {

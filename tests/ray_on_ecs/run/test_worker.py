@@ -93,6 +93,11 @@ import os
 print(os.environ["LOCAL_RANK"], "of", os.environ["WORLD_SIZE"], file=open("rank" + os.environ["RANK"], "w"))
 """
 
+ARGUMENTS = """
+import os, sys
+print(sys.argv[1:], file=open("arguments" + os.environ["TORCHELASTIC_RESTART_COUNT"], "w"))
+"""
+
 
 # Each rank has a file open for writing when the other one has; rank 0 keeps a log, too.
 WRITING = """
@@ -140,7 +145,7 @@ class Workers:
         self.storage = RunStorage.open(str(folder / "storage"), "mine")
         self.storage.write_json(layout.SETTINGS, {})
         given: dict[str, Any] = {"storage_path": str(folder / "storage"), "run_name": "mine", "num_workers": count}
-        config = RunConfig(command=(script,), **given | flags)
+        config = RunConfig(command=(script,), resume_args="--resume 'a b'", **given | flags)
         settings = Settings(
             config=config,
             storage=self.storage,
@@ -202,6 +207,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "own_server.py").write_text(OWN_SERVER)
         (folder / "writing.py").write_text(WRITING)
         (folder / "saving_late.py").write_text(SAVING_LATE)
+        (folder / "arguments.py").write_text(ARGUMENTS)
 
     monkeypatch.setattr(Code, "place", place)
 
@@ -298,6 +304,18 @@ def test_next_start_has_the_files_of_the_last(workers: Workers) -> None:
 
     until(has_begun, between=0)
     assert (folder / "saved").read_text() == "saved\n"
+
+
+def test_resume_args_are_given_to_a_start_that_finds_files(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, script="arguments.py")
+    for generation, resumes in enumerate((False, True)):
+        workers.directive = Directive(generation, resumes=resumes)
+        workers.until(status=0, generation=generation, is_stored=True)
+    folder = tmp_path / "storage" / "mine" / "files" / "code"
+    assert [(folder / f"arguments{number}").read_text() for number in "01"] == ["[]\n", "['--resume', 'a b']\n"]
+    workers.say(action="leave")
+    workers.until(has_left=True)
+    workers.group.close()
 
 
 def test_start_that_ends_before_all_have_met_starts_nothing(workers: Workers) -> None:
