@@ -465,9 +465,10 @@ def test_folder_of_another_user_is_not_read(submit: Submit, monkeypatch: pytest.
     assert not local.list_jobs()
 
 
-def test_home_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", ["{}/file", "{}/file/below", "/proc", "/dev/null", "relative", "."])
+def test_home_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("HOME", home.format(tmp_path))
     with pytest.raises(UsageError, match=r"^HOME: ~/.ray-on-ecs, .*; set HOME to a folder of yours$"):
         LocalJobs()
 
