@@ -22,7 +22,7 @@ from ray_on_ecs.checkpoint.index import Progress
 from tests.ray_on_ecs.checkpoint.loop import difference
 
 WIDTH, STEPS, EPOCH = 3, 9, 3
-BLOCKS, SEEDS_OF_A_BLOCK = 20, 12
+BLOCKS, SEEDS_OF_A_BLOCK = 20, 10
 
 
 class Killed(Exception):
