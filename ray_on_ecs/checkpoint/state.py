@@ -106,8 +106,14 @@ class TrainingState:
     def touched(self) -> list[str]:
         """Return the keys of parameters that were left out, and are trained now or have changed on this rank."""
         own = {key: each for key, each in named_parameters(MODEL, self.module) if key in self._untouched}
-        now = checksums(own)
-        return [key for key, each in own.items() if each.requires_grad or now.get(key) != self._untouched[key]]
+        now, forms = checksums(own), self._forms()
+        return [
+            key
+            for key, each in own.items()
+            if each.requires_grad
+            or now.get(key) != self._untouched[key]
+            or forms.get(key) != self._first_forms.get(key)
+        ]
 
     def include(self, keys: Iterable[str]) -> None:
         """Save parameters that were left out."""

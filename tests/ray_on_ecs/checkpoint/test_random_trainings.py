@@ -22,7 +22,7 @@ from ray_on_ecs.checkpoint.index import Progress
 from tests.ray_on_ecs.checkpoint.loop import difference
 
 WIDTH, STEPS, EPOCH = 3, 9, 3
-BLOCKS, SEEDS_OF_A_BLOCK = 20, 12
+BLOCKS, SEEDS_OF_A_BLOCK = 20, 10
 
 
 class Killed(Exception):
@@ -120,11 +120,12 @@ class Shared(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "notes": ["a"], "table": torch.ones(2)})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # ty: ignore[invalid-method-override]
-        shared = self.state["all"]
+    def step(self, closure: Any = None) -> None:  # ty: ignore[incompatible-method-override]
+        states: Any = self.state
+        shared = states["all"]
         shared["count"] = shared.get("count", 0) + 1
         shared.setdefault("mean", torch.ones(1, dtype=torch.float64)).mul_(0.9)
-        self.state[("a", 1)] = {"steps": list(range(shared["count"]))}
+        states[("a", 1)] = {"steps": list(range(shared["count"]))}
         together = None
         for group in self.param_groups:
             group["notes"] = group["notes"] + ["b"]
@@ -162,7 +163,7 @@ class Lookahead(torch.optim.Optimizer):
         self.param_groups = self.base.param_groups
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # ty: ignore[invalid-method-override]
+    def step(self, closure: Any = None) -> None:  # ty: ignore[incompatible-method-override]
         self.base.step()
         self.steps += 1
         if self.steps % 2 == 0:
@@ -250,7 +251,7 @@ class Training:
         if "lazy" in names:
             kinds = ["SGD", "momentum", "Adam", "RMSprop"]
         self.kind = choose.choice(kinds)
-        self.optimizer = OPTIMIZERS[self.kind](groups)
+        self.optimizer: Any = OPTIMIZERS[self.kind](groups)
         self.state: dict[str, Any] = {}
         if choose.random() < 0.5 and self.unfreezes != "group" and self.kind not in ("lookahead", "shared"):
             self.state["schedule"] = SCHEDULES[choose.choice(list(SCHEDULES))](self.optimizer)
@@ -308,7 +309,7 @@ class Training:
 
     def train(self, folder: Path, start: int) -> None:
         """Train with checkpoints until the next interruption, or to the end."""
-        options = {"state": self.state, "save_frozen": self.saves_frozen, "every_seconds": None}
+        options: dict[str, Any] = {"state": self.state, "save_frozen": self.saves_frozen, "every_seconds": None}
         with Checkpointer(folder, model=self.model, optimizer=self.optimizer, **options) as checkpoint:
             checkpoint.resume()
             self.step = checkpoint.step
