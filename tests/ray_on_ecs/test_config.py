@@ -169,7 +169,7 @@ def test_help_is_quick_and_shows_every_flag(capsys: pytest.CaptureFixture[str]) 
 def test_resume_args_are_only_a_resumed_scripts(flags: list[str], text: str, argv: list[str]) -> None:
     config = parse([*flags, "--resume-args", text, "train.py", "--lr", "1"])
     assert config.command == ("train.py", "--lr", "1")
-    assert list(config.resumed().argv("python")) == argv
+    assert list(config.resumed().argv("python", {})) == argv
     assert config.resumed().resumed() == config.resumed()
 
 
