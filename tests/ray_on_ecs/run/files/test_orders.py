@@ -321,5 +321,4 @@ def test_restored_files_name_only_what_is_there(
         except Exception as cause:
             raise AssertionError(f"seed {seed}, {end}: {cause!r}") from cause
     assert all(step == newest for step, newest in found["exit"])
-    steps = [(step, newest) for end in ("killed", "at rest") for step, newest in found[end]]
-    assert sum(step == newest for step, newest in steps) > len(steps) / 4, "a kill at rest loses nothing"
+    assert any(0 < step == newest for step, newest in found["at rest"]), "a kill at rest loses nothing"
