@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "metric": ("loss=loss: {number}",),
     "max_restarts": 0,
     "hang_timeout": 60.0,
+    "resume_args": "--resume last.ckpt",
     "cloudwatch_namespace": "ray",
     "module": True,
 }
