@@ -84,8 +84,8 @@ class TrainingState:
             optimizers.group_names(prefix, value, self._names())
         self._saves_frozen = saves_frozen
         self._untouched: dict[str, int] = {}
+        self._first_forms = _forms(dict(self._module_entries()))
         self.leave_out_frozen()
-        self._first_forms = self._forms()
 
     def leave_out_frozen(self, saved: Collection[str] = ()) -> None:
         """Unless frozen parameters are saved, leave out those of the model that are not in a checkpoint, by its keys.
@@ -106,7 +106,7 @@ class TrainingState:
     def touched(self) -> list[str]:
         """Return the keys of parameters that were left out, and are trained now or have changed on this rank."""
         own = {key: each for key, each in named_parameters(MODEL, self.module) if key in self._untouched}
-        now, forms = checksums(own), self._forms()
+        now, forms = checksums(own), _forms(own)
         return [
             key
             for key, each in own.items()
@@ -263,17 +263,18 @@ class TrainingState:
 
     def _tensors_and_values(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors of all modules and optimizers by key, without copies, and the rest of the state."""
+        entries = dict(self._module_entries())
         names = self._names()
-        tensors = self.weights()
+        tensors: dict[str, Tensor] = {key: value for key, value in entries.items() if _is_weight(key, value)}
         values: dict[str, Any] = {}
         for prefix, optimizer in self._optimizers.items():
             own, values[prefix] = optimizers.split(prefix, optimizer, names)
             tensors |= own
         buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
         return tensors, {
-            "modules": {key: value for key, value in self._module_entries() if not _is_weight(key, value)},
+            "modules": {key: value for key, value in entries.items() if not _is_weight(key, value)},
             "buffers": {key: buffer.cpu() for key, buffer in buffers},
-            "changed": self._changed(),
+            "changed": self._changed(_forms(entries)),
             "left_out": sorted(self._untouched),
             "optimizers": values,
             "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
@@ -292,21 +293,13 @@ class TrainingState:
                 names.setdefault(id(parameter), key)
         return names
 
-    def _forms(self) -> dict[str, str]:
-        """Return the forms of the modules' parameters and persistent buffers by key; sharded ones don't change."""
-        forms: dict[str, str] = {}
-        for prefix, module in self._modules.items():
-            for name, value in module.state_dict().items():
-                key = key_of(prefix, name)
-                if _is_weight(key, value) and not isinstance(value, DTensor):
-                    forms[key] = "" if is_lazy(value) else f"{value.dtype} {tuple(value.shape)}"
-        return forms
-
-    def _changed(self) -> list[str]:
+    def _changed(self, forms: Mapping[str, str]) -> list[str]:
         """Return the keys of tensors with another form than at first, and of buffers that are new or gone."""
-        forms = self._forms()
+        first = self._first_forms
+        changed = [key for key in {**first, **forms} if forms.get(key) != first.get(key) and key not in self._untouched]
+        if not changed:
+            return []
         parameters = {key for each in self._modules.items() for key, _ in named_parameters(*each)}
-        changed = [key for key in {**self._first_forms, **forms} if forms.get(key) != self._first_forms.get(key)]
         return [key for key in changed if key not in parameters or (key in forms and key in self._first_forms)]
 
     def _left_out(self, values: Mapping[str, Any]) -> Collection[str]:
@@ -370,6 +363,14 @@ class TrainingState:
         for prefix, value in self._others.items():
             if any(base.__name__ == "StatefulDataLoader" for base in type(value).__mro__):
                 raise ValueError(f"{prefix} is a StatefulDataLoader, which can't resume on another number of ranks")
+
+
+def _forms(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Return the forms of parameters and persistent buffers by key; sharded ones don't change theirs."""
+    weights = {
+        key: value for key, value in entries.items() if _is_weight(key, value) and not isinstance(value, DTensor)
+    }
+    return {key: "" if is_lazy(each) else f"{each.dtype} {tuple(each.shape)}" for key, each in weights.items()}
 
 
 def _is_extra(key: str) -> bool:
