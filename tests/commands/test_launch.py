@@ -225,7 +225,7 @@ def test_job_runs_the_code_of_its_submission(submit: Start, head: Head, code: Pa
     assert {each["data"] for each in shown} == {"of the folder"}
     assert shown[0]["addresses"] == shown[1]["addresses"]
     assert len(set(shown[0]["addresses"])) == 2
-    assert {each["port"] for each in shown} == {shown[0]["addresses"][0].rpartition(":")[2]}
+    assert len({each["port"] for each in shown}) == 1
     assert {each["folder"] for each in shown} == {str(folder)}
     metrics = read_metrics(head.storage / "job")
     assert [(each["step"], each["loss"]) for each in metrics] == [(1, 1.0), (2, 0.5)]
