@@ -165,7 +165,8 @@ def way_on(cluster: Cluster, name: str) -> str:
         settings = document.read_earlier(cluster.document_storage(storage)).get("settings", {})
         config = RunConfig(driver=settings.get("driver") is True)
         if newest := newest_stored(config, storage):
-            return f"{again} resumes it {'from' if newest.is_loaded else 'with its files, the newest is'} {newest}"
+            how = "resumes it from" if newest.is_loaded else "starts it with its files, the newest is"
+            return f"{again} {how} {newest}"
         if not has_stored(config, storage):
             return nothing_stored_line(name)
     return f"{again} resumes it"

@@ -98,7 +98,9 @@ class Requirements:
         self._folder, self._name, self._code, self._secrets = folder, name, code, secrets or {}
         self._variables = {**variables, **self._secrets}
         self._mask = Masker(self._secrets.values())
+        self._source = "--requirements"
         if name.endswith(".py"):
+            self._source = f"the inline metadata of {name}"
             inline_metadata.check_python(folder / name)
             self._file = tempfile.NamedTemporaryFile("w", suffix=".txt")  # noqa: SIM115  it lasts as long as this
             self._file.write("\n".join(inline_metadata.dependencies(folder / name)))
@@ -117,7 +119,7 @@ class Requirements:
             resolution = Resolution(**document)
             if resolution.source == source and resolution.code in ("", self._code):
                 return resolution
-        logger.info("resolving the packages of --requirements")
+        logger.info(f"resolving the packages of {self._source}")
         with tempfile.TemporaryDirectory() as sources:  # of packages that would be installed by -e from a repository
             packages = self._pip(sys.executable, "--dry-run", "--src", sources, "-r", self._name)
         for line in _conflicts({each["metadata"]["name"]: each["metadata"]["version"] for each in packages}):
@@ -196,7 +198,7 @@ class Requirements:
             if any("(from versions: none)" in line for line in lines):  # say what it has passed over
                 _, details = _run([*command, "-vv"], self._folder, variables, self._mask)
         logger.info("\n".join(["pip's last lines:", *lines[-LAST_LINES:]]))
-        raise UsageError(f"--requirements: pip can't install them ({one_line(reason_of(lines, details))})")
+        raise UsageError(f"{self._source}: pip can't install them ({one_line(reason_of(lines, details))})")
 
     def _commits(self, packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the addresses of packages from a repository, with secrets as `${NAME}` for pip."""
@@ -290,7 +292,7 @@ def _environment(key: object, seen: Sequence[str], install: Callable[[str], None
 
     def make(target: Path) -> None:
         node_cache.make_room(ROOM_BYTES)
-        logger.info("installing the packages of --requirements on this node")
+        logger.info("installing packages on this node")
         started_at = time.monotonic()
         venv.create(target, symlinks=True, with_pip=False)
         lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]  # so that their own .pth files count

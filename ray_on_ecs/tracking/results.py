@@ -79,9 +79,10 @@ def write_results(
 def check_not_finished(storage: RunStorage) -> None:
     """Raise UsageError if a run has its results already."""
     if storage.exists(layout.RESULT):
+        rm = f"ray-on-ecs rm {'--local ' if storage.is_local else ''}{storage.run_name}"
         raise UsageError(
             f"--run-name: run {storage.run_name!r} is finished, results in {storage.uri}; to run it again give another "
-            "--run-name, or delete that run (ray-on-ecs rm)"
+            f"--run-name, or delete that run ({rm})"
         )
 
 

@@ -87,7 +87,9 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     folder = config.folder
     results = Path(storage.base)
     inside = storage.is_local and results.is_relative_to(folder)
-    code = list_code(folder, config.include, config.exclude, _of_runs(results, folder) if inside else ())
+    own = [*(_of_runs(results) if inside else ()), *_made_by_fetch(folder)]
+    never = [f"/{GitIgnoreSpecPattern.escape(each.relative_to(folder).as_posix())}/" for each in own]
+    code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
         say(line)
     if fault := git.fault_of(folder):
@@ -117,13 +119,19 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     )
 
 
-def _of_runs(results: Path, folder: Path) -> list[str]:
-    """Return patterns of the results in the folder with the code: all, or the runs in a folder of the user's."""
-    own = [results]
+def _of_runs(results: Path) -> list[Path]:
+    """Return the results in the folder with the code: all, or the runs in a folder of the user's."""
     with suppress(OSError):
         if not is_ignored(results):
-            own = [entry for entry in results.iterdir() if entry.name == FOLDER or (entry / layout.SETTINGS).exists()]
-    return [f"/{GitIgnoreSpecPattern.escape(each.relative_to(folder).as_posix())}/" for each in own]
+            return [entry for entry in results.iterdir() if entry.name == FOLDER or (entry / layout.SETTINGS).exists()]
+    return [results]
+
+
+def _made_by_fetch(folder: Path) -> list[Path]:
+    """Return the folders of runs that `fetch` and `open` have made in the folder with the code."""
+    with suppress(OSError):
+        return [entry for entry in folder.iterdir() if entry.is_dir() and is_ignored(entry)]
+    return []
 
 
 def _check_script(config: RunConfig, code: CodeFiles) -> None:

@@ -13,7 +13,6 @@ import stat
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -58,17 +57,19 @@ class OutsideFiles:
         self.seen: set[str] = set()
 
     def find(self) -> list[str]:
-        """Return the folders with large new files, and the size of these; those that existed before only if seen."""
+        """Return large new files or their folders, with sizes; below folders that existed before only if seen."""
         tops = {self._top(path) for path in self.seen} | (self._top_entries() - self._told)
-        sizes: Counter[str] = Counter()
+        found: list[str] = []
         for top in sorted(tops):
-            for path in _files(top):
-                if not self._is_of_others(path):
-                    sizes[top] += self._size(path)
+            sizes = {path: self._size(path) for path in _files(top) if not self._is_of_others(path)}
+            large = [path for path, size in sizes.items() if size]
+            if large:
+                name = os.path.commonpath(large)
+                shown = f"~{name[len(self._home) :]}" if name.startswith(f"{self._home}/") else name
+                found.append(f"{shown} ({sum(sizes.values()) / 2**20:,.0f} MiB)")
         self._told |= tops
         self.seen.clear()
-        shown = {f"~{top[len(self._home) :]}" if top.startswith(f"{self._home}/") else top: top for top in sizes}
-        return [f"{name} ({sizes[top] / 2**20:,.0f} MiB)" for name, top in sorted(shown.items()) if sizes[top]]
+        return sorted(found)
 
     def _top_entries(self) -> set[str]:
         roots = {root.rstrip("/") for root in self._roots}

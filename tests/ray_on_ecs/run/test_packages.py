@@ -104,7 +104,7 @@ def test_packages_are_installed_once(folder: Path, storage: RunStorage, capsys: 
     assert storage.read_json(layout.PACKAGES)["versions"] == {"greeting": "1.0"}, "filelock is already installed"
     resolving, installing, installed = capsys.readouterr().out.splitlines()
     assert resolving == "resolving the packages of --requirements"
-    assert installing == "installing the packages of --requirements on this node"
+    assert installing == "installing packages on this node"
     assert re.fullmatch(r"installed them in \d+ s", installed)
     assert says(folder, storage, "requirements.txt", "greeting") == "1.0"
     assert not capsys.readouterr().out

@@ -40,9 +40,9 @@ def find(tmp_path: Path, places: dict[str, str], *names: str, seen: bool = False
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("tmp/my-torchtune/full/model.pt", "{}/tmp/my-torchtune (1 MiB)"),
-        ("home/.cache/my-nanochat/base/model.pt", "~/.cache/my-nanochat (1 MiB)"),
-        ("home/results/model.pt", "~/results (1 MiB)"),
+        ("tmp/my-torchtune/full/model.pt", "{}/tmp/my-torchtune/full/model.pt (1 MiB)"),
+        ("home/.cache/my-nanochat/base/model.pt", "~/.cache/my-nanochat/base/model.pt (1 MiB)"),
+        ("home/results/model.pt", "~/results/model.pt (1 MiB)"),
         ("home/model.pt", "~/model.pt (1 MiB)"),
         ("tmp/model.pt", "{}/tmp/model.pt (1 MiB)"),
     ],
@@ -51,13 +51,18 @@ def test_new_files_are_named(tmp_path: Path, places: dict[str, str], name: str, 
     assert find(tmp_path, places, name) == [shown.format(tmp_path)]
 
 
+def test_several_files_are_named_by_their_folder(tmp_path: Path, places: dict[str, str]) -> None:
+    names = ("tmp/mine/run/a.pt", "tmp/mine/run/b/c.pt")
+    assert find(tmp_path, places, *names) == [f"{tmp_path}/tmp/mine/run (2 MiB)"]
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("tmp/old/a/model.pt", "{}/tmp/old (1 MiB)"),
-        ("home/old/model.pt", "~/old (1 MiB)"),
-        ("home/.cache/old/model.pt", "~/.cache/old (1 MiB)"),
-        ("data/out/model.pt", "{}/data/out (1 MiB)"),
+        ("tmp/old/a/model.pt", "{}/tmp/old/a/model.pt (1 MiB)"),
+        ("home/old/model.pt", "~/old/model.pt (1 MiB)"),
+        ("home/.cache/old/model.pt", "~/.cache/old/model.pt (1 MiB)"),
+        ("data/out/model.pt", "{}/data/out/model.pt (1 MiB)"),
     ],
 )
 def test_files_in_older_folders_are_named_if_seen(
