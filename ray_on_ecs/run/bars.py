@@ -9,6 +9,8 @@ from collections.abc import Callable
 from ray_on_ecs.tracking.shown_log import BAR
 
 SECONDS = 10.0
+# Bars that are known at once; a script may print another text with each `\r`.
+MOST = 50
 # The move up with which a bar below another one ends.
 UP = re.compile(r"\x1b\[\d*A\s*$")
 BLANK = re.compile(r"(?:\s|\x1b\[[0-?]*[ -/]*[@-~])*")
@@ -40,6 +42,9 @@ class Bars:
         name, now = _name(line), self._clock()
         if now - self._shown_at.setdefault(name, now) < SECONDS:
             self._held[name] = line
+            for known in (self._held, self._shown_at):
+                if len(known) > MOST:
+                    known.pop(next(iter(known)))
             return None
         self._shown_at[name] = now
         self._held.pop(name, None)

@@ -379,7 +379,9 @@ class RunDriver:
     def _begin_start(self, generation: int) -> None:
         """Begin another start of the scripts."""
         self._restarts.begin()
-        self._directive = Directive(generation, resumes=self._restarts.kept is not None)
+        # Of a restart whose storage did not answer: files that an argument of --resume-args names may be there.
+        is_unknown = generation > 0 and not self._restarts.is_known
+        self._directive = Directive(generation, resumes=self._restarts.kept is not None or is_unknown)
         self._state: State = "starting"
         self._ended_for: Reason | None = None
         self._failure: Failure | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,4 +69,5 @@ class Nodes:
     def _is_killed(self, worker: WorkerStatus) -> bool:
         """Return whether a script was killed: a shell adds 128 to the signal, and mpirun kills the others."""
         status = worker.status
-        return status is not None and (status < 0 or status > SIGNALLED or (self._mpi and status != 0))
+        is_of_shell = status is not None and SIGNALLED < status <= SIGNALLED + signal.SIGRTMAX
+        return status is not None and (status < 0 or is_of_shell or (self._mpi and status != 0))

@@ -31,7 +31,7 @@ BAR = re.compile(
 # torchtune's bar, timm's line, and the row of a table of ultralytics.
 TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
 TIMM = re.compile(r"^Train: (\d+) \[")
-ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d[\d.\s]*)")
+ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d+(?:\.\d+)?(?:\s+\d+(?:\.\d+)?)*)")
 HEADER = re.compile(r"^\s*Epoch\s+GPU_mem\s+(\S.*)")
 # Of a line without a loss: a line that begins with it, and is not the title of a part, `Step 1: loading the data`.
 BEGINS = re.compile(

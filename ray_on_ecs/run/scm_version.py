@@ -1,7 +1,7 @@
 """Versions that packages of the user's folder take from git, for their builds on a node, which has no repository.
 
-Most such tools read `PKG-INFO`, with which a source distribution has its version, and the others a variable. Unlike
-SETUPTOOLS_SCM_PRETEND_VERSION, neither changes the versions of other packages that pip builds.
+Most such tools read `PKG-INFO`, with which a source distribution has its version, and the others a variable, which also
+reaches other packages that pip builds by them. SETUPTOOLS_SCM_PRETEND_VERSION would reach those of most tools.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from ray_on_ecs.names import is_inside
 
 LOCAL = re.compile(r"^\s*(?:(?:-e|--editable)[\s=]*)?[\"']?([^\s#;\[\"']+)", re.MULTILINE)
 TOOLS = re.compile(
@@ -30,12 +32,16 @@ def use(version: str, folder: Path, requirements: Iterable[str]) -> dict[str, st
     """
     if not version:
         return {}
+    variables: dict[str, str] = {}
     for name in {name for text in requirements for name in LOCAL.findall(text)}:
         project = folder / name.removeprefix("file:")
         texts = [(project / each).read_text(errors="replace") for each in PROJECTS if (project / each).is_file()]
-        if any(map(TOOLS.search, texts)) and not (project / "PKG-INFO").exists():
+        if not any(map(TOOLS.search, texts)) or not is_inside(project, folder):
+            continue
+        variables = dict.fromkeys(VARIABLES, version)
+        if not (project / "PKG-INFO").exists():
             (project / "PKG-INFO").write_text(PKG_INFO.format(name=_name(project), version=version))
-    return dict.fromkeys(VARIABLES, version)
+    return variables
 
 
 def _name(project: Path) -> str:
@@ -45,7 +51,8 @@ def _name(project: Path) -> str:
         for table in (tables.get("project"), tables.get("tool", {}).get("poetry")):
             if table and "name" in table:
                 return str(table["name"])
-    setup = configparser.ConfigParser()
-    with suppress(configparser.Error):
-        setup.read(project / "setup.cfg")
-    return setup.get("metadata", "name", fallback=project.resolve().name)
+    setup = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error, OSError, ValueError):
+        setup.read(project / "setup.cfg", encoding="utf-8")
+        return setup.get("metadata", "name", fallback=project.resolve().name)
+    return project.resolve().name

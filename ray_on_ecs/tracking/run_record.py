@@ -224,7 +224,8 @@ def _restarts_in(status: Any) -> list[Restarted]:
     """Return the restarts in a status, which another version of this program may have written."""
     found = status.get("restarts") if isinstance(status, dict) else None
     keys = Restarted.__annotations__.keys()
-    return [each for each in found or () if isinstance(each, dict) and each.keys() >= keys]
+    restarts = found if isinstance(found, list) else ()
+    return [each for each in restarts if isinstance(each, dict) and each.keys() >= keys]
 
 
 def submission_id() -> str | None:

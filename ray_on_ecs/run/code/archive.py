@@ -130,7 +130,8 @@ def _of_runs(results: Path) -> list[Path]:
 def _made_by_fetch(folder: Path) -> list[Path]:
     """Return the folders of runs that `fetch` and `open` have made in the folder with the code."""
     with suppress(OSError):
-        return [entry for entry in folder.iterdir() if entry.is_dir() and is_ignored(entry)]
+        ignored = [entry for entry in folder.iterdir() if entry.is_dir() and is_ignored(entry)]
+        return [entry for entry in ignored if any(entry.glob(f"*/{layout.SETTINGS}"))]
     return []
 
 

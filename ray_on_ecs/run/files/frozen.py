@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Generator, Iterable, Set
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -102,11 +102,15 @@ def _copy_moving(source: Path, target: Path) -> Copy:
     with open_regular(source) as reader:
         for _ in range(TRIES):
             state = state_in(os.fstat(reader.fileno()))
+            if state.size > CHUNK_BYTES:  # a long log is never at rest, and only grows
+                with suppress(OSError):  # the disk does not support hard links
+                    os.link(source, target, follow_symlinks=False)
+                    break
             reader.seek(0)
             with target.open("wb") as writer:
                 copy_bytes(reader, writer, state.size)
             if state.size > CHUNK_BYTES or state_in(os.fstat(reader.fileno())) == state:
-                break  # a long log is never at rest, and only grows
+                break
     return Copy(target, state.size, state, is_shared=False)
 
 

@@ -224,7 +224,7 @@ class FolderActivity:
         self.quiet_since = 0.0
         self._files = files
         self._changing: dict[str, tuple[float, float]] = {}  # since when, and when last
-        self._open_since: dict[str, tuple[float, int]] = {}  # and the size then
+        self._open_since: dict[str, tuple[float, FileState]] = {}  # and the state then
 
     def update(
         self, files: Scan, open_files: Mapping[str, bool], now: float, databases: Set[str] = frozenset()
@@ -242,26 +242,32 @@ class FolderActivity:
         # By their times: scans may follow each other sooner than the changes.
         going_on = {name: times for name, times in self._changing.items() if now - times[1] < PAUSE_SECONDS}
         self._changing = going_on | {name: (self._changing.get(name, (now, now))[0], now) for name in changed}
-        sizes = {name: files[name].size for name in open_files if name in files}
-        self._open_since = {name: self._open_since.get(name, (now, size)) for name, size in sizes.items()}
-        held = {name for name in sizes if open_files[name] or self._is_held(name, sizes[name], now)}
+        states = {name: files[name] for name in open_files if name in files}
+        self._open_since = {name: self._open_since.get(name, (now, state)) for name, state in states.items()}
+        held = {name for name in states if open_files[name] or self._is_held(name, states[name], now)}
         self.held = (held | databases) & files.keys()
         restless: set[str] = set()
         for name, (since, _) in self._changing.items():
-            if now - since >= RESTLESS_SECONDS and self._open_since.get(name, (now, 0))[0] > since:
+            opened_at = self._open_since[name][0] if name in self._open_since else now
+            if now - since >= RESTLESS_SECONDS and opened_at > since:
                 restless.add(name)
         self.logs = self.held | (restless & files.keys())
-        self.busy = sizes.keys() - self.logs
+        self.busy = states.keys() - self.logs
         data = without_logs(files, self.logs)
         if data != self.data or self.busy:
             self.data, self.quiet_since = data, now
 
-    def _is_held(self, name: str, size: int, now: float) -> bool:
-        """Return whether a file that is open for writing will be so until the run ends."""
-        since, first_size = self._open_since[name]
-        if is_growing(name) and size > first_size:
+    def _is_held(self, name: str, state: FileState, now: float) -> bool:
+        """Return whether a file that is open for writing will be so until the run ends.
+
+        One that is written and does not grow may be a checkpoint whose room was allocated before.
+        """
+        since, first = self._open_since[name]
+        growth = state.size - first.size
+        if is_growing(name) and growth > 0:
             return now - since >= PAUSE_SECONDS
-        return now - since >= (SLOW_SECONDS if size - first_size < SLOW_BYTES else OPEN_SECONDS)
+        is_slow = state == first or 0 < growth < SLOW_BYTES
+        return now - since >= (SLOW_SECONDS if is_slow else OPEN_SECONDS)
 
 
 def without_logs(files: Mapping[str, FileState], logs: Set[str]) -> Scan:

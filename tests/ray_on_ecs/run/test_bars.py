@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_on_ecs.run.bars import MOST, Bars
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 
 # Writes as tqdm does.
@@ -74,6 +75,12 @@ SCRIPTS = {
         ["a", "", "b", " 50% | 3/4", "", "c"],
     ),
 }
+
+
+def test_texts_that_differ_are_not_all_kept() -> None:
+    bars = Bars(lambda: 0.0)
+    assert not [text for number in range(1000) if (text := bars.take(f"file-{chr(0x4E00 + number)}"))]
+    assert len(bars.rest()) <= MOST
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -548,7 +548,7 @@ def test_last_snapshot_of_all_nodes_is_waited_for(run: Run) -> None:
     run.until("ended")
 
 
-@pytest.mark.parametrize(("status", "killed"), [(0, False), (1, False), (-9, True), (137, True)])
+@pytest.mark.parametrize(("status", "killed"), [(0, False), (1, False), (-9, True), (137, True), (255, False)])
 def test_nodes_of_killed_scripts_store_nothing(run: Run, status: int, killed: bool) -> None:
     run.until("running")
     assert run.step().pids == {0: (100,), 1: (101,)}
@@ -618,6 +618,18 @@ def test_start_that_finds_files_is_told_so(run: Run) -> None:
     run.decide()
     assert run.told.resumes
     assert "(newest kept file: last.ckpt of 1970-01-01 00:00:01 UTC; failure 1 in a row" in run.said[-1]
+
+
+def test_restart_finds_files_if_the_storage_does_not_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no answer")
+
+    run.until("running")
+    keep(run)
+    monkeypatch.setattr(module, "newest_stored", fail)
+    run.workers.fail()
+    run.decide()
+    assert run.told.resumes
 
 
 def test_resumed_run_finds_its_files_at_once(tmp_path: Path) -> None:

@@ -56,6 +56,28 @@ def test_other_projects_are_left_alone(tmp_path: Path, requires: str, line: str,
     assert not (tmp_path / "PKG-INFO").exists()
 
 
+def test_project_outside_of_the_folder_is_left_alone(tmp_path: Path) -> None:
+    """It is the user's own, with its repository."""
+    outside, folder = tmp_path / "lib", tmp_path / "code"
+    outside.mkdir()
+    folder.mkdir()
+    (outside / "pyproject.toml").write_text(PYPROJECT.format("pbr"))
+    (folder / "link").symlink_to(outside)
+    for line in (f"-e {outside}", f"file:{outside}", "-e ../lib", "./link", "git+https://host/lib"):
+        assert scm_version.use(VERSION, folder, [f"{line}\n"]) == {}
+    assert not (outside / "PKG-INFO").exists()
+
+
+@pytest.mark.parametrize("text", ["[metadata]\nname = M\xfcller\n".encode("latin-1"), b"[metadata]\nname = %x\n"])
+def test_name_that_can_not_be_read_is_that_of_the_folder_or_its_text(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "setup.cfg").write_bytes(text)
+    (tmp_path / "lib" / "setup.py").write_text("setup(setup_requires=['pbr'], pbr=True)")
+    scm_version.use(VERSION, tmp_path, ["-e lib\n"])
+    name = "%x" if b"%x" in text else "lib"
+    assert f"\nName: {name}\n" in (tmp_path / "lib" / "PKG-INFO").read_text()
+
+
 def test_version_of_a_source_distribution_stays(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.format("hatch-vcs"))
     (tmp_path / "PKG-INFO").write_text("Version: 5\n")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.code import archive
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.code.archive import store as store_code
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.disk import make_ignored
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
 
@@ -178,3 +181,17 @@ def test_repository_that_git_refuses_is_said(project: Path, tmp_path: Path, monk
         "git can't read the repository, so files that it tracks although .gitignore names them are not uploaded: "
         f"detected dubious ownership in repository at '{project}'; git config --global --add safe.directory {project}"
     )
+
+
+def test_fetched_runs_are_not_named_and_ignored_data_is(storage: RunStorage, project: Path, tmp_path: Path) -> None:
+    make_ignored(project / "runs")
+    make_ignored(project / "data")  # a common way to keep a folder out of git
+    (project / "runs" / "first").mkdir()
+    (project / "runs" / "first" / layout.SETTINGS).write_text("{}")
+    (project / "data" / "x.csv").write_text("1")
+    said: list[str] = []
+    store(config_of(project), storage, said.append)
+    assert "data/" in "".join(said)
+    assert "runs/" not in "".join(said)
+    included = store(replace(config_of(project), include=("data/x.csv",)), storage)
+    assert "data/x.csv" in placed(included, tmp_path / "node")

@@ -274,11 +274,15 @@ def test_status_file_becomes_a_log(
 
 
 @ON_DISK
-@pytest.mark.parametrize(("written", "seconds"), [(0, SLOW_SECONDS), (1, SLOW_SECONDS), (SLOW_BYTES, OPEN_SECONDS)])
+@pytest.mark.parametrize(
+    ("growth", "seconds"),
+    [(None, SLOW_SECONDS), (1, SLOW_SECONDS), (SLOW_BYTES, OPEN_SECONDS), (0, OPEN_SECONDS), (-1, OPEN_SECONDS)],
+    ids=["idle", "slow", "fast", "allocated before", "shorter"],
+)
 def test_file_held_open_becomes_a_log(
-    storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], written: int, seconds: float
+    storage: RunStorage, start: Start, me: tuple[psutil.Process, ...], growth: int | None, seconds: float
 ) -> None:
-    """One that grows fast may be a checkpoint for some minutes."""
+    """One that grows fast, or is written without growing, may be a checkpoint for some minutes."""
     first = start()
     first.writers = me
     write(first.folder, {"model.pt": "1"})
@@ -286,7 +290,9 @@ def test_file_held_open_becomes_a_log(
         polls = int(seconds / SLOW_SECONDS)
         for number in range(polls + 3):
             assert number > polls or in_manifest(storage) == {}, number
-            file.truncate(number * written)
+            if growth is not None:
+                file.truncate(1000 + number * growth)
+                os.utime(file.fileno(), ns=(number, number))  # the disk's clock may be slower
             first.poll(SLOW_SECONDS)
         assert read_snapshot(storage).files.keys() == {"model.pt", "data.h5"}
 

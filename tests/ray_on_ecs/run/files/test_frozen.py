@@ -85,6 +85,16 @@ def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
         open_regular(tmp_path / "a")
 
 
+def test_long_log_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "CHUNK_BYTES", 10)
+    write(tmp_path, {"log": "a" * 11, "short": "b"})
+    states = {name: state for name in ("log", "short") if (state := state_of(tmp_path / name))}
+    with freeze(tmp_path, tmp_path / "frozen", states, list(states), set(states)) as found:
+        assert found.copies["log"].path.samefile(tmp_path / "log")
+        assert not found.copies["short"].path.samefile(tmp_path / "short")
+        assert found.copies["log"].size == 11
+
+
 def test_log_is_copied_by_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows while it is copied, each time."""
     write(tmp_path, {"log": "1\n"})

@@ -19,6 +19,7 @@ from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, publish, read_snapshot, write_snapshot
+from tests.local_cluster import have_ended
 from tests.run_folders import Clock, Fault, FaultyStorage, Nodes, contents, in_manifest, write
 from tests.waiting import until
 
@@ -466,7 +467,13 @@ def test_look_counts_only_if_the_script_outlives_it(
         first.look(0)
         seen_at = folder.rested_at
         assert seen_at > 0
-        monkeypatch.setattr(clock, "sleep", lambda seconds: (script.kill(), Clock.sleep(clock, seconds)))
+
+        def kill(seconds: float) -> None:
+            script.kill()
+            until(lambda: have_ended(first.writers), between=0.01)
+            Clock.sleep(clock, seconds)
+
+        monkeypatch.setattr(clock, "sleep", kill)
         first.wait(QUIET_SECONDS)
         first.look(0)
     assert folder.rested_at == seen_at
