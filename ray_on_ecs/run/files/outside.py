@@ -20,6 +20,8 @@ from pathlib import Path
 from ray_on_ecs.private_folder import temporary
 
 MIN_BYTES = 2**20
+# The clock of a disk may be this late.
+TICK_SECONDS = 0.01
 # Of one folder at the end, and of the files that are remembered until then.
 MAX_ENTRIES = 20_000
 TEMPORARY = "/tmp"  # nosec B108 # some programs write there even if TMPDIR is another folder
@@ -46,7 +48,7 @@ class OutsideFiles:
     """
 
     def __init__(self, own: Iterable[Path], variables: Mapping[str, str]) -> None:
-        self._since = time.time()
+        self._since = time.time() - TICK_SECONDS
         self._home = os.path.realpath(variables.get("HOME") or os.path.expanduser("~"))
         temp = variables.get("TMPDIR") or tempfile.gettempdir()
         self._roots = [f"{os.path.realpath(root)}/" for root in (f"{self._home}/.cache", self._home, temp, TEMPORARY)]
