@@ -21,7 +21,7 @@ from ray_on_ecs.private_folder import temporary
 
 MIN_BYTES = 2**20
 # The clock of a disk may be this late.
-TICK_SECONDS = 0.01
+TICK_SECONDS = 0.05
 # Of one folder at the end, and of the files that are remembered until then.
 MAX_ENTRIES = 20_000
 TEMPORARY = "/tmp"  # nosec B108 # some programs write there even if TMPDIR is another folder
