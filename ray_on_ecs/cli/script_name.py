@@ -26,7 +26,7 @@ NUMBER = re.compile(r"\s(?:-np?|--nproc(?:[_-]per[_-]node)?|--num[_-](?:gpus|pro
 DATA = (".cfg", ".csv", ".ini", ".json", ".md", ".toml", ".txt", ".yaml", ".yml")
 # Folders of a project, below which its modules may be.
 ROOTS = (".", "src", "lib", "python")
-# Where a script of a similar name is looked for.
+# Scripts that may have a similar name.
 PATTERNS = ("*.py", "*/*.py", "*/*/*.py")
 CLOSE = 0.7
 

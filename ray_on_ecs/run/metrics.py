@@ -16,10 +16,11 @@ from typing import Any
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.run.extent import Extent, Position
-from ray_on_ecs.run.printed import COLOUR, LONGEST, Printed, PrintedNumbers
+from ray_on_ecs.run.printed import LONGEST, Printed, PrintedNumbers
 from ray_on_ecs.run.traceback_lines import TracebackLines
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
+from ray_on_ecs.tracking.shown_log import COLOURS
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def tracker_url(line: str) -> str | None:
     """Return the page of the run that an experiment tracker prints in this line of output, or None."""
     if "://" not in line:
         return None
-    match = TRACKER.search(COLOUR.sub("", line[:LONGEST]))
+    match = TRACKER.search(COLOURS.sub("", line[:LONGEST]))
     return match[1] if match else None
 
 
@@ -99,7 +100,7 @@ class MetricsLog:
             return
         printed = self._printed.read(line)
         self.extent = self.extent.at(printed.step, printed.epoch)
-        line = COLOUR.sub("", line)
+        line = COLOURS.sub("", line)
         values: dict[str, float | None] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)

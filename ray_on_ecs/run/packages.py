@@ -143,7 +143,7 @@ class Requirements:
                 asdict(resolution), _package_folders(), lambda python: self._install(python, resolution)
             )
         # A package of the folder changes with the code, and others may be used in its place (-e): the rest is shared.
-        texts = _texts(str(self._folder / self._name), {}).values()
+        texts = self._texts().values()
         pins = [f"{name}=={resolution.versions[name]}" for name in resolution.indexed]
         lines = [*(line for text in texts for line in OPTIONS.findall(text)), *pins]
         seen = _package_folders()
@@ -184,7 +184,7 @@ class Requirements:
 
     def _pip(self, python: str, *arguments: str) -> list[dict[str, Any]]:
         """Run `pip install`; return the packages of https://pip.pypa.io/en/stable/reference/installation-report."""
-        texts = _texts(str(self._folder / self._name), {}).values()
+        texts = self._texts().values()
         variables = {**scm_version.use(self._version, self._folder, texts), **self._variables}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
@@ -215,13 +215,17 @@ class Requirements:
             commits[package["metadata"]["name"]] = url
         return commits
 
+    def _texts(self) -> dict[str, str]:
+        """Return the texts of the file and of the files that it names, by path."""
+        return _texts(str(self._folder / self._name), {})
+
     def _hash_of_files(self) -> str:
         """Return a hash of the file and of the files that it names.
 
         Raises:
             UsageError: It isn't on this node, or names a place of another machine.
         """
-        texts = _texts(str(self._folder / self._name), {})
+        texts = self._texts()
         if not texts:
             raise UsageError(
                 f"--requirements: {self._name!r} is not in {self._folder} on this node; it may be that .gitignore or "

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from ray_on_ecs.rules import NUMBER
+from ray_on_ecs.tracking.shown_log import COLOURS
 
-COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 # The search takes the square of the length.
 LONGEST = 1000
 WORD = r"(?<![\w/.-])"
@@ -64,7 +64,7 @@ class PrintedNumbers:
 
     def read(self, line: str) -> Printed:
         """Return the numbers of a line."""
-        line = COLOUR.sub("", line)
+        line = COLOURS.sub("", line)
         if len(line) > LONGEST:
             return Printed()
         if header := HEADER.match(line):
