@@ -14,9 +14,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.node import ports
 from tests.aws import BUCKET, client, environment, moto_server
 from tests.flaky_s3 import flaky_proxy
 
+SHARES = 8
 # The tests run on CPUs, several ranks at a time, also on a machine with a GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Of torch: where something else runs on the machine, threads that wait for each other take a hundred times as long.
@@ -26,6 +28,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda number, frame: None)
+
+# A share of the ports for each of pytest's processes: two of them that start Ray do not choose the same one.
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % SHARES
+ports.FREE = ports.FREE[_worker::SHARES]
 
 # Folders whose tests take long, and the marker that keeps them out of `make test`.
 SLOW = {"commands": "ray", "containers": "container", "faults": "fault"}

@@ -29,6 +29,8 @@ DIRECT = str(Path(__file__).parent / "direct_run.py")
 STARTS = 3
 # The output of `ray start` when the node runs.
 STARTED = "Ray runtime started"
+# Ray's line on a port of its dashboard that another process has; the node then runs without a dashboard.
+OCCUPIED = "already occupied"
 LOG_CHARACTERS = 3000
 # Open MPI distinguishes nodes by their host names. On a shared machine some processes may take another node's processes
 # for local ones: two ranks then choose different algorithms for one collective, and wait forever.
@@ -215,11 +217,21 @@ def start_ray(command: Sequence[str], environment: Mapping[str, str], log: Path)
         except BaseException:
             kill_tree(node.pid)
             raise
-        if node.poll() is None:
+        if node.poll() is None and OCCUPIED not in log.read_text():
             return node
+        kill_session(node.pid)
+    raise RuntimeError(f"a Ray node did not start in {STARTS} attempts: {log.read_text()[-LOG_CHARACTERS:]}")
+
+
+def kill_session(pid: int) -> None:
+    """Kill what remains of a session after its first process has ended, and wait until its ports are free."""
+    family = []
+    for process in psutil.process_iter():
         with suppress(ProcessLookupError):
-            os.killpg(node.pid, signal.SIGKILL)  # its remaining processes
-    raise RuntimeError(f"a Ray node ended {STARTS} times while it started: {log.read_text()[-LOG_CHARACTERS:]}")
+            family += [process] if os.getsid(process.pid) == pid else []
+    for process in family:
+        kill(process.pid)
+    until(lambda: have_ended(family))
 
 
 def kill_tree(pid: int) -> None:

@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ray_on_ecs.contract import DASHBOARD_PORT
@@ -27,7 +28,7 @@ NODE = {
 
 UNROUTABLE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the kernel takes the default route to it
 # Outside the ranges from which Linux and Ray choose ports, so that no connection takes one before its use.
-FREE = range(20_000, 32_000)
+FREE: Sequence[int] = range(20_000, 32_000)
 
 # Ray's Prometheus servers don't check the token, so they are off; RAY_enable_metrics_collection=true enables a node's.
 METRICS = {

@@ -54,8 +54,9 @@ ADVICE = re.compile(
 class Member:
     """The driver's view of one worker."""
 
-    def __init__(self, actor: Any, beginning: Any) -> None:
+    def __init__(self, actor: Any, beginning: Any, mark: str) -> None:
         self.actor = actor
+        self.mark = mark  # its last line
         self.beginning: Any = beginning  # the reference of `begin`, until it has returned
         self.version = -1
         self.status = WorkerStatus()
@@ -83,7 +84,6 @@ class RayGroup:
         self._members: dict[int, Member] = {}
         self._under_way: dict[Any, int] = {}
         self._grow_at = 0.0
-        self._ended_before = forwarded.ended
 
     @property
     def ranks(self) -> Sequence[WorkerRank]:
@@ -109,8 +109,9 @@ class RayGroup:
         return {}
 
     def _begin(self, placed: Placed, actor: Any) -> None:
-        begun = actor.begin.remote(self._settings, placed.rank, placed.place, placed.gpus, forwarded.mark)
-        self._members[placed.rank.rank] = Member(actor, begun)
+        mark = forwarded.new_mark()
+        begun = actor.begin.remote(self._settings, placed.rank, placed.place, placed.gpus, mark)
+        self._members[placed.rank.rank] = Member(actor, begun, mark)
 
     def _poll(self, directive: Directive) -> WorkerStatuses:
         self._take_begun()
@@ -211,9 +212,9 @@ class RayGroup:
     def close(self) -> None:
         """See Group: the last lines of workers that have left are on their way."""
         try:
-            have_left = sum(member.status.has_left for member in self._members.values())
+            last = {member.mark for member in self._members.values() if member.status.has_left}
             until = time.monotonic() + LINES_SECONDS
-            while forwarded.ended < self._ended_before + have_left and time.monotonic() < until:
+            while not last <= forwarded.arrived and time.monotonic() < until:
                 time.sleep(LINES_POLL_SECONDS)
         finally:
             for member in self._members.values():

@@ -99,9 +99,13 @@ class ForwardedLines:
     """Printer of the lines that Ray forwards to the driver; all but a script's get their actor's name as a prefix."""
 
     def __init__(self) -> None:
-        self.mark = uuid.uuid4().hex  # the last line of each worker, which is not shown
-        self.ended = 0  # how many of these have arrived
+        self._mark = uuid.uuid4().hex
+        self.arrived: set[str] = set()  # the last lines of workers, which are not shown
         self._filters: dict[tuple[Any, ...], Filter] = {}
+
+    def new_mark(self) -> str:
+        """Return a last line for one worker; Ray may forward it several times if nodes share a disk."""
+        return f"{self._mark} {uuid.uuid4().hex}"
 
     def print(self, batch: dict[str, Any], ignore_prefix: bool = False) -> None:
         """Print the lines of one process, as Ray's own function of these arguments does."""
@@ -111,8 +115,9 @@ class ForwardedLines:
         if pid == "autoscaler":  # it does not start nodes here
             return
         if name in WORKERS and not is_error:
-            lines: Iterable[str] = [cut(line) for line in batch["lines"] if line != self.mark]
-            self.ended += batch["lines"].count(self.mark)
+            last = {line for line in batch["lines"] if line.startswith(self._mark)}
+            lines: Iterable[str] = [cut(line) for line in batch["lines"] if line not in last]
+            self.arrived |= last
         else:
             stream_filter = self._filters.setdefault((batch.get("ip"), pid, is_error), Filter(OF_PROCESSES))
             lines = stream_filter.shown(OF_RAYLET.sub("", line) for line in batch["lines"])

@@ -22,7 +22,7 @@ from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
 from ray_on_ecs.node.ports import flags, free_ports, listens
 from ray_on_ecs.run import supervisor
-from tests.local_cluster import have_ended, start_ray
+from tests.local_cluster import have_ended, kill_session, start_ray
 from tests.waiting import until
 
 # As in the image: RAY_API_SERVER_ADDRESS names the cluster.
@@ -84,10 +84,11 @@ def started(
         "RAY_ON_ECS_STORAGE_PATH": str(storage),
     }
     command = [*COMMAND, "--node-ip-address=127.0.0.1", *flags(ports | WORKER_PORTS)]
-    process = start_ray(command, {**environment, **own}, storage / "head.log")
+    log = storage / "head.log"
+    process = start_ray(command, {**environment, **own}, log)
     dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
-        until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, (storage / "head.log").read_text)
+        until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, log.read_text)
         until(lambda: listens(ports["--dashboard-agent-listen-port"]), SECONDS)  # it takes the jobs
         yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), process)
     finally:
@@ -95,8 +96,7 @@ def started(
         try:
             process.wait(SECONDS)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_session(process.pid)
         shutil.rmtree(temporary, ignore_errors=True)
 
 

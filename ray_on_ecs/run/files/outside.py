@@ -26,12 +26,13 @@ TICK_SECONDS = 0.05
 MAX_ENTRIES = 20_000
 TEMPORARY = "/tmp"  # nosec B108 # some programs write there even if TMPDIR is another folder
 SYSTEM = ("/dev/", "/proc/", "/sys/", "/run/")
-# Names of caches, of folders of other programs, and of temporary folders.
+# Names of caches and of folders of other programs, and of temporary folders in the home or the temporary folder.
 OTHERS = re.compile(
     r"(?!\.cache$).*cache.*|\.?(ray|nv|triton|keras)|huggingface|torch|torch(inductor)?_.*|triton|pip|uv|wandb|matplotlib"
-    r"|nltk_data|(datasets|models|spaces)--.*|\.?ray-on-ecs.*|(pip|pytest|pymp|systemd|snap)-.*|tmp[a-z0-9_]{8}",
+    r"|nltk_data|(datasets|models|spaces)--.*|\.?ray-on-ecs.*",
     re.IGNORECASE,
 )
+TEMPORARY_NAMES = re.compile(r"(pip|pytest|pymp|systemd|snap)-.*|tmp[a-z0-9_]{8}", re.IGNORECASE)
 # Variables that name caches.
 CACHES = re.compile(r"(?!XDG_)\w*CACHE\w*|(HF|TORCH|TRITON|NLTK|KERAS)_(HOME|DATA|DIR)|WANDB_\w*DIR")
 
@@ -85,8 +86,10 @@ class OutsideFiles:
         return os.path.dirname(path)
 
     def _is_of_others(self, path: str) -> bool:
-        below = next((path.removeprefix(root) for root in self._roots if path.startswith(root)), path)
-        return path.startswith(self._others) or any(map(OTHERS.fullmatch, below.split("/")))
+        root = next((root for root in self._roots if path.startswith(root)), "")
+        names = path.removeprefix(root).split("/")
+        is_temporary = bool(root and TEMPORARY_NAMES.fullmatch(names[0]))
+        return is_temporary or path.startswith(self._others) or any(map(OTHERS.fullmatch, names))
 
     def _size(self, path: str) -> int:
         with suppress(OSError):

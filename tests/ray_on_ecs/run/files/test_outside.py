@@ -63,6 +63,7 @@ def test_several_files_are_named_by_their_folder(tmp_path: Path, places: dict[st
         ("home/old/model.pt", "~/old/model.pt (1 MiB)"),
         ("home/.cache/old/model.pt", "~/.cache/old/model.pt (1 MiB)"),
         ("data/out/model.pt", "{}/data/out/model.pt (1 MiB)"),
+        ("data/pytest-of-me/tmpab12cd_e/model.pt", "{}/data/pytest-of-me/tmpab12cd_e/model.pt (1 MiB)"),
     ],
 )
 def test_files_in_older_folders_are_named_if_seen(
