@@ -1,8 +1,6 @@
-"""`ray-on-ecs logs`: the log of a run, from the head or, when that is gone, from the run's folder."""
+"""`ray-on-ecs logs`: the log of a run, of its jobs or, once these are no longer listed, from the run's folder."""
 
 from __future__ import annotations
-
-from contextlib import suppress
 
 import click
 
@@ -10,11 +8,9 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.cluster.history import find_run, is_below
-from ray_on_ecs.cluster.jobs import driver_exit_status, of_run
-from ray_on_ecs.cluster.local_jobs import Jobs
+from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
-from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.jobs.record import ENDED, Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
@@ -30,19 +26,16 @@ STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": I
 @click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
 @on_cluster
 def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
-    """Show the log of RUN, with all its jobs; from its folder if the head is gone."""
+    """Show the log of RUN, with all its jobs."""
     try:
-        with cluster.connect() as head:
-            jobs = jobs_of(cluster, head, run, "logs")
-            under_way = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
-            if not (follow and under_way):
-                text = ""
-                for job_id in jobs:
-                    with suppress(AnswerError):  # it was on a head that is gone
-                        text += head.log(job_id)
-                _print(text or _stored(cluster, run), tail)
-                return _exit_status(cluster, run, jobs) if follow else 0
-            metadata = jobs[under_way[-1]]["metadata"]
+        held = cluster.jobs(note)
+        jobs = jobs_of(cluster, held, run, "logs")
+        under_way = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
+        if not (follow and under_way):
+            text = "".join(held.log(job_id) for job_id in jobs)
+            _print(text or _stored(cluster, run), tail)
+            return _exit_status(cluster, run, jobs) if follow else 0
+        metadata = jobs[under_way[-1]]["metadata"]
     except Elsewhere as cause:
         try:
             _print(_stored(cluster, run), tail)  # of an earlier run here
@@ -70,7 +63,7 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
     Elsewhere, with a hint for this subcommand, if there are other runs of this name, and on a stack several.
     """
-    jobs = of_run(head.submitted_jobs(), {"run_name": run})
+    jobs = of_run(head.list_jobs(), {"run_name": run})
     paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
     own = {
         job_id: job

@@ -20,8 +20,8 @@ from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.jobs.record import ENDED
 from ray_on_ecs.node.api import AnswerError
-from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.private_folder import temporary
 
 PACKAGE = "jupyterlab"

@@ -1,4 +1,4 @@
-"""`ray-on-ecs run`: submit a run as a job of the cluster's head, follow it, and fetch its results."""
+"""`ray-on-ecs run`: request a run of the cluster's head, follow it, and fetch its results."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ from ray_on_ecs.cli.run_flags import NEEDLESS, NEEDLESS_FLAGS, Needless, Own, Ru
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.jobs import (
-    DEFAULT_MAX_RESUBMISSIONS,
-    MAX_RESUBMISSIONS,
-    Submission,
-    find_or_submit,
-    run_of,
-)
+from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, find_or_submit, run_of
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
-from ray_on_ecs.node.jobs import SECRETS
+from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, SECRETS
 from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
@@ -120,7 +114,7 @@ def _run(
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
     with _interruptible(cluster, name):
-        work = Submission(run_of(name, cluster.storage_path), of_document.uri)
+        run = run_of(name, cluster.storage_path)
 
         def upload() -> Callable[[], dict[str, str]]:
             note(f"uploading {config.folder}")
@@ -134,12 +128,12 @@ def _run(
 
             return write
 
-        with cluster.ready_for(config, note), cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
+        with cluster.ready_for(config, note), contextlib.ExitStack() as opened:
             if as_json:
                 opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-            job_id = find_or_submit(head, work, upload, follows=not detach)
+            job_id = find_or_submit(cluster.jobs(note), run, of_document.uri, upload, follows=not detach)
         if not detach:
-            return _follow(cluster, work.run, job_id, fetch)
+            return _follow(cluster, run, job_id, fetch)
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
@@ -206,7 +200,8 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
         from ray_on_ecs.cli.stop import stop_run
 
         was_under_way = False
-        with contextlib.suppress(Elsewhere), cluster.connect() as jobs:
+        with contextlib.suppress(Elsewhere):
+            jobs = cluster.jobs(note)
             try:
                 note(f"stopping run {name}; press Ctrl-C again to kill it")
                 was_under_way = stop_run(cluster, jobs, name)

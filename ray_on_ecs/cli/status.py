@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.screen import out, print_json
+from ray_on_ecs.cli.screen import note, out, print_json
 from ray_on_ecs.cluster import aws
-from ray_on_ecs.cluster.aws_status import HEAD, WORKERS, Group, read_group, read_services
-from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.head import ALIVE
+from ray_on_ecs.cluster.aws_status import Group, read_group, read_services
+from ray_on_ecs.cluster.clusters import Cluster, LocalCluster
 from ray_on_ecs.cluster.history import Job, under_way
-from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
-from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
-from ray_on_ecs.errors import ResourceError, TrainingError, one_line
-from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, TrainingError, one_line
+from ray_on_ecs.jobs.record import PENDING, RUNNING
+from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
+from ray_on_ecs.node import ray_status
+from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.storage import layout
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """Ray node; the instance's values are None on a node without labels, such as the head's."""
-
-    kind: str
-    instance_type: str | None
-    zone: str | None
-    market: str | None
-    gpus: float
-    cpus: float
-    gpus_used: float
-    cpus_used: float
-    up_seconds: int
 
 
 @click.command("status")
@@ -49,12 +33,11 @@ class Node:
 def command(cluster: Cluster, as_json: bool) -> int:
     """Show nodes, GPUs, queue, cost per hour and scale-in."""
     ray: dict[str, Any] = {}
-    unreached: ResourceError | None = None
+    unreached: TrainingError | None = None
     try:
-        with cluster.connect() as head:
-            ray = read_ray(cluster, head)
-    except ResourceError as cause:
-        unreached = cause
+        ray = read_jobs(cluster)
+    except (HeadUnavailable, OSError) as cause:
+        unreached = cause if isinstance(cause, TrainingError) else ResourceError(one_line(cause))
     of_aws = read_aws(cluster.stack, ray.get("nodes")) if cluster.stack else {}
     if as_json:
         document = {"cluster": cluster.name, **ray, **of_aws}
@@ -69,61 +52,29 @@ def command(cluster: Cluster, as_json: bool) -> int:
     return 0
 
 
-def read_ray(cluster: Cluster, head: Jobs) -> dict[str, Any]:
-    """Return the nodes that are alive, the GPUs, the numbers of jobs, and the queued runs; Ray's where it is needed.
+def read_jobs(cluster: Cluster) -> dict[str, Any]:
+    """Return the nodes that are alive, the GPUs, the numbers of jobs, and the queued runs.
 
     Raises:
-        TrainingError: The head doesn't answer, or its answers have another form.
+        TrainingError: The head's state can't be read.
     """
-    jobs = head.list_jobs()
+    held = cluster.jobs(note)
+    seconds, ray = 0.0, {}
+    if isinstance(held, RemoteJobs):
+        state, seconds = held.state()
+        ray = state.ray
+    elif not isinstance(cluster, LocalCluster):
+        ray = ray_status.read()
+    jobs = held.list_jobs()
     states = Counter(job["status"] for job in jobs)
-    counts = {"running": states["RUNNING"], "queued": states["PENDING"]}
-    if isinstance(head, LocalJobs):
-        gpus = {"used": 0.0, "total": 0.0, "requested": 0.0}
-        return {"ray_version": None, "nodes": [], "gpus": gpus, "jobs": counts, "queue": queue(cluster, jobs)}
-    try:
-        status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
-        load = status.get("loadMetricsReport") or {}
-        now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
-        nodes = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
-        used = sum(node.gpus_used for node in nodes)
-        # Requests of pending tasks, actors and placement groups.
-        shapes = [*(load.get("resourceDemand") or ())]
-        for group, count in load.get("pgDemand") or ():
-            shapes += [(bundle, number * count) for bundle, number in group["bundles"]]
-        pending = sum(shape.get("GPU", 0) * count for shape, count in shapes)
-        return {
-            "ray_version": head.get("/api/version", "ray_version"),
-            "nodes": nodes,
-            "gpus": {"used": used, "total": sum(node.gpus for node in nodes), "requested": used + pending},
-            "jobs": counts,
-            "queue": queue(cluster, jobs),
-        }
-    except (AttributeError, LookupError, TypeError, ValueError) as cause:
-        raise AnswerError(head.url, f"not an answer of Ray's: {cause!r}") from cause
-
-
-def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Node:
-    labels = node["labels"] or {}
-    total = node["resources_total"]
-    usage = (load.get("usageByNode") or {}).get(node["node_id"]) or {}
-    if node["is_head_node"]:
-        kind = HEAD
-    elif labels.get(NODE_GROUP_LABEL) == CPU_WORKERS:
-        kind = CPU_WORKERS
-    else:
-        kind = WORKERS
-    return Node(
-        kind=kind,
-        instance_type=labels.get(INSTANCE_LABELS["instance_type"]),
-        zone=labels.get(INSTANCE_LABELS["zone"]),
-        market=labels.get(INSTANCE_LABELS["market"]),
-        gpus=total.get("GPU", 0),
-        cpus=total.get("CPU", 0),
-        gpus_used=usage.get("GPU", [0])[0],  # Ray reports pairs: used and total
-        cpus_used=usage.get("CPU", [0])[0],
-        up_seconds=round(max(0.0, now - node["start_time_ms"] / 1000)),
-    )
+    return {
+        "seconds_ago": round(seconds),
+        "ray_version": ray.get("ray_version"),
+        "nodes": [Node(**node) for node in ray.get("nodes", ())],
+        "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
+        "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
+        "queue": queue(cluster, jobs),
+    }
 
 
 def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
@@ -189,6 +140,8 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
 
 def _ray_lines(ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield a title and a text for each line."""
+    if ray["seconds_ago"] > SILENT_SECONDS:
+        yield "head", f"silent: this is its state of {timedelta(seconds=ray['seconds_ago'])} ago"
     groups: dict[tuple[str, str], list[Node]] = {}
     for node in ray["nodes"]:
         if node.kind == HEAD:

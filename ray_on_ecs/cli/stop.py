@@ -10,10 +10,9 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.local_jobs import Jobs
+from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.errors import ResourceError, UsageError, counted
-from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED, stored_secrets
+from ray_on_ecs.jobs.record import ENDED, Job, stored_secrets
 
 POLL_SECONDS = 0.2
 
@@ -26,14 +25,14 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it."""
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
-    with cluster.connect() as head:
-        if run:
-            was_under_way = stop_run(cluster, head, run)
-        else:
-            jobs = _under_way(head.submitted_jobs())
-            for job_id in jobs:
-                note(f"stopping job {job_id}")
-            was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
+    jobs = cluster.jobs(note)
+    if run:
+        was_under_way = stop_run(cluster, jobs, run)
+    else:
+        listed = _under_way({job["submission_id"]: job for job in jobs.list_jobs()})
+        for job_id in listed:
+            note(f"stopping job {job_id}")
+        was_under_way = _stop(cluster, jobs, listed, counted(len(listed), "job"))
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
@@ -44,7 +43,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
 
 
 def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
-    """Stop the jobs of a run, and return whether one was under way; raise as `_stop` and `jobs_of` do."""
+    """Stop the jobs of a run; return True if one was under way. Raises as `_stop` and `jobs_of` do."""
     return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
@@ -55,22 +54,19 @@ def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool
         True if a job was under way.
 
     Raises:
-        ResourceError: One has not ended in time, or the head or AWS doesn't answer.
+        ResourceError: One has not ended in time, or AWS doesn't answer.
     """
     running = _under_way(jobs)
-    try:
+    for job_id in running:
+        head.stop_job(job_id)
+    deadline = time.monotonic() + head.stop_seconds
+    with out.status(f"stopping {what}"):
         for job_id in running:
-            head.stop_job(job_id)
-        deadline = time.monotonic() + head.stop_seconds
-        with out.status(f"stopping {what}"):
-            for job_id in running:
-                while head.job(job_id)["status"] not in ENDED:
-                    if time.monotonic() > deadline and not head.kill_job(job_id):
-                        line = f"job {job_id} has not ended in {head.stop_seconds:.0f} s; its log shows what it does"
-                        raise ResourceError(line)
-                    time.sleep(POLL_SECONDS)
-    except AnswerError as cause:
-        raise ResourceError(f"{what} could not be stopped: {cause}") from cause
+            while head.job(job_id)["status"] not in ENDED:
+                if time.monotonic() > deadline and not head.kill_job(job_id):
+                    line = f"job {job_id} has not ended in {head.stop_seconds:.0f} s; its log shows what it does"
+                    raise ResourceError(line)
+                time.sleep(POLL_SECONDS)
     for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
     cluster.end_unused()

@@ -93,6 +93,11 @@ def head_instance(stack: Stack) -> str:
     return stack.head_instance_id
 
 
+def user_id(stack: Stack) -> str:
+    """Return the caller's `aws:userid`, by which IAM's policies name the folder of a user's requests."""
+    return str(call("sts", stack, "get_caller_identity")["UserId"])
+
+
 def scaling_prefix(cluster_name: str, kind: str) -> str:
     """Return the prefix of the scaling alarms' names (see infra/node_scaling.py)."""
     return f"{cluster_name}-{kind}-"

@@ -6,10 +6,9 @@ import hashlib
 import os
 import shlex
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +17,20 @@ from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
+from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
-from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
+from ray_on_ecs.config import RunConfig, user_name
+from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
-from ray_on_ecs.node import api, ports
+from ray_on_ecs.jobs.documents import Documents
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.remote import RemoteJobs
+from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.storage.bucket import Bucket
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
-    from ray_on_ecs.config import RunConfig
     from ray_on_ecs.storage.run_storage import RunStorage
 
 # Set in the image, where commands are for the container's own cluster.
@@ -35,13 +38,11 @@ CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 # See docker/compose.yaml.
 COMPOSE_VARIABLES = Path("docker/.env")
 COMPOSE_STORAGE = "s3://training/runs"
+COMPOSE_DOCUMENTS = f"training/{CLUSTERS_PREFIX}/laptop"
 STORAGE_PATH = "RAY_ON_ECS_STORAGE_PATH"
 COMPOSE_S3 = "http://127.0.0.1:5001"
 COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
-# A new head pulls its image first; in the head's container only its dashboard can be down.
-HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
-RETRY_SECONDS = 5.0  # each opens a session
 # Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
 
@@ -53,7 +54,6 @@ class Cluster(ABC):
     storage_path: str  # as this machine reaches it
     typed: str = ""  # the cluster flag that the user typed, with a space before it
     typed_path: str = ""  # the storage path that the user typed, which hints repeat as an environment variable
-    start_seconds: float = HEAD_SECONDS
     stack: Stack | None = None
     is_here: bool = False  # its jobs can read the files of this machine
     ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
@@ -77,11 +77,9 @@ class Cluster(ABC):
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
 
-    @contextmanager
-    def connect(self) -> Generator[Jobs]:
-        """Connect to what has the jobs, until the block ends; ResourceError if it can't be reached."""
-        with self.connect_to_ray() as head:
-            yield head
+    @abstractmethod
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
+        """Return what has the jobs; `say` prints a line about a wait."""
 
     @contextmanager
     def connect_to_ray(self) -> Generator[Head]:
@@ -93,25 +91,6 @@ class Cluster(ABC):
                 raise UsageError(f"{refused}; {self.token_hint}") from refused
             except AnswerError as cause:
                 raise self.explain(cause) from cause
-            yield head
-
-    @contextmanager
-    def connect_when_up(self, say: Callable[[str], None]) -> Generator[Jobs]:
-        """Connect like `connect`, and wait for a head that is starting; `say` prints each reason of the wait."""
-        deadline = time.monotonic() + self.start_seconds
-        last_reason = ""
-        with ExitStack() as connection:
-            while True:
-                try:
-                    head = connection.enter_context(self.connect())
-                    break
-                except HeadUnavailable as cause:
-                    if time.monotonic() > deadline:
-                        raise
-                    if str(cause) != last_reason:
-                        say(f"waiting for the Ray head: {cause}")
-                    last_reason = str(cause)
-                    time.sleep(RETRY_SECONDS)
             yield head
 
     @contextmanager
@@ -207,6 +186,11 @@ class StackCluster(Cluster):
 
         return explain_head(self._stack) or cause
 
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
+        bucket = Bucket(**self.s3_options())
+        documents = Documents(bucket, f"{self._stack.bucket}/{CLUSTERS_PREFIX}/{self._stack.cluster_name}")
+        return RemoteJobs(documents, partial(aws.user_id, self._stack), say)
+
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
 
@@ -218,18 +202,17 @@ class StackCluster(Cluster):
 
 
 class HeadCluster(Cluster):
-    """Cluster of a Ray head at an address: in the head's container, or at `RAY_API_SERVER_ADDRESS` (`is_here`)."""
+    """Cluster of the head in whose container this is."""
 
-    start_seconds = DASHBOARD_SECONDS
+    name = "this cluster"
 
-    def __init__(self, *, is_here: bool = False) -> None:
-        self.is_here = is_here
-        self.name = "this machine" if is_here else "this cluster"
+    def __init__(self) -> None:
         given = os.environ.get(STORAGE_PATH) or "results"
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
-        address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/") or DASHBOARD_URL
-        self._url = address if "://" in address else f"http://{address}"
+
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
+        return drivers.of_head()
 
     def absolute(self, storage_path: str) -> str:
         # A job starts in another folder.
@@ -237,15 +220,11 @@ class HeadCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        yield Head(self._url, api.own_token())
+        yield Head(DASHBOARD_URL, api.own_token())
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        # In the container it is unavailable for a moment, as the head restarts its dashboard.
-        if not self.is_here:
-            return HeadUnavailable(f"its dashboard doesn't answer at {self._url} ({cause.reason})")
-        return ResourceError(
-            f"no Ray head answers at {self._url}; correct RAY_API_SERVER_ADDRESS, or unset it: --local needs no head"
-        )
+        # It is unavailable for a moment, as the head restarts its dashboard.
+        return HeadUnavailable(f"its dashboard doesn't answer at {DASHBOARD_URL} ({cause.reason})")
 
     def shell(self) -> list[str]:
         with self._reach() as head:
@@ -261,15 +240,13 @@ class HeadCluster(Cluster):
 class LocalCluster(HeadCluster):
     """This machine without a cluster: drivers are processes here, and only Ray programs have a Ray head."""
 
+    name = "this machine"
+    is_here = True
     ends_with_command = True
+    _ray: LocalHead | None = None
 
-    def __init__(self) -> None:
-        super().__init__(is_here=True)
-        self._ray: LocalHead | None = None
-
-    @contextmanager
-    def connect(self) -> Generator[LocalJobs]:
-        yield LocalJobs(self._ray)
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
+        return MachineJobs(ray=self._ray.variables if self._ray else None, ends_ray=True)
 
     @contextmanager
     def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
@@ -345,6 +322,10 @@ class ComposeCluster(Cluster):
         # Compose publishes the ports of the head's dashboard and notebook.
         yield COMPOSE_PORTS.get(port, port)
 
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
+        documents = Documents(Bucket(**self.s3_options()), COMPOSE_DOCUMENTS)
+        return RemoteJobs(documents, lambda: user_name(), say)
+
     def s3_options(self) -> dict[str, Any]:
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
@@ -363,7 +344,7 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     if sum(map(bool, (local, compose, stack, outputs))) > 1:
         raise UsageError("--stack, --outputs, --local and --compose: give one of them")
     if local:
-        return HeadCluster(is_here=True) if os.environ.get("RAY_API_SERVER_ADDRESS") else LocalCluster()
+        return LocalCluster()
     if compose:
         return ComposeCluster()
     if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from ray_on_ecs.node.jobs import SECRETS
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import ComposeCluster
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.node.jobs import SECRETS
 from tests.ray_on_ecs.cli.folders import job
 from tests.serving import serving
 

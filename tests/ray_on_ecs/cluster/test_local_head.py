@@ -11,9 +11,9 @@ from socketserver import StreamRequestHandler, TCPServer
 from typing import Any
 
 import pytest
+from ray_on_ecs.cluster.driver_parent import identity
 
 from ray_on_ecs.cluster import local_head
-from ray_on_ecs.cluster.driver_parent import identity
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError

@@ -16,15 +16,15 @@ from typing import Any
 
 import psutil
 import pytest
+from ray_on_ecs.cluster.local_jobs import LocalJobs
+from ray_on_ecs.node.jobs import ENDED, SECRETS
 
 from ray_on_ecs import private_folder, secrets
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import driver_parent, jobs, local_head, local_jobs, local_processes
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.cluster.local_jobs import LocalJobs
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.node.api import Job
-from ray_on_ecs.node.jobs import ENDED, SECRETS
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.local_cluster import have_ended
 from tests.waiting import until

@@ -1,0 +1,189 @@
+"""Jobs of a cluster's head, which a command reaches through the bucket, with the methods of MachineJobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError
+from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState
+from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, Job
+from ray_on_ecs.storage.bucket import StorageFault
+
+# A head writes its state every 10 s; it is silent after this time.
+SILENT_SECONDS = 60.0
+POLL_SECONDS = 0.5
+STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
+# A head that is starting pulls its image first.
+ACCEPT_SECONDS = 1800.0
+
+
+class RemoteJobs:
+    """Jobs of a cluster.
+
+    Args:
+        documents: The cluster's documents.
+        user: Returns the user's ID, `aws:userid`.
+        say: Prints a line about a wait.
+    """
+
+    # For a job that is asked to end: its driver writes a last checkpoint, and the head kills it after 70 s.
+    stop_seconds = 180.0
+
+    def __init__(self, documents: Documents, user: Callable[[], str], say: Callable[[str], None]) -> None:
+        self._documents, self._user, self._say = documents, user, say
+
+    def state(self) -> tuple[HeadState, float]:
+        """Return the head's state, and the seconds since it was written.
+
+        Raises:
+            HeadUnavailable: No head has written it yet.
+            UsageError: Another version has written it.
+        """
+        with _answers():
+            version, age = self._documents.head_age()
+            try:
+                _, state = self._documents.read_head() if version else (None, HeadState())
+            except BrokenError as cause:
+                path = self._documents.path()
+                raise UsageError(
+                    f"the state of the head in {path} can't be used ({cause}): pulumi up gives the head the image of "
+                    "this version, or install the version of the head"
+                ) from cause
+        if not version:
+            raise HeadUnavailable("the head has not written its state yet; ray-on-ecs doctor looks for the cause")
+        return state, age
+
+    @contextmanager
+    def submitting(self) -> Generator[None]:
+        """Do nothing: the head itself refuses a second request for a run."""
+        yield
+
+    def list_jobs(self) -> list[Job]:
+        """Return the jobs in the order of their start, and last the requests that the head has not accepted yet."""
+        jobs = self.state()[0].jobs
+        answered = {job["metadata"].get(REQUEST) for job in jobs}
+        with _answers():
+            requests = [each for each in self._documents.requests() if not isinstance(each, tuple)]
+        pending = [each for each in requests if each.kind == RUN and each.id not in answered]
+        return [*jobs, *(_requested(each.id, each.content["metadata"], each.owner, each.time) for each in pending)]
+
+    def job(self, job_id: str) -> Job:
+        """Return a job, or the one that answers a request of this ID."""
+        for job in self.list_jobs():
+            if job_id in (job["submission_id"], job["metadata"].get(REQUEST)):
+                return job
+        raise ResourceError(f"the head no longer lists job {job_id}; ray-on-ecs runs shows its run")
+
+    def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
+        """Request the run of a folder, and wait until the head has accepted it; return the job's ID.
+
+        Raises:
+            UsageError: The head refuses the request.
+            ResourceError: It does not accept it in time; the request is then withdrawn.
+        """
+        user = self._user()
+        with _answers():
+            request = self._documents.write_request(user, RUN, uri=uri, metadata=dict(metadata))
+        try:
+            return self._wait(request)
+        except BaseException:
+            with _answers():
+                self._documents.withdraw(user, request)
+                job = self._answer(request, self._documents.read_head()[1])  # it may have been faster
+            if job:
+                self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
+            raise
+
+    def _wait(self, request: str) -> str:
+        deadline = time.monotonic() + ACCEPT_SECONDS
+        said = False
+        while time.monotonic() < deadline:
+            try:
+                state, age = self.state()
+                if job := self._answer(request, state):
+                    return job
+                reason = f"the head wrote its state {age:.0f} s ago" if age > SILENT_SECONDS else ""
+            except HeadUnavailable as cause:
+                reason = str(cause)
+            if reason and not said:
+                self._say(f"waiting for the head, which starts the run as soon as it is up ({reason})")
+                said = True
+            time.sleep(POLL_SECONDS)
+        raise ResourceError(
+            f"the head did not accept the run in {ACCEPT_SECONDS / 60:.0f} minutes; ray-on-ecs status shows why"
+        )
+
+    def _answer(self, request: str, state: HeadState) -> str:
+        """Return the ID of the job that answers a request, empty if there is none yet; UsageError for a refusal."""
+        if reason := state.refused.get(request):
+            raise UsageError(reason)
+        return next((job["submission_id"] for job in state.jobs if job["metadata"].get(REQUEST) == request), "")
+
+    def stop_job(self, job_id: str) -> None:
+        """Ask the head to stop a job."""
+        with _answers():
+            self._documents.write_request(self._user(), STOP, jobs=[job_id])
+
+    def check_requests(self) -> None:
+        """Send the head a request that asks for nothing; raise as the others do if the user may not."""
+        with _answers():
+            self._documents.write_request(self._user(), STOP, jobs=[])
+
+    def kill_job(self, job_id: str) -> bool:
+        """Return False: the head itself kills a job that does not end."""
+        return False
+
+    def log(self, job_id: str) -> str:
+        """Return the log of a job so far."""
+        parts: list[bytes] = []
+        job = self.job(job_id)
+        with _answers():
+            self._read_log(job, 0, parts.append)
+        return b"".join(parts).decode(errors="replace")
+
+    def tail(self, job_id: str, show: Callable[[bytes], None], offset: int = 0) -> None:
+        """Show a job's log from an offset, as it is written, until the job has ended.
+
+        Raises:
+            HeadUnavailable: The head is silent; the log goes on from the same offset.
+        """
+        looked_at, job = 0.0, self.job(job_id)
+        while True:
+            if time.monotonic() - looked_at > STATE_SECONDS:
+                state, age = self.state()
+                if age > SILENT_SECONDS:
+                    raise HeadUnavailable(f"the head wrote its state {age:.0f} s ago")
+                job = next((each for each in state.jobs if each["log"] == job["log"]), job)
+                looked_at = time.monotonic()
+            with _answers():
+                offset = self._read_log(job, offset, show)
+            if job["status"] in ENDED and offset >= (job.get("log_size") or 0):
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _read_log(self, job: Job, offset: int, show: Callable[[bytes], None]) -> int:
+        """Show the parts of a log from an offset; return the next one."""
+        while job["log"] and (part := self._documents.read_log(job["log"], offset)):
+            show(part)
+            offset += len(part)
+        return offset
+
+
+def _requested(request: str, metadata: Mapping[str, str], owner: str, moment: float) -> Job:
+    """Return the job of a request that the head has not accepted yet."""
+    times: dict[str, Any] = {"start_time": int(1000 * moment), "end_time": None}
+    unknown = {"uri": "", "log": "", "driver_exit_code": None, "message": None, "is_interrupted": False}
+    own = {**metadata, "owner": owner, REQUEST: request}
+    return {"submission_id": request, "metadata": own, "status": PENDING, **times, **unknown}
+
+
+@contextmanager
+def _answers() -> Generator[None]:
+    """Raise a storage's fault as an error of the command."""
+    try:
+        yield
+    except StorageFault as cause:
+        raise cause.error from cause

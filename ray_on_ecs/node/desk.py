@@ -1,0 +1,364 @@
+"""The head's desk: a thread that starts and stops the drivers of runs as users request it, and keeps the record.
+
+It reads requests from the bucket, writes the head's state and the logs there (jobs/documents.py), and submits a run
+again that has lost its driver or its head. Its memory is the state in the bucket: a head without any other memory, on
+another instance, continues what the one before had under way.
+
+A head that finds the state of a later head stops answering requests. Its drivers go on: the lock of their runs decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ray_on_ecs import secrets
+from ray_on_ecs.config import OWNER, SUBMITTED
+from ray_on_ecs.contract import WORKER_TIMEOUT
+from ray_on_ecs.errors import TrainingError, failure_of
+from ray_on_ecs.jobs.documents import BELL, RUN, BrokenError, Documents, HeadState, Request
+from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
+from ray_on_ecs.jobs.record import (
+    ENDED,
+    FAILED,
+    MAX_RESUBMISSIONS,
+    PENDING,
+    REQUEST,
+    RESUBMISSIONS,
+    STOPPED,
+    Job,
+    is_lost,
+    last_jobs,
+    next_id,
+    number_in,
+    stored_secrets,
+    under_way,
+)
+from ray_on_ecs.jobs.record import (
+    RUN as OF_RUN,
+)
+from ray_on_ecs.node import labels
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+# Between two looks at the requests if the bell is not heard, and between two writes of a state that has not changed.
+LOOK_SECONDS, STATE_SECONDS = 60.0, 10.0
+PART_BYTES = 2**20
+# A request that no head has accepted in this time is dropped, and a run whose head has been away for longer is not
+# continued.
+DAY = 86400.0
+# A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
+# waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
+PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
+# A script has 30 s after SIGTERM, and its workers 30 s more to store its files.
+STOP_SECONDS = 75.0
+# Of the heads before this one, and of refusals.
+KEPT_JOBS, KEPT_REFUSALS = 100, 50
+
+
+class Desk:
+    """Thread of the head.
+
+    Args:
+        documents: The cluster's documents.
+        jobs: The drivers on this head.
+        ray: Returns the state of Ray; raises OSError if it does not answer.
+    """
+
+    def __init__(self, documents: Documents, jobs: MachineJobs, ray: Callable[[], dict[str, Any]]) -> None:
+        self._documents, self._jobs, self._ray = documents, jobs, ray
+        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint(), started=time.time())
+        self._version: str | None = None
+        self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their logs
+        self._accepted: dict[str, Job] = {}  # requests whose drivers are about to start
+        self._pushed: dict[str, int] = {}  # bytes of each log that are in the bucket
+        self._parts: dict[str, bytes] = {}  # parts whose write may have succeeded, or not
+        self._kill_at: dict[str, float] = {}
+        self._without_secrets: set[str] = set()
+        self._bell: str | None = None
+        self._looked_at = self._wrote_at = float("-inf")
+        self._has_changed = False
+        self._stopping = threading.Event()
+        self._said: set[str] = set()
+        self.is_current = False  # False until the state of the head before is read, and once a later head has written
+
+    def start(self) -> None:
+        """Start the thread; it ends with this process."""
+        threading.Thread(target=self.run, name="desk", daemon=True).start()
+
+    def run(self) -> None:
+        """Work until the head stops."""
+        while not self._stopping.is_set():
+            self.work()
+            self._stopping.wait(POLL_SECONDS)
+
+    def work(self) -> None:
+        """Do once what is to be done; one fault does not hold up the rest."""
+        steps = (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late)
+        for step in (*steps, self._push_logs, self._write):
+            if cause := failure_of(step):
+                self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
+
+    def stop_jobs(self) -> signal.Signals:
+        """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
+        self._stopping.set()
+        deadline = time.monotonic() + STOP_SECONDS
+        for job in self._running():
+            logger.info(f"stopping job {job['submission_id']}")
+            with suppress(OSError, TrainingError):
+                self._jobs.stop_job(job["submission_id"], INTERRUPT)
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS / 2)
+            failure_of(self._push_logs)
+        for step in (self._push_logs, self._write):
+            if cause := failure_of(step):
+                logger.warning(f"the next head may not know the jobs of this one ({cause})")
+        return signal.SIGTERM
+
+    def _running(self) -> list[Job]:
+        return [job for job in self._jobs.list_jobs() if job["status"] not in ENDED]
+
+    def _take_over(self) -> None:
+        """Read the state of the head before, whose jobs are lost unless this machine has them."""
+        try:
+            version, state = self._documents.read_head()
+        except BrokenError as cause:
+            version, state = self._documents.head_age()[0], HeadState()
+            self._say(f"the state of the head before can't be used ({cause}); its runs are not continued")
+        is_old = bool(version) and self._documents.head_age()[1] > DAY
+        own = {job["log"] for job in self._jobs.list_jobs()}
+        for job in state.jobs[-KEPT_JOBS:]:
+            if job["log"] not in own:
+                key = job["log"] or job["metadata"].get(REQUEST, "")
+                self._earlier[key] = job if job["status"] in ENDED else self._lost(job, is_old=is_old)
+        self._state = replace(self._state, refused=state.refused)
+        self._version = self._documents.write_head(self._current(), version)
+        self.is_current = self._version is not None
+
+    def _lost(self, job: Job, *, is_old: bool) -> Job:
+        """Return a job that was under way on a head that is gone."""
+        size = self._documents.log_size(job["log"]) if job["log"] else 0
+        metadata = {**job["metadata"], **({MAX_RESUBMISSIONS: "0"} if is_old else {})}
+        ended = {"status": FAILED, "end_time": int(1000 * time.time()), "message": "its head was lost"}
+        return {**job, **ended, "metadata": metadata, "is_interrupted": True, "log_size": size}
+
+    def _list(self) -> list[Job]:
+        """Return all jobs in the order of their start, with the sizes of the logs that have ended."""
+        own = self._jobs.list_jobs()
+        for job in own:
+            if job["status"] in ENDED:
+                with suppress(OSError):
+                    job["log_size"] = self._jobs.log_file(job).stat().st_size
+        return sorted([*self._earlier.values(), *own, *self._accepted.values()], key=lambda job: job["start_time"])
+
+    # Requests
+
+    def _look(self) -> None:
+        """Answer the requests if the bell has rung, or if there may be one that it was not rung for."""
+        bell = self._documents.store.find(self._documents.path(BELL))
+        has_rung = bell is not None and bell.version != self._bell
+        if not self.is_current or not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
+            return
+        self._bell = bell.version if bell else None  # before the look: it may ring meanwhile
+        for request in self._documents.requests():
+            if isinstance(request, tuple):
+                self._refuse_broken(*request)
+            else:
+                self._answer(request)
+        self._looked_at = time.monotonic()
+
+    def _answer(self, request: Request) -> None:
+        if self._stopping.is_set():
+            return
+        if request.age > DAY:
+            self._refuse(request.id, request.path, "the request is older than a day; start the run again")
+        elif request.kind == RUN:
+            self._accept(request)
+        else:
+            for job in request.content["jobs"]:
+                self._stop(job)
+            self._documents.store.delete(request.path)
+
+    def _refuse_broken(self, path: str, cause: BrokenError) -> None:
+        hint = "; the command and the head have different versions: pulumi up" if cause.is_other_format else ""
+        request = path.rpartition("/")[2].removesuffix(".json")
+        self._refuse(request, path, f"the head refuses the request ({cause}){hint}")
+
+    def _refuse(self, request: str, path: str, reason: str) -> None:
+        refused = {**self._state.refused, request: reason}
+        self._state = replace(self._state, refused=dict(list(refused.items())[-KEPT_REFUSALS:]))
+        self._has_changed = True
+        self._write()
+        self._documents.store.delete(path)
+
+    def _accept(self, request: Request) -> None:
+        """Record the job of a request, then start its driver: a head that dies in between leaves a lost job.
+
+        A request that is withdrawn before the record is written is not started; after that its user sees the job.
+        """
+        jobs = self._list()
+        if any(job["metadata"].get(REQUEST) == request.id for job in jobs):
+            self._documents.store.delete(request.path)
+            return
+        run = {key: request.content["metadata"][key] for key in OF_RUN}
+        if active := under_way(jobs, run):
+            line = f"run {run['run_name']} is already active as job {active['submission_id']}"
+            self._refuse(request.id, request.path, line)
+            return
+        job_id = next_id(run["run_name"], {job["submission_id"] for job in jobs})
+        own = {OWNER: request.owner, SUBMITTED: f"{request.time:.3f}", REQUEST: request.id}
+        metadata = {**request.content["metadata"], **own}
+        self._accepted[request.id] = self._job(job_id, request.content["uri"], metadata)
+        try:
+            self._write()
+            if not self.is_current:
+                return
+            if self._documents.store.find(request.path) is not None:
+                self._jobs.submit(request.content["uri"], metadata, job_id)
+                logger.info(f"job {job_id} of {request.owner} is started")
+        except TrainingError as cause:
+            self._refuse(request.id, request.path, str(cause))
+        finally:
+            del self._accepted[request.id]
+            self._has_changed = True
+        self._documents.store.delete(request.path)
+
+    @staticmethod
+    def _job(job_id: str, uri: str, metadata: Mapping[str, str]) -> Job:
+        """Return the job of a driver that is about to start."""
+        job: Job = {"submission_id": job_id, "metadata": dict(metadata), "uri": uri, "log": "", "status": PENDING}
+        job |= {"start_time": int(1000 * time.time()), "end_time": None}
+        return {**job, "driver_exit_code": None, "message": None, "is_interrupted": False}
+
+    def _stop(self, wanted: str) -> None:
+        """Stop a job, by its ID or its request's; one that is lost is not submitted again."""
+        for job in self._list():
+            if wanted not in (job["submission_id"], job["metadata"].get(REQUEST)):
+                continue
+            if job["status"] not in ENDED:
+                self._jobs.stop_job(job["submission_id"])
+                self._kill_at.setdefault(job["submission_id"], time.monotonic() + STOP_SECONDS)
+            for key, earlier in self._earlier.items():
+                if earlier["submission_id"] == job["submission_id"] and is_lost(earlier):
+                    self._earlier[key] = {**earlier, "status": STOPPED}
+        self._has_changed = True
+
+    def _kill_late(self) -> None:
+        """Kill the jobs that a user has stopped, and that have not ended in time."""
+        running = {job["submission_id"] for job in self._running()} if self._kill_at else set()
+        for job_id, moment in list(self._kill_at.items()):
+            if job_id not in running:
+                del self._kill_at[job_id]
+            elif time.monotonic() > moment:
+                self._jobs.kill_job(job_id)
+
+    # Lost runs
+
+    def _resubmit_lost(self) -> None:
+        """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
+        jobs = self._list()
+        for job in last_jobs(jobs):
+            if self._stopping.is_set() or not self.is_current:
+                return
+            if is_lost(job):
+                if cause := failure_of(lambda job=job: self._resubmit(job, {each["submission_id"] for each in jobs})):
+                    self._say(f"job {job['submission_id']} can't be submitted again ({cause})")
+            elif job["status"] in ENDED:
+                self._delete_secrets(job)
+
+    def _resubmit(self, job: Job, taken: set[str]) -> None:
+        lost, metadata = job["submission_id"], job["metadata"]
+        maximum = number_in(metadata, MAX_RESUBMISSIONS)
+        seconds = ((job["end_time"] or 0) - job["start_time"]) / 1000
+        # In a row: without progress in between, before this job was lost.
+        resubmissions = 0 if seconds >= PROGRESS_SECONDS else number_in(metadata, RESUBMISSIONS)
+        if resubmissions >= maximum:
+            self._delete_secrets(job)
+            if maximum:
+                self._say(f"job {lost} is not submitted again: its run was lost {maximum + 1} times in a row")
+            return
+        successor = next_id(metadata[OF_RUN[0]], taken)
+        own = {RESUBMISSIONS: str(resubmissions + 1)}
+        self._jobs.submit(job["uri"], {**metadata, **own}, successor)
+        logger.info(f"job {lost} was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
+        self._has_changed = True
+
+    def _delete_secrets(self, job: Job) -> None:
+        """Delete the secrets of a run that has ended, once."""
+        stored = stored_secrets(job["metadata"])
+        if stored and job["submission_id"] not in self._without_secrets:
+            with suppress(OSError, TrainingError):  # the next look tries again
+                secrets.store(stored[0]).delete(stored[1:])
+                self._without_secrets.add(job["submission_id"])
+
+    # The bucket
+
+    def _push_logs(self) -> None:
+        """Copy what is new of the logs."""
+        for job in self._jobs.list_jobs():
+            log = job["log"]
+            if log not in self._pushed:
+                self._pushed[log] = self._documents.log_size(log)
+            file = self._jobs.log_file(job)
+            while part := self._parts.get(log) or _read(file, self._pushed[log]):
+                self._parts[log] = part  # a write that fails is repeated with the same bytes: it may have succeeded
+                self._documents.write_log(log, self._pushed[log], part)
+                del self._parts[log]
+                self._pushed[log] += len(part)
+
+    def _write(self) -> None:
+        """Write the state if it has changed, or to show that the head is there."""
+        if not self.is_current or self._version is None:
+            return
+        is_due = time.monotonic() - self._wrote_at >= STATE_SECONDS
+        if not (is_due or self._has_changed or self._list() != self._state.jobs):
+            return
+        if is_due:
+            self._state = replace(self._state, ray=self._read_ray())
+        self._state = self._current()
+        written = self._documents.write_head(self._state, self._version)
+        if written is None:
+            self._meet_other()
+        else:
+            self._version, self._has_changed = written, False
+            self._wrote_at = time.monotonic() if is_due else self._wrote_at
+
+    def _read_ray(self) -> dict[str, Any]:
+        try:
+            return self._ray()
+        except OSError:  # it is starting, or busy
+            return {}
+
+    def _current(self) -> HeadState:
+        return replace(self._state, jobs=self._list(), number=self._state.number + 1)
+
+    def _meet_other(self) -> None:
+        """Leave the cluster to another head if that was started later, else take it over again."""
+        version, other = self._documents.read_head()
+        if (other.started, other.head) < (self._state.started, self._state.head):
+            self._version = version
+            return
+        self.is_current = False
+        logger.warning("a later head has taken the cluster over; this one answers no more requests")
+
+    def _say(self, line: str) -> None:
+        """Print a line once."""
+        if line not in self._said:
+            self._said.add(line)
+            logger.warning(line)
+
+
+def _read(file: Any, start: int) -> bytes:
+    """Return the next bytes of a log; empty if there are none, or it was deleted."""
+    with suppress(FileNotFoundError), file.open("rb") as log:
+        log.seek(start)
+        return log.read(PART_BYTES)
+    return b""
