@@ -9,7 +9,8 @@ import pytest
 
 from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws, head, session
-from tests.ray_on_ecs.cli.account import SECONDS, Account, Front, Laptop, RayHead, create_account
+from tests.ray_on_ecs.cli.account import SECONDS, Account, Front, Laptop, create_account
+from tests.ray_on_ecs.ray_head import RayHead
 from tests.serving import serving
 
 LIMITS = {
@@ -18,6 +19,14 @@ LIMITS = {
     session: ("OPEN_SECONDS",),
     head: ("REQUEST_SECONDS",),
 }
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without jobs: those of this machine are not the tests'."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    return home
 
 
 @pytest.fixture(scope="session")

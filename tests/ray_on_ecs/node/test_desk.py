@@ -1,4 +1,4 @@
-"""The head's desk and its users: real drivers, a folder or an S3 that loses answers, and heads that die at any point."""
+"""The head's desk and its users: real drivers, a folder or an S3 that loses answers, and heads that die anywhere."""
 
 import os
 import signal
