@@ -23,6 +23,7 @@ class RayHead(ThreadingHTTPServer):
         version: Ray's version.
         jobs: The states of the jobs in the head's state.
         is_up: False before its first state.
+        has_ray: False if Ray does not answer it.
         silent_seconds: The age of its state.
         code: The fingerprint of its code.
     """
@@ -40,7 +41,8 @@ class RayHead(ThreadingHTTPServer):
         self.waiting: list[tuple[dict[str, float], int]] = []
         self.version = version("ray")
         self.jobs: list[str] = []
-        self.is_up, self.silent_seconds, self.code = True, 0.0, fingerprint()
+        self.is_up = self.has_ray = True
+        self.silent_seconds, self.code = 0.0, fingerprint()
 
     def add_worker(self, used: float = 0.0, **labels: str) -> None:
         """Add a node with one GPU."""

@@ -341,7 +341,7 @@ class Laptop(Account):
             return documents.store.delete(path)
         own_port = mock.patch.object(ports, "DASHBOARD", self.head.server_port)
         with own_port, mock.patch.dict(os.environ, RAY_AUTH_TOKEN=TOKEN):
-            ray = ray_status.read()
+            ray = ray_status.read() if self.head.has_ray else {}
         jobs = [job(f"run-{number}", state) for number, state in enumerate(self.head.jobs)]
         with documents.store.writing(path) as file:
             file.write(HeadState(jobs=jobs, ray=ray, code=self.head.code).to_json())
@@ -355,9 +355,9 @@ class Laptop(Account):
         written = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[self.outputs["bucket"]].keys[key].last_modified = written
 
-    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `ray-on-ecs` with the stack's outputs, in this process; the head's state is as new as it says."""
-        if self.outputs:
+    def run(self, *arguments: str, with_state: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `ray-on-ecs` with the stack's outputs, in this process, after the head has written its state."""
+        if self.outputs and with_state:
             with suppress(NoBucket):
                 self.put_state()
         return self.run_alone(*arguments, *self._outputs_flag(), **variables)

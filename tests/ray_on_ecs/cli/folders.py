@@ -11,6 +11,7 @@ from unittest import mock
 
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.jobs.machine import STOP, MachineJobs
 from ray_on_ecs.jobs.record import Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -119,7 +120,7 @@ def job(run_name: str, status: str = "RUNNING", **changed: Any) -> Job:
     return {**given, **ended, "uri": "", "log": run_name, "ray": None, **changed}
 
 
-class Jobs:
+class Jobs(MachineJobs):
     """Jobs of this machine without processes: a stopped one has ended, and each has one line in its log."""
 
     stop_seconds = 60.0
@@ -137,7 +138,7 @@ class Jobs:
     def job(self, job_id: str) -> Job:
         return self.jobs[job_id]
 
-    def stop_job(self, job_id: str) -> None:
+    def stop_job(self, job_id: str, mark: str = STOP) -> None:
         self.jobs[job_id]["status"] = "STOPPED"
 
     def log(self, job_id: str) -> str:
