@@ -13,7 +13,7 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws
-from ray_on_ecs.cluster.aws_status import Group, read_group, read_services
+from ray_on_ecs.cluster.aws_status import Group, explain_head, read_group, read_services
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
@@ -38,6 +38,8 @@ def command(cluster: Cluster, as_json: bool) -> int:
         ray = read_jobs(cluster)
     except (HeadUnavailable, OSError) as cause:
         unreached = cause if isinstance(cause, TrainingError) else ResourceError(one_line(cause))
+        if cluster.stack:
+            unreached = explain_head(cluster.stack) or unreached
     of_aws = read_aws(cluster.stack, ray.get("nodes")) if cluster.stack else {}
     if as_json:
         document = {"cluster": cluster.name, **ray, **of_aws}

@@ -138,7 +138,9 @@ class RemoteJobs:
         """Return the ID of the job that answers a request, empty if there is none yet; UsageError for a refusal."""
         if reason := state.refused.get(request):
             raise UsageError(reason)
-        return next((job["submission_id"] for job in state.jobs if job["metadata"].get(REQUEST) == request), "")
+        own = [job for job in state.jobs if job["metadata"].get(REQUEST) == request]
+        # A job without a log is recorded, and about to start: the head may still refuse it.
+        return next((job["submission_id"] for job in own if job["log"] or job["status"] in ENDED), "")
 
     def _say_once(self, what: str, line: str) -> None:
         if what not in self._said:

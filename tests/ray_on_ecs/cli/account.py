@@ -336,7 +336,7 @@ class Laptop(Account):
     def put_state(self) -> None:
         """Write the head's state as its desk does, or delete it."""
         documents, path = self.documents, self.documents.path(HEAD)
-        self.undo.callback(documents.store.delete, path)
+        self.undo.callback(self._delete_state)
         if not self.head.is_up:
             return documents.store.delete(path)
         own_port = mock.patch.object(ports, "DASHBOARD", self.head.server_port)
@@ -346,6 +346,10 @@ class Laptop(Account):
         with documents.store.writing(path) as file:
             file.write(HeadState(jobs=jobs, ray=ray, code=self.head.code).to_json())
         self._age(path.partition("/")[2], self.head.silent_seconds)
+
+    def _delete_state(self) -> None:
+        with suppress(NoBucket):
+            self.documents.store.delete(self.documents.path(HEAD))
 
     def _age(self, key: str, seconds: float) -> None:
         """Let an object be written this many seconds ago."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ray_on_ecs.cli import follow, stop
+from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.jobs import machine, remote
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import ENDED, Job
@@ -122,7 +123,7 @@ def test_detached_run_is_accepted_by_the_head(laptop: Laptop, heads: Heads) -> N
     job = heads.listed["mine"]
     assert job["metadata"]["storage_path"] == f"s3://{laptop.outputs['bucket']}/runs"
     assert job["uri"] == f"s3://{laptop.outputs['bucket']}/runs/mine"
-    assert not heads.documents.requests()
+    until(lambda: not heads.documents.requests())
     again = run(laptop, "run", "--detach", *RUN[1:])
     assert again[:2] == (
         0,
@@ -147,6 +148,22 @@ def test_refusal_of_the_head_is_one_line(laptop: Laptop, heads: Heads, monkeypat
     status, out, err = run(laptop, "run", "--detach", *RUN[1:])
     assert (status, out, err.splitlines()[-1]) == (2, "", "ray-on-ecs: not today")
     assert not heads.documents.requests()
+
+
+def test_driver_that_can_not_start_is_a_refusal(laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also though the head has recorded the job before the start."""
+
+    def fail(*_: object) -> None:
+        until(lambda: "mine" in heads.listed, 60)
+        time.sleep(0.5)
+        raise ResourceError("the driver can't be started")
+
+    heads.start()
+    until(lambda: heads.documents.head_age()[0])
+    monkeypatch.setattr(MachineJobs, "submit", fail)
+    status, out, err = run(laptop, "run", "--detach", *RUN[1:])
+    assert (status, out, err.splitlines()[-1]) == (2, "", "ray-on-ecs: the driver can't be started")
+    until(lambda: not heads.listed)
 
 
 @pytest.mark.parametrize("is_up", [False, True], ids=["before the first state", "before the acceptance"])
@@ -264,9 +281,8 @@ def test_driver_that_is_killed_is_followed_to_its_successor(laptop: Laptop, head
     thread.join()
     assert not errors
     assert status == 0, err
-    assert out.endswith(
-        "begins \njob mine lost its driver; the head has submitted run mine again as job mine.2\nbegins \N{EURO SIGN}\nends\n"
-    ), out
+    lost = "begins \njob mine lost its driver; the head has submitted run mine again as job mine.2\n"
+    assert out.endswith(f"{lost}begins \N{EURO SIGN}\nends\n"), out
 
 
 @pytest.mark.parametrize("words", [("mine",), ("--all",)], ids=["one", "all"])

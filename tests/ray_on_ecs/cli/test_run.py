@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import jobs
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import Job
 from tests.ray_on_ecs.cli.folders import job
@@ -50,6 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[Job
         }
         for name, function in replaced.items():
             monkeypatch.setattr(MachineJobs, name, function)
+        monkeypatch.setattr(jobs, "RESUBMISSION_SECONDS", 0.0)
         return main(["run", *words])
 
     return run
