@@ -104,7 +104,9 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        steps = (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late, self._prune)
+        steps = (
+            (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late, self._prune)
+        )
         for step in (*steps, self._push_logs, self._write):
             if cause := failure_of(step):
                 self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
@@ -224,7 +226,8 @@ class Desk:
             if not self.is_current:
                 return
             if self._documents.store.find(request.path) is not None:
-                self._jobs.submit(request.content["uri"], metadata, job_id)
+                with self._jobs.submitting():
+                    self._jobs.submit(request.content["uri"], metadata, job_id)
                 logger.info(f"job {job_id} of {request.owner} is started")
         except TrainingError as cause:
             self._refuse(request.id, request.path, str(cause))
@@ -289,7 +292,8 @@ class Desk:
             return
         successor = next_id(metadata[OF_RUN[0]], taken)
         own = {RESUBMISSIONS: str(resubmissions + 1)}
-        self._jobs.submit(job["uri"], {**metadata, **own}, successor)
+        with self._jobs.submitting():
+            self._jobs.submit(job["uri"], {**metadata, **own}, successor)
         logger.info(f"job {lost} was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
         self._has_changed = True
 
