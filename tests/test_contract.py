@@ -21,6 +21,7 @@ from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import (
+    CLUSTERS_PREFIX,
     DASHBOARD_URL,
     NODE_GROUP_VARIABLE,
     NOTEBOOK_PORT,
@@ -29,6 +30,7 @@ from ray_on_ecs.contract import (
     secrets_prefix,
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
+from ray_on_ecs.jobs.documents import REQUESTS
 from ray_on_ecs.node import jobs, ports
 from tests.containers import cluster
 

@@ -104,10 +104,8 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        steps = (
-            (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late, self._prune)
-        )
-        for step in (*steps, self._push_logs, self._write):
+        after_start = (self._look, self._resubmit_lost, self._kill_late, self._prune)
+        for step in (*(after_start if self._version else (self._take_over,)), self._push_logs, self._write):
             if cause := failure_of(step):
                 self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
 

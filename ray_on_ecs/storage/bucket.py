@@ -76,7 +76,7 @@ class Bucket:
         return StoredFile(path, head["ContentLength"], _ns(head["LastModified"]), head["ETag"])
 
     def age(self, path: str) -> tuple[str, float]:
-        """Return the version of an object, and the seconds since it was written, by S3's clock; "" and 0 without one."""
+        """Return the version of an object, and the seconds since it was written by S3's clock; "" and 0 without one."""
         try:
             head = self.call("head_object", path)
         except FileNotFoundError:
