@@ -403,6 +403,7 @@ def test_later_head_wins(place: Place, caplog: pytest.LogCaptureFixture) -> None
         second.work()
     assert not first.is_current
     assert second.is_current
+    until(lambda: place.starts("other"))
     assert len(place.starts("other")) == 1
     assert psutil.pid_exists(place.starts()[0]), "a healthy run goes on"
 
