@@ -6,12 +6,10 @@ A failed one raises a Problem or a Notice, or any TrainingError, which is a prob
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -37,7 +35,7 @@ DENIED = {
     *("NotImplemented", "InvalidAction"),
 }
 ANSWER_SECONDS = 5  # of AWS
-PROGRAM_SECONDS, PULUMI_SECONDS = 10.0, 20.0  # a program may hang, and Pulumi reads a remote state
+PULUMI_SECONDS = 20.0  # it reads a remote state
 UP = "pulumi up"
 LOG_IN = "aws sso login    # or: aws configure, or: export AWS_PROFILE=NAME"
 
@@ -120,19 +118,6 @@ def _outcome(check: Check, findings: Findings) -> tuple[str, str, str]:
         return FAILED, one_line(refused), ""
     except TrainingError as cause:
         return FAILED, str(cause), UP if isinstance(cause, StackNotFound) else ""
-
-
-def program(findings: Findings, name: str, instructions: str) -> str:
-    """Run a program of this machine."""
-    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    try:
-        done = subprocess.run([name, "--version"], **options, timeout=PROGRAM_SECONDS, check=True)
-    except FileNotFoundError as cause:
-        raise Problem(f"command not found: {name}", f"install it: {instructions}") from cause
-    except (OSError, subprocess.SubprocessError) as cause:
-        reason = one_line(getattr(cause, "stderr", None) or cause)
-        raise Problem(f"{name} --version fails ({reason})", f"install it again: {instructions}") from cause
-    return done.stdout.partition(" ")[0].strip()
 
 
 def stack(findings: Findings) -> str:
@@ -306,16 +291,13 @@ class Check(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-AWS_CLI = partial(program, name="aws", instructions=session.AWS_CLI)
-PLUGIN = partial(program, name="session-manager-plugin", instructions=session.PLUGIN)
 OF_NODES, OF_CODE = Check("nodes", nodes, ("Ray",)), Check("code", code, ("Ray",))
 OF_STORAGE = Check("storage", storage, ("Ray",))
 ON_THIS_MACHINE = (Check("Ray", ray), OF_STORAGE)
 AT_ADDRESS = (Check("Ray", ray), OF_NODES, OF_STORAGE)
 ON_COMPOSE = (Check("Ray", ray), OF_NODES, OF_CODE, OF_STORAGE)
 ON_AWS = (
-    Check("AWS CLI", AWS_CLI),
-    Check("Session Manager plugin", PLUGIN),
+    Check("Session Manager plugin", lambda _: session.plugin_version()),
     Check("stack", stack),
     Check("credentials", credentials, ("stack",)),
     Check("parameters", parameters, ("credentials",)),
@@ -324,7 +306,7 @@ ON_AWS = (
     Check("workers", workers, ("services",)),
     Check("scale-in", scale_in, ("parameters",)),
     Check("head's instance", head_instance, ("services",)),
-    Check("Ray", ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
+    Check("Ray", ray, ("Session Manager plugin", "head's instance")),
     OF_NODES,
     OF_CODE,
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,8 +152,8 @@ class Cluster(ABC):
         yield port
 
     @abstractmethod
-    def shell(self) -> list[str]:
-        """Return the command that opens a shell on the head."""
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        """Return a context that opens a shell on the head and yields its process."""
 
     @abstractmethod
     def _reach(self) -> Any:
@@ -187,9 +188,7 @@ class StackCluster(Cluster):
         # Through the head's instance, from which every node is reachable.
         from ray_on_ecs.cluster.session import forwarded_port
 
-        instance_id = aws.head_instance(self._stack)
-        document = self._stack.forward_document
-        with forwarded_port(self._stack.region, instance_id, document, host, port, aws.variables()) as local:
+        with forwarded_port(self._stack, host, port) as local:
             yield local
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
@@ -213,8 +212,10 @@ class StackCluster(Cluster):
     def secrets_of(self, uri: str) -> secrets.Store:
         return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
 
-    def shell(self) -> list[str]:
-        return aws.shell_command(self._stack)
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        from ray_on_ecs.cluster.session import started
+
+        return started(self._stack, self._stack.shell_document)
 
 
 class HeadCluster(Cluster):
@@ -247,7 +248,7 @@ class HeadCluster(Cluster):
             f"no Ray head answers at {self._url}; correct RAY_API_SERVER_ADDRESS, or unset it: --local needs no head"
         )
 
-    def shell(self) -> list[str]:
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         with self._reach() as head:
             os.environ["RAY_API_SERVER_ADDRESS"] = head.url
             if head.token:
@@ -255,7 +256,7 @@ class HeadCluster(Cluster):
         for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return [os.environ.get("SHELL", "sh")]
+        return subprocess.Popen([os.environ.get("SHELL", "sh")])
 
 
 class LocalCluster(HeadCluster):
@@ -354,8 +355,8 @@ class ComposeCluster(Cluster):
         ask = partial(secrets.ask, "ssm", options=self.s3_options())
         return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, ask)
 
-    def shell(self) -> list[str]:
-        return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        return subprocess.Popen(["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"])
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
