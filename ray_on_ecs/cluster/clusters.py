@@ -6,10 +6,11 @@ import hashlib
 import os
 import re
 import shlex
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,8 +130,8 @@ class Cluster(ABC):
         yield port
 
     @abstractmethod
-    def shell(self) -> list[str]:
-        """Return the command that opens a shell on the head."""
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        """Return a context that opens a shell on the head and yields its process."""
 
     @abstractmethod
     def _reach(self) -> Any:
@@ -165,9 +166,7 @@ class StackCluster(Cluster):
         # Through the head's instance, from which every node is reachable.
         from ray_on_ecs.cluster.session import forwarded_port
 
-        instance_id = aws.head_instance(self._stack)
-        document = self._stack.forward_document
-        with forwarded_port(self._stack.region, instance_id, document, host, port, aws.variables()) as local:
+        with forwarded_port(self._stack, host, port) as local:
             yield local
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
@@ -196,8 +195,10 @@ class StackCluster(Cluster):
     def secrets_of(self, uri: str) -> secrets.Store:
         return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
 
-    def shell(self) -> list[str]:
-        return aws.shell_command(self._stack)
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        from ray_on_ecs.cluster.session import started
+
+        return started(self._stack, self._stack.shell_document)
 
 
 class HeadCluster(Cluster):
@@ -225,7 +226,7 @@ class HeadCluster(Cluster):
         # It is unavailable for a moment, as the head restarts its dashboard.
         return HeadUnavailable(f"its dashboard doesn't answer at {DASHBOARD_URL} ({cause.reason})")
 
-    def shell(self) -> list[str]:
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         with self._reach() as head:
             os.environ["RAY_API_SERVER_ADDRESS"] = head.url
             if head.token:
@@ -233,7 +234,7 @@ class HeadCluster(Cluster):
         for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return [os.environ.get("SHELL", "sh")]
+        return subprocess.Popen([os.environ.get("SHELL", "sh")])
 
 
 class LocalCluster(HeadCluster):
@@ -335,7 +336,7 @@ class BucketCluster(Cluster):
     def _reach(self) -> Any:
         raise UsageError(f"{CLUSTER_VARIABLE} names a bucket, which is enough for runs; Ray needs --stack or --outputs")
 
-    def shell(self) -> list[str]:
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         return self._reach()
 
 
@@ -371,8 +372,8 @@ class ComposeCluster(BucketCluster):
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
 
-    def shell(self) -> list[str]:
-        return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        return subprocess.Popen(["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"])
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:

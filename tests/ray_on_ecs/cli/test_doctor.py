@@ -13,12 +13,12 @@ import pytest
 from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws, head, session
 from ray_on_ecs.node import labels
-from tests.ray_on_ecs.cli.account import BIN, NO_CAPACITY, Laptop
+from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
 
 shorten_timeouts = doctor._shorten_timeouts
 ALL = [
-    *("AWS CLI", "Session Manager plugin", "stack", "credentials", "parameters", "bucket", "services", "workers"),
-    *("scale-in", "head's instance", "Ray", "nodes", "code"),
+    *("Session Manager plugin", "stack", "credentials", "parameters", "bucket", "services", "workers", "scale-in"),
+    *("head's instance", "Ray", "nodes", "code"),
 ]
 SKIPPED = doctor.MARKS["skipped"].strip()
 
@@ -68,7 +68,7 @@ def test_all_checks_pass(stack: Laptop) -> None:
     done = stack.run("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert states(done) == dict.fromkeys(ALL, "ok")
-    assert done.stdout.splitlines()[0] == "ok  AWS CLI: aws-cli/2.31.0"
+    assert done.stdout.splitlines()[0] == "ok  Session Manager plugin: 1.2.707.0"
     assert line_of(done, "bucket") == f"s3://{stack.outputs['bucket']}/runs can be read and written | "
     assert line_of(done, "nodes") == "2 and the head | "
     assert line_of(done, "workers") == "2 of 2 workers in service | "
@@ -88,16 +88,14 @@ def test_json_lists_all_checks(stack: Laptop) -> None:
     document = json.loads(stack.run("doctor", "--json").stdout)
     assert document["ok"] is True
     assert [result["check"] for result in document["checks"]] == ALL
-    assert document["checks"][0] == {"check": "AWS CLI", "state": "ok", "line": "aws-cli/2.31.0", "type": ""}
+    assert document["checks"][0] == {"check": ALL[0], "state": "ok", "line": "1.2.707.0", "type": ""}
 
 
-def test_missing_plugin_has_installation_instructions(stack: Laptop, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "aws").symlink_to(BIN / "aws")
-    done = stack.run("doctor", PATH=f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin")
+def test_missing_plugin_has_installation_instructions(stack: Laptop) -> None:
+    done = stack.run("doctor", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     failed(done, "Session Manager plugin")
-    assert "command not found: session-manager-plugin | " in line_of(done, "Session Manager plugin")
-    assert "https://docs.aws.amazon.com/systems-manager/" in line_of(done, "Session Manager plugin")
+    says = "command not found: session-manager-plugin; install it: https://docs.aws.amazon.com/systems-manager/"
+    assert line_of(done, "Session Manager plugin").startswith(says)
     assert line_of(done, "Ray") == "not checked without Session Manager plugin | "
     assert states(done)["services"] == "ok"
 
@@ -292,9 +290,17 @@ def test_instance_lost_by_session_manager(stack: Laptop) -> None:
 
 
 def test_refused_session(stack: Laptop) -> None:
-    done = stack.run("doctor", AWS_STAND_IN_REFUSES="TargetNotConnected")
+    stack.front.codes["StartSession"] = "TargetNotConnected"
+    done = stack.run("doctor")
     failed(done, "Ray")
     assert line_of(done, "Ray").startswith("the head's instance is not connected to Session Manager")
+
+
+def test_denied_session_is_a_failure(stack: Laptop) -> None:
+    stack.front.refused = {"StartSession"}
+    done = stack.run("doctor")
+    failed(done, "Ray")
+    assert "(AccessDeniedException)" in line_of(done, "Ray")
 
 
 def test_other_code_is_a_note(stack: Laptop) -> None:

@@ -103,7 +103,8 @@ def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
 
 def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
     stack.replace_service("head", 0)
-    done = stack.run("status", AWS_STAND_IN_REFUSES="TargetNotConnected")
+    stack.front.codes["StartSession"] = "TargetNotConnected"
+    done = stack.run("status")
     assert done.returncode == 3
     assert shown(done)["ECS"] == ("head 0 of 1 running, workers 2 of 2 running; head: ECS gives no reason yet")
     assert "GPUs" not in shown(done)
