@@ -30,8 +30,9 @@ from ray_on_ecs.contract import (
     secrets_prefix,
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
+from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import REQUESTS
-from ray_on_ecs.node import jobs, ports
+from ray_on_ecs.node import desk, ports
 from tests.containers import cluster
 
 ROOT = Path(__file__).parents[1]
@@ -41,11 +42,11 @@ COMMON = containers.ContainerDefaults(
     log_group="l",
     region="us-west-2",
     token_arn="arn",
-    secrets_prefix=secrets_prefix(laptop.COMPOSE_CLUSTER),
+    secrets_prefix=secrets_prefix("laptop"),
     size=SIZE,
 )
 HEAD = containers.head(
-    COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
+    COMMON, bucket="bucket", cluster="ray", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # The size of containers on a laptop and in tests/containers: without a GPU, and small enough for three.
@@ -179,7 +180,11 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         (
             "head",
             containers.head(
-                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", cluster_info_parameter="cluster-info"
+                LOCAL,
+                bucket="training",
+                cluster="laptop",
+                metrics_namespace="ray-on-ecs/laptop",
+                cluster_info_parameter="cluster-info",
             ),
         ),
         ("worker", containers.worker(LOCAL, head_host="head")),
@@ -208,7 +213,7 @@ def test_laptop_finds_the_ports_of_compose() -> None:
     assert f"127.0.0.1:{laptop.COMPOSE_PORTS[NOTEBOOK_PORT]}:{NOTEBOOK_PORT}" in COMPOSE["head"]["ports"]
     environment = COMPOSE["head"]["environment"]
     assert environment["RAY_AUTH_TOKEN"] == "${RAY_AUTH_TOKEN:?make docker/.env writes a token}"
-    assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
+    assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.ComposeCluster().storage_path
 
 
 def test_compose_trains_like_the_train_command() -> None:
@@ -220,11 +225,11 @@ def test_compose_trains_like_the_train_command() -> None:
 
 def test_head_resubmits_with_the_metadata_of_a_job() -> None:
     of_run = client.run_of("mine", "s3://bucket/runs")
-    assert tuple(of_run) == jobs.RUN, "a lost job and its successor would belong to different runs"
+    assert tuple(of_run) == record.RUN, "a lost job and its successor would belong to different runs"
 
 
 def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
-    assert jobs.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
+    assert desk.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
 
 
 def test_image_lock_has_the_versions_of_the_project() -> None:
