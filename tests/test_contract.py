@@ -293,5 +293,9 @@ def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
     assert of_status <= called
     stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
     assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]]
-    documents = [each for each in statements if ":document/" in str(each["Resource"])]
+    assert not any("StartSession" in action for action in allowed), "that is a shell on the head"
+    [own] = [each["Resource"] for each in statements if each["Sid"] == "OwnRequests"]
+    assert own == "arn:aws:s3:::BUCKET/" + "/".join([CLUSTERS_PREFIX, "CLUSTER", REQUESTS, "${aws:userid}", "*"])
+    sessions = json.loads((ROOT / "docs" / "policies" / "sessions.json").read_text())["Statement"]
+    documents = [each for each in sessions if ":document/" in str(each["Resource"])]
     assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

@@ -93,9 +93,10 @@ def head_instance(stack: Stack) -> str:
     return stack.head_instance_id
 
 
-def user_id(stack: Stack) -> str:
+def user_id(**options: Any) -> str:
     """Return the caller's `aws:userid`, by which IAM's policies name the folder of a user's requests."""
-    return str(call("sts", stack, "get_caller_identity")["UserId"])
+    with translated("sts"):
+        return str(_answer("sts", client("sts", **options).get_caller_identity())["UserId"])
 
 
 def scaling_prefix(cluster_name: str, kind: str) -> str:

@@ -1,9 +1,10 @@
-"""Clusters that a command can use: a stack's, through Session Manager; this machine; or docker compose's."""
+"""Clusters that a command can use: a stack's or compose's, through its bucket; the head's own; or this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
@@ -19,29 +20,27 @@ from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
-from ray_on_ecs.config import RunConfig, user_name
-from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, secrets_prefix
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
-from ray_on_ecs.storage.bucket import Bucket
+from ray_on_ecs.storage.bucket import Bucket, StorageFault
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
     from ray_on_ecs.storage.run_storage import RunStorage
 
-# Set in the image, where commands are for the container's own cluster.
+# `head` in the image, where commands are for the container's own cluster; or a cluster's bucket.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 # See docker/compose.yaml.
 COMPOSE_VARIABLES = Path("docker/.env")
-COMPOSE_STORAGE = "s3://training/runs"
-COMPOSE_DOCUMENTS = f"training/{CLUSTERS_PREFIX}/laptop"
+COMPOSE = f"s3://training/{CLUSTERS_PREFIX}/laptop"
 STORAGE_PATH = "RAY_ON_ECS_STORAGE_PATH"
 COMPOSE_S3 = "http://127.0.0.1:5001"
-COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
 # Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
@@ -189,7 +188,7 @@ class StackCluster(Cluster):
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
         bucket = Bucket(**self.s3_options())
         documents = Documents(bucket, f"{self._stack.bucket}/{CLUSTERS_PREFIX}/{self._stack.cluster_name}")
-        return RemoteJobs(documents, partial(aws.user_id, self._stack), say)
+        return RemoteJobs(documents, partial(aws.user_id, **self.s3_options()), say)
 
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
@@ -295,11 +294,57 @@ class LocalCluster(HeadCluster):
         return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stop} ends it with its runs")
 
 
-class ComposeCluster(Cluster):
+class BucketCluster(Cluster):
+    """Cluster of which only the bucket is known.
+
+    Args:
+        address: `s3://BUCKET/clusters/CLUSTER`; `s3://BUCKET` if the bucket is one cluster's.
+
+    Raises:
+        UsageError: The address has another form, or the bucket has not exactly one cluster.
+    """
+
+    def __init__(self, address: str) -> None:
+        found = re.fullmatch(rf"s3://([a-z0-9][a-z0-9.-]+)(?:/{CLUSTERS_PREFIX}/([\w.-]+))?/?", address)
+        if not found:
+            wanted = f"s3://BUCKET or s3://BUCKET/{CLUSTERS_PREFIX}/CLUSTER"
+            raise UsageError(f"{CLUSTER_VARIABLE}: {address!r} is not a cluster's bucket; give {wanted}")
+        self._bucket = found[1]
+        self.storage_path = f"s3://{found[1]}/{RUNS_PREFIX}"
+        self.name = self._cluster = found[2] or self._only_cluster()
+
+    def _only_cluster(self) -> str:
+        try:
+            names = Bucket(**self.s3_options()).listing(f"{self._bucket}/{CLUSTERS_PREFIX}").folders
+        except StorageFault as cause:
+            raise cause.error from cause
+        if len(names) == 1:
+            return names[0]
+        choice = ", ".join(f"s3://{self._bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
+        way_out = f"give one of {choice}" if names else "pulumi up creates a cluster, whose head then writes its state"
+        raise UsageError(f"{CLUSTER_VARIABLE}: s3://{self._bucket} has {counted(len(names), 'cluster')}; {way_out}")
+
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
+        documents = Documents(Bucket(**self.s3_options()), f"{self._bucket}/{CLUSTERS_PREFIX}/{self._cluster}")
+        return RemoteJobs(documents, partial(aws.user_id, **self.s3_options()), say)
+
+    def secrets_of(self, uri: str) -> secrets.Store:
+        ask = partial(secrets.ask, "ssm", options=self.s3_options())
+        return secrets.parameters(secrets_prefix(self._cluster), uri, ask)
+
+    def _reach(self) -> Any:
+        raise UsageError(f"{CLUSTER_VARIABLE} names a bucket, which is enough for runs; Ray needs --stack or --outputs")
+
+    def shell(self) -> list[str]:
+        return self._reach()
+
+
+class ComposeCluster(BucketCluster):
     """Cluster of docker/compose.yaml on this machine."""
 
-    name = "compose"
-    storage_path = COMPOSE_STORAGE
+    def __init__(self) -> None:
+        super().__init__(COMPOSE)
+        self.name = "compose"
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
@@ -322,18 +367,9 @@ class ComposeCluster(Cluster):
         # Compose publishes the ports of the head's dashboard and notebook.
         yield COMPOSE_PORTS.get(port, port)
 
-    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
-        documents = Documents(Bucket(**self.s3_options()), COMPOSE_DOCUMENTS)
-        return RemoteJobs(documents, lambda: user_name(), say)
-
     def s3_options(self) -> dict[str, Any]:
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
-
-    def secrets_of(self, uri: str) -> secrets.Store:
-        # In the emulated AWS of its bucket.
-        ask = partial(secrets.ask, "ssm", options=self.s3_options())
-        return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, ask)
 
     def shell(self) -> list[str]:
         return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
@@ -347,6 +383,7 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
         return LocalCluster()
     if compose:
         return ComposeCluster()
-    if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:
-        return HeadCluster()
+    address = os.environ.get(CLUSTER_VARIABLE)
+    if address and not (stack or outputs):
+        return HeadCluster() if address == HEAD else BucketCluster(address)
     return StackCluster(find(stack, outputs))

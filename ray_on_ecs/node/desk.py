@@ -23,7 +23,7 @@ from ray_on_ecs import secrets
 from ray_on_ecs.config import OWNER, SUBMITTED
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, failure_of
-from ray_on_ecs.jobs.documents import BELL, RUN, BrokenError, Documents, HeadState, Request
+from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
 from ray_on_ecs.jobs.record import (
     ENDED,
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 # Between two looks at the requests if the bell is not heard, and between two writes of a state that has not changed.
 LOOK_SECONDS, STATE_SECONDS = 60.0, 10.0
+PRUNE_SECONDS = 3600.0
 PART_BYTES = 2**20
 # A request that no head has accepted in this time is dropped, and a run whose head has been away for longer is not
 # continued.
@@ -85,6 +86,7 @@ class Desk:
         self._without_secrets: set[str] = set()
         self._bell: str | None = None
         self._looked_at = self._wrote_at = float("-inf")
+        self._pruned_at = time.monotonic()
         self._has_changed = False
         self._stopping = threading.Event()
         self._said: set[str] = set()
@@ -102,7 +104,7 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        steps = (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late)
+        steps = (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late, self._prune)
         for step in (*steps, self._push_logs, self._write):
             if cause := failure_of(step):
                 self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
@@ -313,6 +315,16 @@ class Desk:
                 self._documents.write_log(log, self._pushed[log], part)
                 del self._parts[log]
                 self._pushed[log] += len(part)
+
+    def _prune(self) -> None:
+        """Delete the logs of jobs that are no longer listed, each hour."""
+        if not self.is_current or time.monotonic() - self._pruned_at < PRUNE_SECONDS:
+            return
+        self._pruned_at = time.monotonic()
+        listed = {job["log"] for job in self._list()}
+        for log in self._documents.store.listing(self._documents.path(LOGS)).folders:
+            if log not in listed:
+                self._documents.store.delete_folder(self._documents.path(LOGS, log))
 
     def _write(self) -> None:
         """Write the state if it has changed, or to show that the head is there."""

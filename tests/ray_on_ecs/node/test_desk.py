@@ -1,4 +1,4 @@
-"""The head's desk and its users: real drivers, a folder or an S3 that loses answers, and heads that die at any point."""
+"""The head's desk and its users: real drivers, a folder or an S3 that loses answers, heads that die at any point."""
 
 import os
 import signal
@@ -442,6 +442,16 @@ def test_part_of_a_log_keeps_its_content_if_an_answer_is_lost(place: Place, monk
         log.write("more\n")
     monkeypatch.setattr(Documents, "write_log", write)
     work(head, lambda: place.user().log("mine") == "begins\nends\nmore\n")
+
+
+def test_logs_of_jobs_that_are_no_longer_listed_are_deleted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = place.head()
+    place.request()
+    work(head, place.starts)
+    place.documents.write_log("of-a-job-long-ago", 0, b"x")
+    monkeypatch.setattr(desk, "PRUNE_SECONDS", 0.0)
+    work(head, lambda: place.user().log("mine") == "begins\n")
+    assert place.documents.log_size("of-a-job-long-ago") == 0
 
 
 def test_state_of_another_version_names_the_way_out(place: Place) -> None:
