@@ -21,6 +21,7 @@ from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import (
+    CLUSTERS_PREFIX,
     DASHBOARD_URL,
     DOCUMENTS_VARIABLE,
     NODE_GROUP_VARIABLE,
@@ -31,6 +32,7 @@ from ray_on_ecs.contract import (
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
 from ray_on_ecs.jobs import record, remote
+from ray_on_ecs.jobs.documents import REQUESTS
 from ray_on_ecs.node import desk, ports
 from tests.containers import cluster
 

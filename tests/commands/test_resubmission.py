@@ -172,7 +172,7 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 def _lines_of_jobs(seen: str) -> list[str]:
     """Return what a follower has shown of the logs."""
-    ours = ("run mine is submitted as job ", "job mine lost its driver; ")
+    ours = ("run mine is submitted as job ", "job mine lost its driver; ", "waiting for the next head, ")
     return [line for line in seen.splitlines() if not line.startswith(ours)]
 
 

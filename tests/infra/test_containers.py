@@ -214,7 +214,12 @@ def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
 
 def test_head_environment_announces_cpu_workers() -> None:
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    names = {"bucket": "runs-bucket", "cluster": "ray", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
+    names = {
+        "bucket": "runs-bucket",
+        "cluster": "ray",
+        "metrics_namespace": "ray/dev",
+        "cluster_info_parameter": "facts",
+    }
     made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **names, cpu_workers=True)
     assert environment(made)["CPU_WORKERS"] == "true"
     assert "CPU_WORKERS" not in environment(head())
