@@ -108,11 +108,7 @@ class Documents:
 
     def head_age(self) -> tuple[str, float]:
         """Return the version of the head's state, and the seconds since it was written; "" and 0 without one."""
-        listing = self.store.listing(self.root)
-        if HEAD not in listing.files:
-            return "", 0.0
-        file = listing.files[HEAD]
-        return file.version, max(listing.now - file.mtime_ns / 1e9, 0.0)
+        return self.store.age(self.path(HEAD))
 
     def read_head(self) -> tuple[str | None, HeadState]:
         """Return the version of the head's state, None without one, and the state; BrokenError if it can't be used."""

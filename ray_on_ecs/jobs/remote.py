@@ -34,6 +34,7 @@ class RemoteJobs:
 
     def __init__(self, documents: Documents, user: Callable[[], str], say: Callable[[str], None]) -> None:
         self._documents, self._user, self._say = documents, user, say
+        self._version, self._state = "", HeadState()
 
     def state(self) -> tuple[HeadState, float]:
         """Return the head's state, and the seconds since it was written.
@@ -45,16 +46,18 @@ class RemoteJobs:
         with _answers():
             version, age = self._documents.head_age()
             try:
-                _, state = self._documents.read_head() if version else (None, HeadState())
+                if version != self._version:
+                    _, self._state = self._documents.read_head()
             except BrokenError as cause:
                 path = self._documents.path()
                 raise UsageError(
                     f"the state of the head in {path} can't be used ({cause}): pulumi up gives the head the image of "
                     "this version, or install the version of the head"
                 ) from cause
+        self._version = version
         if not version:
             raise HeadUnavailable("the head has not written its state yet; ray-on-ecs doctor looks for the cause")
-        return state, age
+        return self._state, age
 
     def is_away(self) -> bool:
         """Return True while the head writes no state: it may be about to be replaced."""

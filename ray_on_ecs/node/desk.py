@@ -61,6 +61,7 @@ DAY = 86400.0
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 # A script has 30 s after SIGTERM, and its workers 30 s more to store its files.
 STOP_SECONDS = 75.0
+THREAD_SECONDS = 10.0  # of its request under way
 # Of the heads before this one, and of refusals.
 KEPT_JOBS, KEPT_REFUSALS = 100, 50
 
@@ -89,12 +90,13 @@ class Desk:
         self._pruned_at = time.monotonic()
         self._has_changed = False
         self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self.run, name="desk", daemon=True)
         self._said: set[str] = set()
         self.is_current = False  # False until the state of the head before is read, and once a later head has written
 
     def start(self) -> None:
         """Start the thread; it ends with this process."""
-        threading.Thread(target=self.run, name="desk", daemon=True).start()
+        self._thread.start()
 
     def run(self) -> None:
         """Work until the head stops."""
@@ -104,8 +106,8 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        steps = (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late, self._prune)
-        for step in (*steps, self._push_logs, self._write):
+        after_start = (self._look, self._resubmit_lost, self._kill_late, self._prune)
+        for step in (*(after_start if self._version else (self._take_over,)), self._push_logs, self._write):
             if cause := failure_of(step):
                 self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
 
@@ -113,13 +115,16 @@ class Desk:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS
-        for job in self._running():
-            logger.info(f"stopping job {job['submission_id']}")
-            with suppress(OSError, TrainingError):
-                self._jobs.stop_job(job["submission_id"], INTERRUPT)
-        while self._running() and time.monotonic() < deadline:
+        told: set[str] = set()
+        while (running := {job["submission_id"] for job in self._running()}) and time.monotonic() < deadline:
+            for job_id in running - told:  # the thread may have started one meanwhile
+                logger.info(f"stopping job {job_id}")
+                with suppress(OSError, TrainingError):
+                    self._jobs.stop_job(job_id, INTERRUPT)
+            told |= running
             time.sleep(POLL_SECONDS / 2)
-            failure_of(self._push_logs)
+        if self._thread.is_alive():
+            self._thread.join(THREAD_SECONDS)
         for step in (self._push_logs, self._write):
             if cause := failure_of(step):
                 logger.warning(f"the next head may not know the jobs of this one ({cause})")
@@ -169,13 +174,13 @@ class Desk:
         has_rung = bell is not None and bell.version != self._bell
         if not self.is_current or not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
             return
-        self._bell = bell.version if bell else None  # before the look: it may ring meanwhile
         for request in self._documents.requests():
             if isinstance(request, tuple):
                 self._refuse_broken(*request)
             else:
                 self._answer(request)
         self._looked_at = time.monotonic()
+        self._bell = bell.version if bell else None  # as it was before the look: it may have rung meanwhile
 
     def _answer(self, request: Request) -> None:
         if self._stopping.is_set():
@@ -224,7 +229,8 @@ class Desk:
             if not self.is_current:
                 return
             if self._documents.store.find(request.path) is not None:
-                self._jobs.submit(request.content["uri"], metadata, job_id)
+                with self._jobs.submitting():
+                    self._jobs.submit(request.content["uri"], metadata, job_id)
                 logger.info(f"job {job_id} of {request.owner} is started")
         except TrainingError as cause:
             self._refuse(request.id, request.path, str(cause))
@@ -289,7 +295,8 @@ class Desk:
             return
         successor = next_id(metadata[OF_RUN[0]], taken)
         own = {RESUBMISSIONS: str(resubmissions + 1)}
-        self._jobs.submit(job["uri"], {**metadata, **own}, successor)
+        with self._jobs.submitting():
+            self._jobs.submit(job["uri"], {**metadata, **own}, successor)
         logger.info(f"job {lost} was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
         self._has_changed = True
 
@@ -353,9 +360,12 @@ class Desk:
         return replace(self._state, jobs=self._list(), number=self._state.number + 1)
 
     def _meet_other(self) -> None:
-        """Leave the cluster to another head if that was started later, else take it over again."""
+        """Leave the cluster to another head if that was started later, else take it over again.
+
+        It may be this head's state, whose write had no answer.
+        """
         version, other = self._documents.read_head()
-        if (other.started, other.head) < (self._state.started, self._state.head):
+        if (other.started, other.head) <= (self._state.started, self._state.head):
             self._version = version
             return
         self.is_current = False
