@@ -95,6 +95,10 @@ class MachineJobs:
         with held(self._lock, "submits a run"):
             yield
 
+    def is_away(self) -> bool:
+        """Return False: a command in the head's container ends with it."""
+        return False
+
     def list_jobs(self) -> list[Job]:
         """Return the jobs, in the order of their start."""
         jobs = map(self._read, _folders(self._folder))

@@ -14,8 +14,8 @@ from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadSta
 from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, Job
 from ray_on_ecs.storage.bucket import StorageFault
 
-# A head writes its state every 10 s; it is silent after this time.
-SILENT_SECONDS = 60.0
+# A head writes its state every 10 s. After these times it may be away, and is silent.
+AWAY_SECONDS, SILENT_SECONDS = 20.0, 60.0
 POLL_SECONDS = 0.5
 STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
 # A head that is starting pulls its image first.
@@ -61,6 +61,10 @@ class RemoteJobs:
         if not version:
             raise HeadUnavailable("the head has not written its state yet; ray-on-ecs doctor looks for the cause")
         return self._state, age
+
+    def is_away(self) -> bool:
+        """Return True while the head writes no state: it may be about to be replaced."""
+        return self.state()[1] > AWAY_SECONDS
 
     @contextmanager
     def submitting(self) -> Generator[None]:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import secrets
@@ -114,17 +115,20 @@ class Desk:
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
         self._stopping.set()
-        deadline = time.monotonic() + STOP_SECONDS
-        told: set[str] = set()
-        while (running := {job["submission_id"] for job in self._running()}) and time.monotonic() < deadline:
-            for job_id in running - told:  # the thread may have started one meanwhile
+        began, told = time.monotonic(), set[str]()
+        while (passed := time.monotonic() - began) < STOP_SECONDS:
+            works = self._thread.is_alive()  # and may start a job, so that it is looked at first
+            running = {job["submission_id"] for job in self._running()}
+            if not running and not (works and passed < THREAD_SECONDS):
+                break
+            for job_id in running - told:
                 logger.info(f"stopping job {job_id}")
                 with suppress(OSError, TrainingError):
                     self._jobs.stop_job(job_id, INTERRUPT)
             told |= running
+            if not works:
+                failure_of(self._push_logs)
             time.sleep(POLL_SECONDS / 2)
-        if self._thread.is_alive():
-            self._thread.join(THREAD_SECONDS)
         for step in (self._push_logs, self._write):
             if cause := failure_of(step):
                 logger.warning(f"the next head may not know the jobs of this one ({cause})")
@@ -311,13 +315,14 @@ class Desk:
     # The bucket
 
     def _push_logs(self) -> None:
-        """Copy what is new of the logs."""
+        """Copy what is new of the logs, to their present ends: a driver that prints all the time holds up nothing."""
         for job in self._jobs.list_jobs():
             log = job["log"]
             if log not in self._pushed:
                 self._pushed[log] = self._documents.log_size(log)
             file = self._jobs.log_file(job)
-            while part := self._parts.get(log) or _read(file, self._pushed[log]):
+            end = _size(file)
+            while self._pushed[log] < end and (part := self._parts.get(log) or _read(file, self._pushed[log])):
                 self._parts[log] = part  # a write that fails is repeated with the same bytes: it may have succeeded
                 self._documents.write_log(log, self._pushed[log], part)
                 del self._parts[log]
@@ -378,7 +383,14 @@ class Desk:
             logger.warning(line)
 
 
-def _read(file: Any, start: int) -> bytes:
+def _size(file: Path) -> int:
+    """Return the size of a log; 0 if it was deleted."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
+
+
+def _read(file: Path, start: int) -> bytes:
     """Return the next bytes of a log; empty if there are none, or it was deleted."""
     with suppress(FileNotFoundError), file.open("rb") as log:
         log.seek(start)
