@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,29 @@ RESTLESS_SECONDS = 30.0
 SLOW_SECONDS, OPEN_SECONDS = 30.0, 300.0
 SLOW_BYTES = 16 * 2**20
 PAUSE_SECONDS = 2.0
+
+
+# Looks take at most one part in so many of the time.
+SHARE = 20
+
+
+class Looks:
+    """Times of looks at files and processes: those of a large run take long, and the script needs the CPU."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    @property
+    def are_due(self) -> bool:
+        """True if the earlier ones have had a small share of the time."""
+        return time.monotonic() >= self._next_at
+
+    @contextmanager
+    def measured(self) -> Generator[None]:
+        """Count the time of a block."""
+        began = time.monotonic()
+        yield
+        self._next_at = max(self._next_at, began) + SHARE * (time.monotonic() - began)
 
 
 class FileState(NamedTuple):
