@@ -28,6 +28,7 @@ from ray_on_ecs.run.files.frozen import Copy, Frozen, companions, copy_bytes, fr
 from ray_on_ecs.run.files.outside import OutsideFiles
 from ray_on_ecs.run.files.scan import (
     MAX_ENTRIES,
+    TICK_SECONDS,
     FileState,
     FolderActivity,
     FolderScanner,
@@ -63,8 +64,6 @@ OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
 LOG_SECONDS = 10.0
 # A process that is killed closes its files before it has ended, by less than this.
 CLOSING_SECONDS = 0.05
-# The clock of a disk may be this late.
-TICK_SECONDS = 0.01
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
 # Prefix of the old folder's name while a reset puts a new one in its place.
@@ -307,7 +306,7 @@ class RunFolder:
 
     def _open_for_writing(self, writers: Iterable[psutil.Process]) -> dict[str, bool]:
         with self.looks.measured():
-            return open_for_writing(self.folder, writers, self._outside.seen)
+            return open_for_writing(self.folder, writers, self._outside.see)
 
     def _is_at_rest(self, open_files: Mapping[str, bool]) -> bool:
         """Return whether only such files are open for writing as are until the run ends."""

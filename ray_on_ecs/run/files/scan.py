@@ -32,6 +32,8 @@ RESTLESS_SECONDS = 30.0
 SLOW_SECONDS, OPEN_SECONDS = 30.0, 300.0
 SLOW_BYTES = 16 * 2**20
 PAUSE_SECONDS = 2.0
+# The clock of a disk may be this late.
+TICK_SECONDS = 0.05
 
 
 # Looks take at most one part in so many of the time.
@@ -174,11 +176,11 @@ def is_growing(name: str) -> bool:
 
 
 def open_for_writing(
-    folder: Path, processes: Iterable[psutil.Process], elsewhere: set[str] | None = None
+    folder: Path, processes: Iterable[psutil.Process], see: Callable[[str], None] = lambda path: None
 ) -> dict[str, bool]:
     """Return the files in a folder that processes hold open for writing; the value is True for append mode only.
 
-    The paths of other files are added to `elsewhere`.
+    `see` gets the paths of other files.
     """
     open_files: dict[str, bool] = {}
     prefix = f"{os.path.realpath(folder)}/"
@@ -187,8 +189,7 @@ def open_for_writing(
             for file in process.open_files():
                 mode = getattr(file, "mode", "r")
                 if mode != "r" and not file.path.startswith(prefix):
-                    if elsewhere is not None:
-                        elsewhere.add(file.path)
+                    see(file.path)
                 elif mode != "r":
                     name = file.path.removeprefix(prefix)
                     open_files[name] = mode.startswith("a") and open_files.get(name, True)
