@@ -13,7 +13,7 @@ from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
-from ray_on_ecs.run.memory import KILLED
+from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -40,7 +40,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
     if config.per_node and any(nodes.values()):
         how += f" on node {nodes.get(failed_rank)}"
     reason = failed.words.text or "it printed nothing"
-    explains = not failed.words.text or reason.startswith((FATAL, KILLED))
+    explains = not failed.words.text or reason.startswith((FATAL, OUT_OF_MEMORY))
     if status < 0 and not explains:
         reason = f"its last line was {reason!r}"
     what = one_line(f"{config.command[0]} {how}: {reason}")

@@ -37,7 +37,7 @@ DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
 ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
+SIGKILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
@@ -138,7 +138,7 @@ class ScriptProcess:
             self._reader.join(STACK_SECONDS)
             status, ended_at, largest = told or (-signal.SIGKILL, time.time(), 0)
             self.ended_at, self._status = float(ended_at), int(status)
-            if self._status in KILLED and memory.oom_kills() > self._oom_kills:
+            if self._status in SIGKILL_STATUSES and memory.oom_kills() > self._oom_kills:
                 self._words = LastWords(memory.killed_words(int(largest)))
         return self._status
 

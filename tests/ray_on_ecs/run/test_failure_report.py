@@ -12,7 +12,7 @@ from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import Peer, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.memory import KILLED
+from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.settings import parse
 
@@ -70,7 +70,7 @@ def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: st
     [
         ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it printed nothing"),
         ([ended(-9, 10.0, "DONE 3")], 0, "train.py was ended by signal 9: its last line was 'DONE 3'"),
-        ([ended(-9, 10.0, f"{KILLED} (x)")], 0, f"train.py was ended by signal 9: {KILLED} (x)"),
+        ([ended(-9, 10.0, f"{OUT_OF_MEMORY} (x)")], 0, f"train.py was ended by signal 9: {OUT_OF_MEMORY} (x)"),
         (
             [ended(-7, 10.0)],
             0,
