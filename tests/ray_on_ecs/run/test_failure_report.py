@@ -152,3 +152,30 @@ def test_access_denied_by_the_bucket_is_explained(text: str, storage: str, said:
     assert failure_report.access_denied_hint(text, config).startswith(said)
     assert bool(failure_report.access_denied_hint(text, config)) == bool(said)
     assert ("Ray's results" in failure_report.access_denied_hint(text, replace(config, driver=True))) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "flag"),
+    [
+        ("train.py: error: unrecognized arguments: --num-workers 2", ("--num-workers", "2"), "--num-workers"),
+        ("train.py: error: unrecognized arguments: --run-name=a --lr 1", ("--run-name=a", "--lr", "1"), "--run-name"),
+        ("Error: No such option: --metric", ("--metric", "loss=x"), "--metric"),
+        (
+            "FATAL Flags parsing error: Unknown command line flag 'requirements'",
+            ("--requirements", "a"),
+            "--requirements",
+        ),
+        ("ERROR: Could not consume arg: --keep-gib", ("--keep-gib", "1"), "--keep-gib"),
+        ("TypeError: main() got an unexpected keyword argument 'env'", ("--env", "A=1"), "--env"),
+        ("train.py: error: unrecognized arguments: --lr 2", ("--lr", "2"), None),
+        ("train.py: error: unrecognized arguments: --lr 2", ("--lr", "2", "--num-workers", "2"), None),  # the script's
+        ("train.py: error: unrecognized arguments: --num-workers-x", ("--num-workers-x",), None),
+        ("train.py: error: argument --metric: invalid choice: 'x'", ("--metric", "x"), None),
+        ("RuntimeError: --num-workers 2", ("--num-workers", "2"), None),
+    ],
+)
+def test_flag_of_the_run_after_the_script_is_named(text: str, arguments: tuple[str, ...], flag: str | None) -> None:
+    config = RunConfig(command=("train.py", *arguments))
+    said = f"; {flag} is a flag of ray-on-ecs run, and belongs before train.py" if flag else ""
+    assert failure_report.misplaced_flag_hint(text, config) == said
+    assert failure_report.describe({0: ended(2, 1.0, text)}, config, []).what.endswith(f"{text}{said}")
