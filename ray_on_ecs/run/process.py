@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import psutil
 
+from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import last_words, memory, supervisor
 from ray_on_ecs.run.bars import Bars
 from ray_on_ecs.run.group import Directive
@@ -296,6 +297,11 @@ def hold(lock: Path, kind: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def scripts_lock(uri: str) -> Path:
+    """Return the lock that the scripts of a run on this node hold until they have ended, by the run's folder."""
+    return node_folder("scripts", uri)
 
 
 def wait_for_end(lock: Path, seconds: float) -> bool:

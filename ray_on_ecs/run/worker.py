@@ -25,7 +25,6 @@ from ray_on_ecs import arguments, logs, sdk, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
@@ -39,7 +38,7 @@ from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
-from ray_on_ecs.run.process import ProcessOptions, wait_for_end
+from ray_on_ecs.run.process import ProcessOptions, scripts_lock, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -106,7 +105,7 @@ class ScriptWorker:
         self._storage = storage = settings.storage
         self._rank = rank
         self._place = place
-        self._lock = node_folder("scripts", storage.uri)
+        self._lock = scripts_lock(storage.uri)
         self._run_folder = RunFolder(
             storage,
             settings.code.name,
