@@ -190,6 +190,10 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     lacking = [flag(name) for name in KEPT if settings.get(name) and not getattr(config, name)]
     if lacking:
         note(f"the earlier command of this run also had {', '.join(lacking)}")
+    before, script = settings.get("command"), config.command[0]
+    if isinstance(before, list) and before[:1] not in ([], [script]):
+        apart = "another --run-name keeps them apart"
+        note(f"run {config.run_name} was of {before[0]}, and {script} gets its files; {apart}")
     return earlier
 
 

@@ -20,7 +20,7 @@ from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_ou
 MPI = ("mpirun", "mpiexec", "horovodrun")
 # Programs in front of another one, which a run has no need of.
 WRAPPER = re.compile(r"(?:(?:uv|poetry|pdm|hatch|pipenv|conda|mamba) run|srun|env|nohup|time)(?=\s|$)")
-PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
+INTERPRETER = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
 # The number of workers among a launcher's flags.
 NUMBER = re.compile(r"\s(?:-np?|--nproc(?:[_-]per[_-]node)?|--num[_-](?:gpus|processes))[ =](\d+)(?=\s|$)")
 DATA = (".cfg", ".csv", ".ini", ".json", ".md", ".toml", ".txt", ".yaml", ".yml")
@@ -145,7 +145,7 @@ class ScriptName:
             variables = [word for pair in words[1:] if re.match(r"\w+=", pair) for word in ("--env", pair)]
             if program:
                 self._refuse(f"{found[0]!r} is not needed", *(variables if first == "env" else ()), *program)
-        elif PYTHON.fullmatch(first):
+        elif INTERPRETER.fullmatch(first):
             rest = leave_out(["python", *words[1:]])
             if rest[0] != "python":
                 self._refuse(f"{first!r} is not needed, since the run has its own Python", *rest)

@@ -23,7 +23,7 @@ from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
 from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
-from ray_on_ecs.errors import ResourceError, TrainingError, one_line
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.storage import layout
 
@@ -43,7 +43,14 @@ class Node:
     up_seconds: int
 
 
+def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[str]) -> None:
+    if names:
+        run = f"ray-on-ecs logs {names[0]} and ray-on-ecs open {names[0]}"
+        raise UsageError(f"{names[0]}: status shows the cluster; ray-on-ecs runs lists the runs, {run} show one")
+
+
 @click.command("status")
+@click.argument("names", nargs=-1, metavar="", callback=_refuse, expose_value=False)
 @on_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def command(cluster: Cluster, as_json: bool) -> int:

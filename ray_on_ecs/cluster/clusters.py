@@ -9,7 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,10 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
-from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.rules import is_run_name
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
@@ -368,4 +369,18 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
         return ComposeCluster()
     if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:
         return HeadCluster()
-    return StackCluster(find(stack, outputs))
+    try:
+        return StackCluster(find(stack, outputs))
+    except TrainingError as cause:
+        if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
+            cause.args = (f"{cause}; --local is for the runs of this machine",)
+        raise
+
+
+def _has_local_runs() -> bool:
+    """Return whether a command with --local would find a run."""
+    with suppress(OSError, TrainingError):
+        storage = LocalCluster().storage("")
+        is_any = storage.is_local and any(map(is_run_name, storage.listing().folders))
+        return is_any or bool(LocalJobs().list_jobs())
+    return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ray_on_ecs.cluster.local_jobs import Jobs
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED, KILLED, MAX_RESUBMISSIONS, next_id
+from ray_on_ecs.node.jobs import ENDED, KILL_STATUSES, MAX_RESUBMISSIONS, next_id
 from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -153,7 +153,7 @@ def driver_exit_status(job_id: str, job: Job, storage: RunStorage, way_on: Calla
     """
     status = job.get("driver_exit_code")
     if status is not None and status >= 0:
-        if status not in KILLED:
+        if status not in KILL_STATUSES:
             return status
         status = SIGNALLED - status  # a head starts its drivers by a shell
     state = _last_state(storage, job_id)

@@ -42,7 +42,9 @@ SUPERVISOR_LOST = {
 }
 # Exit codes of a driver that was killed or crashed. SIGINT and SIGTERM are not among them: they are a user's stop.
 FATAL_SIGNALS = {signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV}
-KILLED = {-number for number in FATAL_SIGNALS} | {128 + number for number in FATAL_SIGNALS}  # Python's and a shell's
+KILL_STATUSES = {-number for number in FATAL_SIGNALS} | {
+    128 + number for number in FATAL_SIGNALS
+}  # Python's and a shell's
 # A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
 # waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
@@ -169,7 +171,7 @@ class JobRecovery:
         for job in _last_jobs(jobs):
             try:
                 was_interrupted = job["status"] == "STOPPED" and job["submission_id"] in self._interrupted
-                lost_its_driver = job["error_type"] in SUPERVISOR_LOST or job["driver_exit_code"] in KILLED
+                lost_its_driver = job["error_type"] in SUPERVISOR_LOST or job["driver_exit_code"] in KILL_STATUSES
                 is_lost = was_interrupted or (job["status"] == "FAILED" and lost_its_driver)
                 if is_lost and not self._stopping.is_set():
                     self._resubmit(job, ids)

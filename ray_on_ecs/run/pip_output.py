@@ -24,6 +24,8 @@ PASSED_OVER = re.compile(
     r"|(The repository located at .* is not a trusted .*? host)"
 )
 LONG = 150
+# The mark below a requirement that pip repeats.
+CARET = re.compile(r"\s+~*\^\s*(\(.*\))?")
 # What follows from a reason.
 CURES = {
     r"Cannot find command 'git'": "git is not installed here: install it, or name a release of the package",
@@ -79,8 +81,10 @@ def _of_errors(lines: Sequence[str], log: Sequence[str]) -> str:
     said: list[str] = []
     is_error = False
     for line in lines:
-        is_error = line.startswith("ERROR: ") or (is_error and line.startswith(" "))
-        if is_error:
+        is_error = line.startswith("ERROR: ") or (is_error and line.startswith((" ", "Hint: ")))
+        if is_error and len(said) > 1 and (caret := CARET.fullmatch(line)):
+            said[-2:] = [" ".join(filter(None, (said[-2], caret[1])))]
+        elif is_error:
             text = line.removeprefix("ERROR: ").strip()
             said.append(text if len(text) < LONG else text.partition(". ")[0])
     if any("from versions: none" in text for text in said):

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cli.run import _earlier_command
 from ray_on_ecs.cluster.clusters import HeadCluster
 from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.storage.run_storage import RunStorage
 
 Run = Callable[..., int]
 AGAIN = "nothing is stored yet, so the same command with --run-name gone starts from the beginning\n"
@@ -136,3 +139,27 @@ def test_missing_head_is_one_line_and_status_3(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("its dashboard doesn't answer at http://127.0.0.1:9") == err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("earlier", "says"),
+    [
+        (
+            ["old.py", "--lr", "1"],
+            "run first was of old.py, and train.py gets its files; another --run-name keeps them",
+        ),
+        (["train.py", "--lr", "1"], ""),
+        ([], ""),
+        (None, ""),
+        (5, ""),
+    ],
+)
+def test_another_script_under_the_name_of_a_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], earlier: object, says: str
+) -> None:
+    storage = RunStorage.open(str(tmp_path), "first")
+    storage.write_json("run.json", {"format": 1, "settings": {"command": earlier}})
+    _earlier_command(storage, storage, RunConfig(command=("train.py",), run_name="first"))
+    said = capsys.readouterr().err
+    assert said.startswith(says)
+    assert bool(said) == bool(says)

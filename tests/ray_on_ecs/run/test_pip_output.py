@@ -148,7 +148,17 @@ OUTPUTS = {
     "a fault of pip": ("ERROR: Exception:\nTraceback (most recent call last):\n  File x\na.B: c", "a.B: c"),
     "a requirement": (
         "ERROR: Invalid requirement: 'foo bar': Expected end\n    foo bar\n        ^ (from line 1 of r.txt)",
-        "Invalid requirement: 'foo bar': Expected end; foo bar; ^ (from line 1 of r.txt)",
+        "Invalid requirement: 'foo bar': Expected end (from line 1 of r.txt)",
+    ),
+    "a wrong operator": (
+        "ERROR: Invalid requirement: 'a=1.0': Expected end\n    a=1.0\n    ~^ (from line 1 of r.txt)\n"
+        "Hint: = is not a valid operator. Did you mean == ?",
+        "Invalid requirement: 'a=1.0': Expected end (from line 1 of r.txt); Hint: = is not a valid operator. Did you "
+        "mean == ?",
+    ),
+    "a wrong marker": (
+        "ERROR: Invalid requirement: 'a': Expected a marker variable or quoted string\n    python < \"3\"\n    ^\n",
+        "Invalid requirement: 'a': Expected a marker variable or quoted string",
     ),
     "nothing": ("", "it wrote nothing"),
 }

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.run.files import node_files
 from ray_on_ecs.run.files.folder import LOOK_SECONDS, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
 from ray_on_ecs.run.files.known import KNOWN
 from ray_on_ecs.run.files.node_files import merge_parts
@@ -344,25 +345,38 @@ def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: 
     assert in_manifest(storage) == {"step": "2", "busy": "last"}
 
 
+SLOW = {
+    "scans": (run_folder.FolderScanner, "scan", {}),
+    "open files": (run_folder, "open_for_writing", {}),
+    "processes": (node_files, "writers_of", []),
+}
+
+
 @ON_DISK
-def test_looks_on_demand_take_a_small_share_of_the_time(
-    start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("slow", SLOW)
+def test_looks_take_a_small_share_of_the_time(
+    start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch, slow: str, waits: bool
 ) -> None:
     first = start()
-    folder, scans = first.nodes[1], 0
+    folder, took = first.nodes[1], 0.0
+    module, name, found = SLOW[slow]
 
-    def scan() -> dict[str, object]:
-        nonlocal scans
-        scans += 1
-        clock.now += 0.5  # it has many files
-        return {}
+    def look(*_: object) -> object:
+        nonlocal took
+        took += 0.5  # there are many
+        clock.now += 0.5
+        return found
 
-    monkeypatch.setattr(folder, "_changed_files", scan)
+    monkeypatch.setattr(module, name, look)
+    first.files[1]._exchange.poll(1, Directive(scan=waits), -1, 0)
     began = clock.now
-    while clock.now < began + 100:
-        folder.poll(at_once=True)
+    folder.is_current = False
+    while clock.now < began + 200:
+        first.files[1]._look()
+        folder.is_current = folder.is_current and slow != "open files"
         clock.now += POLL_SECONDS
-    assert scans <= 100 / 10 + 1
+    assert 5 < took < 200 / 20 + 1
 
 
 @ON_DISK

@@ -32,7 +32,7 @@ def find(tmp_path: Path, places: dict[str, str], *names: str, seen: bool = False
         with path.open("wb") as file:
             file.write(bytes(size))
             if seen:
-                open_for_writing(tmp_path / "run", [psutil.Process()], files.seen)
+                open_for_writing(tmp_path / "run", [psutil.Process()], files.see)
     files.seen = {path for path in files.seen if path.startswith(str(tmp_path))}  # not where pytest writes
     return files.find()
 
@@ -127,3 +127,38 @@ def test_each_folder_is_named_once_with_all_its_files(tmp_path: Path, places: di
 def test_look_at_the_end_has_a_limit(tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside, "MAX_ENTRIES", 3)
     assert find(tmp_path, places, *(f"tmp/many/{number}" for number in range(5))) == [f"{tmp_path}/tmp/many (3 MiB)"]
+
+
+def test_files_of_other_programs_are_not_remembered(tmp_path: Path, places: dict[str, str]) -> None:
+    files = OutsideFiles([tmp_path / "run"], places)
+    for number in range(10):
+        files.see(f"{places['HOME']}/.cache/huggingface/{number}")
+        files.see(f"/proc/{number}/oom_score_adj")
+    assert not files.seen
+
+
+def test_search_ends_in_a_disk_with_many_files(
+    tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "MAX_ENTRIES", 20)
+    for number in range(100):
+        (tmp_path / "data" / f"{number}").mkdir()
+    files = OutsideFiles([tmp_path / "run"], places)
+    names = ("data/model.pt", "home/mine/model.pt")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(LARGE)
+    files.seen.add(f"{tmp_path}/data/model.pt")
+    listed: list[object] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    assert files.find() == [f"{tmp_path}/data/model.pt (1 MiB)", "~/mine/model.pt (1 MiB)"]
+    assert len(listed) < 30
+
+
+def test_remembered_files_have_a_limit(tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "MAX_ENTRIES", 20)
+    files = OutsideFiles([tmp_path / "run"], places)
+    for number in range(100):
+        files.see(f"{tmp_path}/data/{number}")
+    assert len(files.seen) == 20
