@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import NoReturn
 
@@ -19,7 +20,10 @@ from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_ou
 
 MPI = ("mpirun", "mpiexec", "horovodrun")
 # Programs in front of another one, which a run has no need of.
-WRAPPER = re.compile(r"(?:(?:uv|poetry|pdm|hatch|pipenv|conda|mamba) run|srun|env|nohup|time)(?=\s|$)")
+WRAPPER = re.compile(
+    r"(?:\S*/)?(?:(?:uv|poetry|pdm|hatch|pipenv|pixi|rye|conda|mamba) run|srun|env|nohup|time|sudo)(?=\s|$)"
+)
+VARIABLE = re.compile(r"\w+=.*", re.DOTALL)
 INTERPRETER = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
 # The number of workers among a launcher's flags.
 NUMBER = re.compile(r"\s(?:-np?|--nproc(?:[_-]per[_-]node)?|--num[_-](?:gpus|processes))[ =](\d+)(?=\s|$)")
@@ -79,6 +83,8 @@ class ScriptName:
     def _check_file(self, path: Path) -> None:
         first = self._first
         if not is_inside(path, self._folder):
+            if _is_binary(path) or PYTHON.fullmatch(first) or LAUNCHER.match(shlex.join(self._words)):
+                self._refuse_missing(path)
             self._refuse_outside(path)
         if path.suffix == ".ipynb":
             script = str(PurePath(first).with_suffix(".py"))
@@ -137,14 +143,17 @@ class ScriptName:
             self._refuse_similar(f"{first!r} is a folder without __main__.py", names)
         if " " in first.strip():
             self._refuse(f"{missing}; give its words one by one", *leave_out([*first.split(), *words[1:]]))
+        pairs = list(takewhile(VARIABLE.fullmatch, words[PurePath(first).name == "env" :]))
+        variables = [word for pair in pairs for word in ("--env", pair)]
+        if VARIABLE.fullmatch(first):
+            self._refuse(f"{first!r} is a variable", *variables, *leave_out(words[len(pairs) :]))
         command = shlex.join(words)
         if found := LAUNCHER.match(command):
             self._refuse_launcher(found[1])
         program = _program(words)
         if found := WRAPPER.match(command):
-            variables = [word for pair in words[1:] if re.match(r"\w+=", pair) for word in ("--env", pair)]
             if program:
-                self._refuse(f"{found[0]!r} is not needed", *(variables if first == "env" else ()), *program)
+                self._refuse(f"{found[0]!r} is not needed", *variables, *program)
         elif INTERPRETER.fullmatch(first):
             rest = leave_out(["python", *words[1:]])
             if rest[0] != "python":
@@ -232,9 +241,9 @@ def _without(flags: Sequence[str], *names: str) -> list[str]:
     skips = False
     for word in flags:
         name, equals, _ = word.partition("=")
-        if not skips and name not in names:
+        if not skips and name.replace("_", "-") not in names:
             kept.append(word)
-        skips = name == "--working-dir" in names and not equals
+        skips = name.replace("_", "-") == "--working-dir" in names and not equals
     return kept
 
 

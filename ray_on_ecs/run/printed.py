@@ -11,16 +11,16 @@ from ray_on_ecs.tracking.shown_log import COLOURS
 # The search takes the square of the length.
 LONGEST = 1000
 WORD = r"(?<![\w/.-])"
-# Of a name and its number: transformers 5 prints its numbers as strings.
-IS = r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?(?:tensor\()?"
+# Of a name and its number: transformers 5 prints its numbers as strings, and NumPy 2 its types.
+IS = r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?(?:(?:tensor|np\.float\d+)\()?"
 # `step 100 | loss 2.31`, `{'loss': '2.3', 'epoch': '0.5'}`, `loss train: 10.1`; but not the loss of a validation.
 LOSS = re.compile(
     r"(?i)^(?:(?!\b(?:val|valid\w*|test\w*|eval\w*|dev)\b).)*?"
-    rf"{WORD}(?:(?:train(?:ing)?|step|batch|total|lm)[_ /])?"
+    rf"{WORD}(?:(?:train(?:ing)?|avg|mean|running|step|batch|total|lm)[_ /])?"
     rf"loss(?:[_ /](?:train|step|epoch)(?:[_/]total)?)?{IS}{NUMBER}(?![\w%])"
 )
 NUMBERED = r"(\d{1,15})(?![\w%]|[.,]\d)"
-STEP = re.compile(rf"(?i){WORD}(?:(?:global[_ ])?steps?|num_updates)(?:{IS}|\[\s*){NUMBERED}")
+STEP = re.compile(rf"(?i){WORD}(?:train/)?(?:(?:global[_ ])?steps?|num_updates)(?:{IS}|\s*\[\s*){NUMBERED}")
 ITERATION = re.compile(rf"(?i){WORD}iter(?:ation)?(?:{IS}|\[\s*|\(train\)\s+\[\s*){NUMBERED}")
 EPOCH = re.compile(rf"(?i){WORD}epoch(?:\(train\))?['\"]?[\s:=#\[]*['\"]?(\d{{1,9}}(?:\.\d+)?)(?![\w%]|\.\d)")
 # tqdm's bar of a training, and Keras's: `Epoch 3:  40%|####  | 4/10 [00:01<00:02, 4.9it/s, loss=0.5]`.

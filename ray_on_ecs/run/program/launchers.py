@@ -17,7 +17,8 @@ PYTHON = ("python", "python3")
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 # A launcher where a command begins, on a line of a shell.
 LAUNCHER = re.compile(
-    r"(?m)(?:^|[;&|(){`]|\b(?:if|while|until|then|do|else|exec|time|nohup|env|run)\s)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
+    r"(?m)(?:^|[;&|(){`]|\b(?:if|while|until|then|do|else|exec|time|nohup|env|run|nice|timeout|stdbuf|numactl|srun|sudo)\s"
+    r"(?:\s*(?:-[np]\s+\S+|-\S+|\d\S*)(?=\s))*)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
     r"(torchrun|accelerate[ -]launch|deepspeed|composer|horovodrun|mpirun|mpiexec|ray-on-ecs run|colossalai run"
     r"|(?:fabric|lightning) run|tune run(?=\s.*--nproc[_-]per[_-]node)"
     r"|(?:python[\d.]*\s+(?:-\w\s+)*)?-m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
@@ -35,11 +36,12 @@ MAY_LAUNCH = re.compile(r"(?:\S*/)?(trl|axolotl train|llamafactory-cli train)(?=
 OF_TORCHRUN = {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "is_torchelastic_launched"}
 # Functions of Python that start workers, and those that start a program.
 SPAWNERS = re.compile(
-    r"torch\.multiprocessing\.(?:spawn|start_processes)\b|torch\.distributed\.launcher\b.*\.(?:elastic_launch|launch_agent)"
+    r"torch\.multiprocessing\.(?:spawn\.)?(?:spawn|start_processes)|ignite\.distributed\.(?:\w+\.)?spawn"
+    r"|detectron2\.engine\.(?:launch\.)?launch|torch\.distributed\.launcher\b.*\.(?:elastic_launch|launch_agent)"
     r"|torch\.distributed\.elastic\.multiprocessing\.start_processes|torch\.distributed\.run\.(?:main|run)"
     r"|accelerate\.(?:launchers\.)?(?:notebook|debug)_launcher|torch_xla\..*spawn"
 )
-PROCESS = re.compile(r"(?:torch\.)?multiprocessing\.(?:process\.)?Process")
+PROCESS = re.compile(r"(?!psutil\b)(?:.*\.)?Process")
 PROGRAMS = re.compile(r"subprocess\.(?:run|Popen|call|check_call|check_output)|os\.(?:system|popen|exec\w+|spawn\w+)")
 
 
@@ -87,12 +89,15 @@ def _started(source: Source) -> tuple[str, bool] | None:
         for keyword in call.node.keywords
     )
     reads_ranks = not source.words.isdisjoint(RANKS | OF_TORCHRUN)
+    named = next(filter(None, map(_launcher_of, source.values)), "")
     for call in source.calls:
-        launcher = _launcher_of(call.node) if PROGRAMS.fullmatch(call.name) else ""
+        starts = bool(PROGRAMS.fullmatch(call.name))
+        launcher = _launcher_of(call.node) if starts else ""
         is_own = gives_ranks and not reads_ranks and PROCESS.fullmatch(call.name)
-        if launcher or is_own or SPAWNERS.fullmatch(call.name):
-            is_sure = bool(launcher or gives_ranks) and not reads_ranks and source.is_certain(call)
-            return f"{source.name}:{call.line} calls {launcher or call.name}, which starts workers itself", is_sure
+        if launcher or is_own or SPAWNERS.fullmatch(call.name) or (starts and named):
+            is_sure = bool(launcher or (gives_ranks and not starts)) and not reads_ranks and source.is_certain(call)
+            name = launcher or (named if starts else call.name.lstrip("."))
+            return f"{source.name}:{call.line} calls {name}, which starts workers itself", is_sure
     return None
 
 

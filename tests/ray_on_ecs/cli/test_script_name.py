@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def refusal(words: str) -> str:
         ("python -m torch.distributed.launch --use_env -r 3 -t 3 --log_dir x train.py", "python -u train.py", None),
         ("--standalone torchrun --standalone -m pkg.train -x", "python -u -m pkg.train -x", None),
         ("torchrun --no-python python train.py", "python train.py", None),
+        ("torchrun --max_restarts=3 --logs_specs x --numa-binding node train.py", "python -u train.py", None),
         ("python train.py python", "python -u train.py python", None),
         ("python3 -u -m pkg.train", "python -u -m pkg.train", None),
         ("python -m torch.distributed.run --nproc-per-node 4 train.py", "python -u train.py", 4),
@@ -129,6 +131,13 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
         ("env A=1 B=2 python train.py", "--env A=1 --env B=2 train.py"),
         ("srun -n 2 python train.py", "train.py"),
         ("'python train.py' --lr 1", "train.py --lr 1"),
+        ("env A=1 python train.py lr=1", "--env A=1 train.py lr=1"),
+        ("A=1 B=2 python train.py lr=1", "--env A=1 --env B=2 train.py lr=1"),
+        ("A=1 torchrun --nproc-per-node 2 train.py", "--env A=1 --nproc-per-node 2 train.py"),
+        ("/usr/bin/env python train.py", "train.py"),
+        ("{python} train.py --lr 1", "train.py --lr 1"),
+        ("/bin/sh run.sh", "--no-python /bin/sh run.sh"),
+        ("torchrun --no_python ./train.py", "train.py"),
         ("'torchrun --nproc-per-node 2 train.py'", "--nproc-per-node 2 train.py"),
         ("bash run.sh", "--no-python bash run.sh"),
         ("./run.sh -x", "--no-python ./run.sh -x"),
@@ -162,7 +171,7 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
 )
 def test_another_word_has_the_command_to_type(words: str, command: str, folder: Path) -> None:
     parent = os.path.realpath(folder.parent)
-    line = refusal(words.format(parent=parent))
+    line = refusal(words.format(parent=parent, python=sys.executable))
     assert line.startswith("SCRIPT: ")
     assert f"ray-on-ecs run {command.format(parent=parent)}" in [part.strip("?") for part in _commands_in(line)]
 
@@ -229,6 +238,11 @@ def test_launcher_on_every_worker_is_refused(words: str, line: str, leave_out: s
         ("torchrun train.py || python train.py", False),
         ('"$VENV/bin/torchrun" train.py', True),
         ("uv run torchrun train.py", True),
+        ("conda run -n env torchrun train.py", True),
+        ("timeout -k 5 2h nice -n 5 torchrun train.py", True),
+        ("numactl --cpunodebind=0 accelerate launch train.py", True),
+        ("srun --ntasks-per-node 1 torchrun --nnodes $N train.py", False),
+        ("timeout 9 pip install deepspeed", None),
         ("torchrun train.py --data data/test --exit", True),
         ("until torchrun train.py; do sleep 1; done", False),
         ("python3 -u -m torch.distributed.run train.py", True),
@@ -268,6 +282,13 @@ def test_launcher_in_a_shell_script_is_found(text: str, is_refused: bool | None,
             True,
         ),
         ("import os\nos.system('accelerate launch train.py')", True),
+        (GROUP + "from torch.multiprocessing.spawn import spawn\nspawn(work)", True),
+        (GROUP + "ctx = mp.get_context('spawn')\nctx.Process(target=work, args=(0,)).start()", True),
+        (GROUP + "mp.get_context('spawn').Process(target=work, args=(0,)).start()", True),
+        (GROUP + "import psutil\npsutil.Process()", None),
+        ("import subprocess\ncmd = ['torchrun', 'train.py']\nsubprocess.run(cmd)", False),
+        ("import os\ncmd = f'torchrun --nproc-per-node {2} x.py'\nos.system(cmd)", False),
+        ("from detectron2.engine import launch\nlaunch(print, 2)", False),
         (SPAWNS + "print(os.environ['RANK'])", False),
         (GROUP + "if 'RANK' not in os.environ:\n  mp.spawn(work)", False),
         (GROUP + "import sys\nif len(sys.argv) > 1:\n  mp.spawn(work)\nelse:\n  work(0)", False),
