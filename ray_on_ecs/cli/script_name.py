@@ -157,7 +157,11 @@ class ScriptName:
         same = [str(name) for name in names if PurePath(first).name in (name.name, name.stem)]
         same.sort(key=lambda name: name != f"{first}.py")
         close = same or get_close_matches(first, map(str, names), 1, CLOSE)
-        if not same and (shutil.which(first) or not (close or PurePath(first).suffix or "/" in first)):
+        if not same and _installs(self._folder, first) and not (self._config.requirements or shutil.which(first)):
+            packages = "which this project's package installs; write -e . into a file for --requirements"
+            self._refuse(f"{missing}, {packages}", "--requirements", "FILE", "--no-python", *words)
+        is_program = shutil.which(first) or _installs(self._folder, first)
+        if not same and (is_program or not (close or PurePath(first).suffix or "/" in first)):
             self._refuse(f"{missing}; a program needs --no-python", "--no-python", *words)
         self._refuse_similar(missing, close, "; correct it, or give --working-dir")
 
@@ -246,6 +250,13 @@ def _find(folder: Path, name: str) -> bool | None:
         return True
     is_regular = (folder / top / "__init__.py").is_file() or (folder / f"{top}.py").is_file()
     return False if is_regular else None
+
+
+def _installs(folder: Path, name: str) -> bool:
+    """Return whether the package in a folder has an entry point of this name, such as `name = "package.cli:main"`."""
+    entry = re.compile(rf"(?<![\w.-]){re.escape(name)}[\"']?\s*=\s*(?:\{{.*?)?[\"']?[\w.]+:\w")
+    files = [folder / file for file in ("pyproject.toml", "setup.cfg", "setup.py")]
+    return any(entry.search(file.read_text(errors="replace")) for file in files if file.is_file())
 
 
 def _is_installed(top: str) -> bool:

@@ -172,6 +172,38 @@ def _commands_in(line: str) -> list[str]:
     return [f"ray-on-ecs run {part.partition(', or ')[0]}" for part in line.split("ray-on-ecs run ")[1:]]
 
 
+INSTALLS = "'{name}' in {folder}, which this project's package installs; write -e . into a file for --requirements"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project.scripts]\nother-cli = "pkg.cli:main"\n'),
+        ("pyproject.toml", '[project.scripts]\n"other-cli" = "pkg.cli:main"\n'),
+        ("pyproject.toml", 'scripts = {a = "b:c", other-cli = "pkg.cli:main"}\n'),
+        ("pyproject.toml", '[tool.poetry.scripts]\nother-cli = { reference = "pkg:main", type = "console" }\n'),
+        ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    other-cli = pkg.cli:main\n"),
+        ("setup.py", "setup(entry_points={'console_scripts': ['other-cli = pkg.cli:main']})\n"),
+        ("setup.py", "setup(entry_points={'console_scripts': ['other-cli=pkg:main [x]']})\n"),
+    ],
+)
+def test_program_of_the_projects_own_package_is_no_similar_script(file: str, text: str, folder: Path) -> None:
+    """LLaMA-Factory's `llamafactory-cli` was taken for a misspelled src/llamafactory/cli.py."""
+    (folder / "other-cl.py").touch()
+    assert "did you mean" in refusal("other-cli train")
+    (folder / file).write_text(text)
+    line = refusal("--local other-cli train x.yaml")
+    assert INSTALLS.format(name="other-cli", folder=folder) in line
+    assert line.endswith(": ray-on-ecs run --local --requirements FILE --no-python other-cli train x.yaml")
+    (folder / "req.txt").write_text("-e .")
+    line = refusal("--requirements req.txt other-cli train")
+    assert line.endswith(
+        "a program needs --no-python: ray-on-ecs run --requirements req.txt --no-python other-cli train"
+    )
+    (folder / file).write_text(text.replace("other-cli", "another-cli"))
+    assert "did you mean" in refusal("other-cli train")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
