@@ -15,7 +15,7 @@ from typing import NoReturn
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside
-from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested
+from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested, told
 
 MPI = ("mpirun", "mpiexec", "horovodrun")
 # Programs in front of another one, which a run has no need of.
@@ -70,6 +70,7 @@ class ScriptName:
         flags = _without(self._flags, "--no-python", "-m", "--module")
         program = _program(self._words)
         leave = f"leave it out: {_typed(flags, program)}, or " if program and program != self._words else ""
+        leave = "" if told(self._words[: len(self._words) - len(program)]) else leave
         number = self._config.num_workers
         workers = f"each of {number} workers" if isinstance(number, int) else "each worker"
         raise UsageError(
@@ -174,10 +175,12 @@ class ScriptName:
             files = [at for at, word in enumerate(self._words) if (self._folder / word).is_file()]
             program = program or ["--no-python", *(self._words[files[0] :] if files else ["PROGRAM"])]
             self._refuse(f"{launcher} is what --mpi starts", "--mpi", *workers, *program, flags=flags)
-        leave = f"leave it out: {self._typed(*workers, *program)}, or " if program else ""
+        leave = f"; leave it out: {self._typed(*workers, *program)}, or" if program else ";"
+        if more := told(self._words[: len(self._words) - len(program)]):
+            leave = f", and tells the script {more};"
         once = self._typed("--per-node", "--no-python", *self._words)
         raise UsageError(
-            f"SCRIPT: {launcher} starts workers, as the run does; {leave}start it once on each node: {once}"
+            f"SCRIPT: {launcher} starts workers, as the run does{leave} start it once on each node: {once}"
         )
 
     def _refuse_outside(self, path: Path) -> NoReturn:
