@@ -33,8 +33,7 @@ TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
 TIMM = re.compile(r"^Train: (\d+) \[")
 ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d+(?:\.\d+)?(?:\s+\d+(?:\.\d+)?)*)")
 HEADER = re.compile(r"^\s*Epoch\s+GPU_mem\s+(\S.*)")
-# The end of Hugging Face's Trainer, in its dictionary and in its table: the mean of all losses. After a restart it is
-# the sum of this start's, divided by the steps of all starts.
+# The end of Hugging Face's Trainer, in its dictionary and in its table: the mean of the losses since the start.
 MEAN = re.compile(r"\btrain_runtime\b|^\s*train_loss {2,}=")
 # Of a line without a loss: a line that begins with it, and is not the title of a part, `Step 1: loading the data`.
 BEGINS = re.compile(
