@@ -32,6 +32,8 @@ TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
 TIMM = re.compile(r"^Train: (\d+) \[")
 ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d+(?:\.\d+)?(?:\s+\d+(?:\.\d+)?)*)")
 TABLE_HEADER = re.compile(r"^\s*Epoch\s+GPU_mem\s+(\S.*)")
+# The end of Hugging Face's Trainer, in its dictionary and in its table: the mean of the losses since the start.
+MEAN = re.compile(r"\btrain_runtime\b|^\s*train_loss {2,}=")
 # Of a line without a loss: a line that begins with it, and is not the title of a part, `Step 1: loading the data`.
 BEGINS = re.compile(
     r"(?i)^(?:\[[^\[\]]*\] ?)*\W*(?:train\w*\W+)?(?:epoch|(?:step|iter|iteration)\W{0,3}\d+(?![\d:.)]*[:.)]\s+[a-z]))"
@@ -47,12 +49,14 @@ class Printed:
         step: The number of the step or the iteration.
         epoch: The number of the epoch.
         is_bar: True if the step is that of a progress bar.
+        is_mean: True if the loss is the mean of the training, and not the last one.
     """
 
     loss: float | None = None
     step: int | None = None
     epoch: float | None = None
     is_bar: bool = False
+    is_mean: bool = False
 
 
 class PrintedNumbers:
@@ -83,6 +87,7 @@ class PrintedNumbers:
             step=int(step[1]) if step else None,
             epoch=float(epoch[1]) if epoch else None,
             is_bar=bool(bar),
+            is_mean=bool(loss and MEAN.search(line)),
         )
 
     def _loss_of(self, values: list[str]) -> float | None:

@@ -24,6 +24,12 @@ LAUNCHER = re.compile(
     r"|(?:python[\d.]*\s+(?:-\w\s+)*)?-m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
     r"(?=[\"']?(?:\s|$))"
 )
+# Launchers that tell the script how to train, and flags of accelerate launch that only say where.
+TELLING = re.compile(r"(?:fabric|lightning) run")
+PLACES = re.compile(
+    r"--(?:num_(?:processes|machines|cpu_threads_per_process)|machine_rank|main_process_(?:ip|port)|multi_gpu|gpu_ids"
+    r"|same_network|rdzv_\w+|max_restarts|monitor_interval|module|no_python|role|tee|log_dir|quiet|debug)"
+)
 # Words of a launcher that joins others, if it begins on several workers with the right ones; 1 node is not several.
 JOINS = re.compile(r"RANK\b|WORLD_SIZE|(?:nnodes|num[_-]machines|num[_-]nodes|hostfile)(?![ =]1(?![\d:]))")
 # Words of a shell that decide whether something is run.
@@ -58,6 +64,20 @@ def leave_out(command: Sequence[str]) -> list[str]:
     if rest[:1] == ["-m"] and rest[1:2] and rest[1] in TORCHRUN:
         return rest[2:]
     return rest if rest and (rest[0] == "-m" or not rest[0].startswith("-")) else words
+
+
+def told(words: Sequence[str]) -> str:
+    """Return what a launcher tells the script beside its rank, such as `--mixed_precision`: without it, others train.
+
+    Args:
+        words: A command up to the script.
+    """
+    command = shlex.join(words)
+    if TELLING.search(command):
+        return "how to train"
+    names = [re.split("=", word.replace("-", "_"))[0].replace("__", "--", 1) for word in words if word.startswith("--")]
+    more = [name for name in dict.fromkeys(names) if not PLACES.fullmatch(name)]
+    return ", ".join(more) if re.search(r"accelerate[ -]launch|accelerate\.commands\.launch", command) else ""
 
 
 def nested(config: RunConfig) -> tuple[str, bool] | None:

@@ -112,11 +112,11 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
         ("python -O train.py", "--no-python python -O train.py"),
         ("python -c pass", "--no-python python -c pass"),
         ("accelerate launch --num_processes 2 train.py --lr 1", "--num-workers 2 train.py --lr 1"),
-        ("--num-workers 4 accelerate launch --config_file x.yaml -m pkg.train", "--num-workers 4 -m pkg.train"),
+        ("--num-workers 4 accelerate launch --machine-rank=0 -m pkg.train", "--num-workers 4 -m pkg.train"),
         ("deepspeed --num_gpus=4 train.py --deepspeed ds.json", "--num-workers 4 train.py --deepspeed ds.json"),
         ("composer -n 2 train.py", "--num-workers 2 train.py"),
-        ("lightning run model train.py", "train.py"),
-        ("fabric run --devices 2 train.py", "train.py"),
+        ("lightning run model train.py", "--per-node --no-python lightning run model train.py"),
+        ("fabric run --devices 2 train.py", "--per-node --no-python fabric run --devices 2 train.py"),
         ("ray-on-ecs run train.py", "train.py"),
         ("horovodrun -np 4 -H a:2,b:2 python train.py", "--mpi --num-workers 4 train.py"),
         ("mpirun -n 4 python train.py", "--mpi --num-workers 4 train.py"),
@@ -179,6 +179,68 @@ def test_another_word_has_the_command_to_type(words: str, command: str, folder: 
 def _commands_in(line: str) -> list[str]:
     """The commands in an error, each of which ends it or is followed by another choice."""
     return [f"ray-on-ecs run {part.partition(', or ')[0]}" for part in line.split("ray-on-ecs run ")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        ("accelerate launch --mixed_precision fp16 --multi_gpu {}", "--mixed_precision"),
+        ("accelerate launch --mixed-precision=bf16 --num-processes=2 {}", "--mixed_precision"),
+        ("accelerate launch --config_file x.yaml {} --lr 1", "--config_file"),
+        (
+            "accelerate launch --use_fsdp --num_processes 2 --fsdp_offload_params true {}",
+            "--use_fsdp, --fsdp_offload_params",
+        ),
+        ("accelerate launch --use_deepspeed --zero_stage 2 {}", "--use_deepspeed, --zero_stage"),
+        ("accelerate launch --cpu {}", "--cpu"),
+        ("accelerate-launch --dynamo_backend inductor {}", "--dynamo_backend"),
+        ("fabric run {}", "how to train"),
+        ("fabric run --strategy fsdp --precision bf16-mixed {}", "how to train"),
+        ("lightning run model --devices 2 {}", "how to train"),
+        ("accelerate launch --num_machines 1 --main_process_port 0 {} --mixed_precision fp16", ""),
+        ("deepspeed --num_gpus 2 {} --deepspeed x.json", ""),
+        ("composer -n 2 {}", ""),
+    ],
+)
+@pytest.mark.parametrize("program", ["train.py", "-m pkg.train"])
+def test_launcher_that_tells_the_script_how_to_train_is_not_left_out(words: str, more: str, program: str) -> None:
+    """Fabric's script without `fabric run` trains on each worker alone; Accelerate's, in another precision."""
+    line = refusal(words.format(program))
+    said = f"starts workers, as the run does, and tells the script {more}; start it once on each node"
+    assert (said in line, "leave it out" in line) == (bool(more), not more)
+    assert ("leave it out" in refusal(f"--no-python --num-workers 2 {words.format(program)}")) == (not more)
+
+
+INSTALLS = "'{name}' in {folder}, which this project's package installs; write -e . into a file for --requirements"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project.scripts]\nother-cli = "pkg.cli:main"\n'),
+        ("pyproject.toml", '[project.scripts]\n"other-cli" = "pkg.cli:main"\n'),
+        ("pyproject.toml", 'scripts = {a = "b:c", other-cli = "pkg.cli:main"}\n'),
+        ("pyproject.toml", '[tool.poetry.scripts]\nother-cli = { reference = "pkg:main", type = "console" }\n'),
+        ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    other-cli = pkg.cli:main\n"),
+        ("setup.py", "setup(entry_points={'console_scripts': ['other-cli = pkg.cli:main']})\n"),
+        ("setup.py", "setup(entry_points={'console_scripts': ['other-cli=pkg:main [x]']})\n"),
+    ],
+)
+def test_program_of_the_projects_own_package_is_no_similar_script(file: str, text: str, folder: Path) -> None:
+    """LLaMA-Factory's `llamafactory-cli` was taken for a misspelled src/llamafactory/cli.py."""
+    (folder / "other-cl.py").touch()
+    assert "did you mean" in refusal("other-cli train")
+    (folder / file).write_text(text)
+    line = refusal("--local other-cli train x.yaml")
+    assert INSTALLS.format(name="other-cli", folder=folder) in line
+    assert line.endswith(": ray-on-ecs run --local --requirements FILE --no-python other-cli train x.yaml")
+    (folder / "req.txt").write_text("-e .")
+    line = refusal("--requirements req.txt other-cli train")
+    assert line.endswith(
+        "a program needs --no-python: ray-on-ecs run --requirements req.txt --no-python other-cli train"
+    )
+    (folder / file).write_text(text.replace("other-cli", "another-cli"))
+    assert "did you mean" in refusal("other-cli train")
 
 
 @pytest.mark.parametrize(
