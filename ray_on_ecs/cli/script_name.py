@@ -84,7 +84,7 @@ class ScriptName:
     def _check_file(self, path: Path) -> None:
         first = self._first
         if not is_inside(path, self._folder):
-            if _is_binary(path) or PYTHON.fullmatch(first) or LAUNCHER.match(shlex.join(self._words)):
+            if _is_binary(path) or INTERPRETER.fullmatch(first) or LAUNCHER.match(shlex.join(self._words)):
                 self._refuse_missing(path)
             self._refuse_outside(path)
         if path.suffix == ".ipynb":
