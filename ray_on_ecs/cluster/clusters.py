@@ -10,7 +10,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,13 @@ from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
-from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
 
 if TYPE_CHECKING:
@@ -387,4 +388,18 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     address = os.environ.get(CLUSTER_VARIABLE)
     if address and not (stack or outputs):
         return HeadCluster() if address == HEAD else BucketCluster(address)
-    return StackCluster(find(stack, outputs))
+    try:
+        return StackCluster(find(stack, outputs))
+    except TrainingError as cause:
+        if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
+            cause.args = (f"{cause}; --local is for the runs of this machine",)
+        raise
+
+
+def _has_local_runs() -> bool:
+    """Return whether a command with --local would find a run."""
+    with suppress(OSError, TrainingError):
+        storage = LocalCluster().storage("")
+        is_any = storage.is_local and any(map(is_run_name, storage.listing().folders))
+        return is_any or bool(MachineJobs().list_jobs())
+    return False

@@ -216,7 +216,34 @@ def test_finished_run_is_refused_without_ray(
 
 def test_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
-    assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. (see ray-on-ecs --help)\n"
+    assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. Did you mean run? (see ray-on-ecs --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *(
+            ("report", "open"),
+            ("repport", "open"),
+            ("show", "open"),
+            ("list", "runs"),
+            ("ps", "runs"),
+            ("kill", "stop"),
+        ),
+        *(("delete", "rm"), ("submit", "run"), ("download", "fetch"), ("ssh", "shell"), ("log", "logs")),
+    ],
+)
+def test_word_of_another_program_names_the_command(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+    assert main([word]) == 2
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_status_of_a_run_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "first"]) == 2
+    assert capsys.readouterr().err == (
+        "ray-on-ecs: first: status shows the cluster; ray-on-ecs runs lists the runs, ray-on-ecs logs first and "
+        "ray-on-ecs open first show one\n"
+    )
 
 
 def test_stack_outputs_come_from_pulumi(pulumi: Path) -> None:
