@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -89,9 +89,8 @@ class RemoteJobs:
 
     def job(self, job_id: str) -> Job:
         """Return a job, or the one that answers a request of this ID."""
-        for job in self.list_jobs():
-            if job_id in (job["submission_id"], job["metadata"].get(REQUEST)):
-                return job
+        if job := _find(self.list_jobs(), job_id):
+            return job
         raise ResourceError(f"the head no longer lists job {job_id}; ray-on-ecs runs shows its run")
 
     def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
@@ -186,7 +185,7 @@ class RemoteJobs:
                 state, age = self.state()
                 if age > SILENT_SECONDS:
                     raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
-                job = next((each for each in state.jobs if each["log"] == job["log"]), job)
+                job = _find(state.jobs, job_id) or job
                 looked_at = time.monotonic()
             with _answers():
                 offset = self._read_log(job, offset, show)
@@ -200,6 +199,11 @@ class RemoteJobs:
             show(part)
             offset += len(part)
         return offset
+
+
+def _find(jobs: Sequence[Job], job_id: str) -> Job | None:
+    """Return a job by its ID, or by the ID of the request that it answers."""
+    return next((job for job in jobs if job_id in (job["submission_id"], job["metadata"].get(REQUEST))), None)
 
 
 def _requested(request: Request) -> Job:

@@ -24,27 +24,10 @@ from ray_on_ecs import secrets
 from ray_on_ecs.config import OWNER, SUBMITTED
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, failure_of
+from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
-from ray_on_ecs.jobs.record import (
-    ENDED,
-    FAILED,
-    MAX_RESUBMISSIONS,
-    PENDING,
-    REQUEST,
-    RESUBMISSIONS,
-    STOPPED,
-    Job,
-    is_lost,
-    last_jobs,
-    next_id,
-    number_in,
-    stored_secrets,
-    under_way,
-)
-from ray_on_ecs.jobs.record import (
-    RUN as OF_RUN,
-)
+from ray_on_ecs.jobs.record import ENDED, REQUEST, Job, is_lost, next_id, number_in
 from ray_on_ecs.node import labels
 
 logger = logging.getLogger(__name__)
@@ -150,6 +133,8 @@ class Desk:
             if job["log"] not in own:
                 key = job["log"] or job["metadata"].get(REQUEST, "")
                 self._earlier[key] = job if job["status"] in ENDED else self._lost(job, is_old=is_old)
+        # The head before has deleted them; there may already be those of a request that is not read yet.
+        self._without_secrets |= {job["submission_id"] for job in state.jobs if job["status"] in ENDED}
         self._state = replace(self._state, refused=state.refused)
         self._version = self._documents.write_head(self._current(), version)
         self.is_current = self._version is not None
@@ -157,8 +142,8 @@ class Desk:
     def _lost(self, job: Job, *, is_old: bool) -> Job:
         """Return a job that was under way on a head that is gone."""
         size = self._documents.log_size(job["log"]) if job["log"] else 0
-        metadata = {**job["metadata"], **({MAX_RESUBMISSIONS: "0"} if is_old else {})}
-        ended = {"status": FAILED, "end_time": int(1000 * time.time()), "message": "its head was lost"}
+        metadata = {**job["metadata"], **({record.MAX_RESUBMISSIONS: "0"} if is_old else {})}
+        ended = {"status": record.FAILED, "end_time": int(1000 * time.time()), "message": "its head was lost"}
         return {**job, **ended, "metadata": metadata, "is_interrupted": True, "log_size": size}
 
     def _list(self) -> list[Job]:
@@ -219,8 +204,8 @@ class Desk:
         if any(job["metadata"].get(REQUEST) == request.id for job in jobs):
             self._documents.store.delete(request.path)
             return
-        run = {key: request.content["metadata"][key] for key in OF_RUN}
-        if active := under_way(jobs, run):
+        run = {key: request.content["metadata"][key] for key in record.RUN}
+        if active := record.under_way(jobs, run):
             line = f"run {run['run_name']} is already active as job {active['submission_id']}"
             self._refuse(request.id, request.path, line)
             return
@@ -246,7 +231,13 @@ class Desk:
     @staticmethod
     def _job(job_id: str, uri: str, metadata: Mapping[str, str]) -> Job:
         """Return the job of a driver that is about to start."""
-        job: Job = {"submission_id": job_id, "metadata": dict(metadata), "uri": uri, "log": "", "status": PENDING}
+        job: Job = {
+            "submission_id": job_id,
+            "metadata": dict(metadata),
+            "uri": uri,
+            "log": "",
+            "status": record.PENDING,
+        }
         job |= {"start_time": int(1000 * time.time()), "end_time": None}
         return {**job, "driver_exit_code": None, "message": None, "is_interrupted": False}
 
@@ -260,7 +251,7 @@ class Desk:
                 self._kill_at.setdefault(job["submission_id"], time.monotonic() + STOP_SECONDS)
             for key, earlier in self._earlier.items():
                 if earlier["submission_id"] == job["submission_id"] and is_lost(earlier):
-                    self._earlier[key] = {**earlier, "status": STOPPED}
+                    self._earlier[key] = {**earlier, "status": record.STOPPED}
         self._has_changed = True
 
     def _kill_late(self) -> None:
@@ -277,7 +268,7 @@ class Desk:
     def _resubmit_lost(self) -> None:
         """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
         jobs = self._list()
-        for job in last_jobs(jobs):
+        for job in record.last_jobs(jobs):
             if self._stopping.is_set() or not self.is_current:
                 return
             if is_lost(job):
@@ -288,17 +279,17 @@ class Desk:
 
     def _resubmit(self, job: Job, taken: set[str]) -> None:
         lost, metadata = job["submission_id"], job["metadata"]
-        maximum = number_in(metadata, MAX_RESUBMISSIONS)
+        maximum = number_in(metadata, record.MAX_RESUBMISSIONS)
         seconds = ((job["end_time"] or 0) - job["start_time"]) / 1000
         # In a row: without progress in between, before this job was lost.
-        resubmissions = 0 if seconds >= PROGRESS_SECONDS else number_in(metadata, RESUBMISSIONS)
+        resubmissions = 0 if seconds >= PROGRESS_SECONDS else number_in(metadata, record.RESUBMISSIONS)
         if resubmissions >= maximum:
             self._delete_secrets(job)
             if maximum:
                 self._say(f"job {lost} is not submitted again: its run was lost {maximum + 1} times in a row")
             return
-        successor = next_id(metadata[OF_RUN[0]], taken)
-        own = {RESUBMISSIONS: str(resubmissions + 1)}
+        successor = next_id(metadata[record.RUN[0]], taken)
+        own = {record.RESUBMISSIONS: str(resubmissions + 1)}
         with self._jobs.submitting():
             self._jobs.submit(job["uri"], {**metadata, **own}, successor)
         logger.info(f"job {lost} was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
@@ -306,7 +297,7 @@ class Desk:
 
     def _delete_secrets(self, job: Job) -> None:
         """Delete the secrets of a run that has ended, once."""
-        stored = stored_secrets(job["metadata"])
+        stored = record.stored_secrets(job["metadata"])
         if stored and job["submission_id"] not in self._without_secrets:
             with suppress(OSError, TrainingError):  # the next look tries again
                 secrets.store(stored[0]).delete(stored[1:])
