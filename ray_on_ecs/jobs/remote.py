@@ -116,7 +116,7 @@ class RemoteJobs:
             with _answers():
                 self._documents.withdraw(user, request)
             return self._answer(request, self.state()[0])
-        except UsageError:  # the head has refused it
+        except (HeadUnavailable, UsageError):  # there is not a head, or it has refused the request
             return ""
         except ResourceError as cause:
             self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
