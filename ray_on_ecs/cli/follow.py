@@ -63,8 +63,7 @@ class Follower:
                         job = self._follow()
                     except ResourceError as cause:
                         self._wait(cause)
-                if self._line:
-                    show(self._filter.shown([self._line]))
+                self._end_line()
         except KeyboardInterrupt as stop:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
@@ -90,9 +89,9 @@ class Follower:
             raise TrainingError(
                 f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
             )
-        # Meanwhile the head may have submitted another job.
-        active = under_way(listed, self._run)
-        self._begin(active["submission_id"] if active else list(jobs)[-1])
+        if self._job not in jobs:  # a request that the head has accepted meanwhile, or a job that it has forgotten
+            active = under_way(listed, self._run)
+            self._begin(active["submission_id"] if active else list(jobs)[-1])
         while True:
             held.tail(self._job, self._show, self._offset)
             job = held.job(self._job)
@@ -101,13 +100,20 @@ class Follower:
             successor = resubmitted(held, self._run, job)
             if successor is None:
                 return job
-            say(f"job {self._job} lost its driver; the head has submitted run {self._name} again as job {successor}")
+            lost = self._job
             self._begin(successor)
+            say(f"job {lost} lost its driver; the head has submitted run {self._name} again as job {successor}")
 
     def _begin(self, job_id: str) -> None:
-        if job_id != self._job:
-            self._job, self._offset = job_id, 0
-            self._decoder.reset()
+        self._end_line()
+        self._job, self._offset = job_id, 0
+        self._decoder.reset()
+
+    def _end_line(self) -> None:
+        """Print a line that is not complete: its driver has ended."""
+        if self._line:
+            show(self._filter.shown([self._line]))
+        self._line = ""
 
     def _show(self, part: bytes) -> None:
         """Print whole lines: the progress line would cut a line that is not complete yet."""

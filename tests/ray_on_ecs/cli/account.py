@@ -224,9 +224,9 @@ class Laptop(Account):
     @property
     def documents(self) -> Documents:
         """The cluster's documents."""
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": REGION}
+        keys: dict[str, Any] = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
         root = f"{self.outputs['bucket']}/{CLUSTERS_PREFIX}/{self.outputs['cluster_name']}"
-        return Documents(Bucket(endpoint_url=self.url, **keys), root)
+        return Documents(Bucket(endpoint_url=self.url, region_name=REGION, **keys), root)
 
     def put_state(self) -> None:
         """Write the head's state as its desk does, or delete it."""
