@@ -163,7 +163,7 @@ class RemoteJobs:
                 state, age = self.state()
                 if age > SILENT_SECONDS:
                     raise HeadUnavailable(f"the head wrote its state {age:.0f} s ago")
-                job = next((each for each in state.jobs if each["log"] == job["log"]), job)
+                job = next((each for each in state.jobs if _is_same(each, job)), job)
                 looked_at = time.monotonic()
             with _answers():
                 offset = self._read_log(job, offset, show)
@@ -177,6 +177,13 @@ class RemoteJobs:
             show(part)
             offset += len(part)
         return offset
+
+
+def _is_same(job: Job, known: Job) -> bool:
+    """Return True if a job is one that was seen before, perhaps when it had no driver and then no log yet."""
+    if known["log"]:
+        return bool(job["log"] == known["log"])
+    return bool(job["metadata"].get(REQUEST) == known["metadata"].get(REQUEST, known["submission_id"]))
 
 
 def _requested(request: str, metadata: Mapping[str, str], owner: str, moment: float) -> Job:
