@@ -10,7 +10,7 @@ from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.cluster.history import find_run, is_below
 from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
-from ray_on_ecs.jobs.record import ENDED, Job
+from ray_on_ecs.jobs.record import ENDED, RUN, Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
@@ -27,30 +27,22 @@ STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": I
 @on_cluster
 def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
     """Show the log of RUN, with all its jobs."""
+    text, cause = "", None
     try:
         held = cluster.jobs(note)
         jobs = jobs_of(cluster, held, run, "logs")
-        under_way = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
-        if not (follow and under_way):
+        active = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
+        if not (follow and active):
             text = "".join(held.log(job_id) for job_id in jobs)
-            _print(text or _stored(cluster, run), tail)
-            return _exit_status(cluster, run, jobs) if follow else 0
-        metadata = jobs[under_way[-1]]["metadata"]
-    except Elsewhere as cause:
-        try:
-            _print(_stored(cluster, run), tail)  # of an earlier run here
-        except TrainingError:
-            raise cause from None
-        return _exit_status(cluster, run, {}) if follow else 0
-    except ResourceError as cause:
-        stored = _stored(cluster, run)
-        note(f"{cause}; this is the log that the run stored last:")
-        _print(stored, tail)
-        return _exit_status(cluster, run, {}) if follow else 0
-    from ray_on_ecs.cli.follow import Follower
+    except (Elsewhere, ResourceError) as fault:
+        jobs, active, cause = {}, [], fault
+    if follow and active:
+        from ray_on_ecs.cli.follow import Follower
 
-    same = {key: metadata[key] for key in ("run_name", "storage_path") if key in metadata}
-    return Follower(cluster, same).follow(under_way[-1])
+        metadata = jobs[active[-1]]["metadata"]
+        return Follower(cluster, {key: metadata[key] for key in RUN if key in metadata}).follow(active[-1])
+    _print(text or _stored(cluster, run, cause), tail)
+    return _exit_status(cluster, run, jobs) if follow else 0
 
 
 class Elsewhere(UsageError):
@@ -97,14 +89,21 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
     return STATUSES[state]
 
 
-def _stored(cluster: Cluster, run: str) -> str:
-    """Return the logs in the run's folder; UsageError if there is none."""
+def _stored(cluster: Cluster, run: str, cause: TrainingError | None) -> str:
+    """Return the logs in the run's folder, as those of its jobs can't be read by this cause; UsageError without one.
+
+    There may be an earlier run here if the jobs are elsewhere.
+    """
     storage = cluster.storage(run)
     try:
         names = sorted(storage.file_sizes(layout.LOGS))
         texts = [storage.read(f"{layout.LOGS}/{name}").decode(errors="replace") for name in names]
-    except OSError as cause:
-        raise TrainingError(f"the logs of run {run} can't be read ({cause})") from cause
+    except OSError as fault:
+        raise TrainingError(f"the logs of run {run} can't be read ({fault})") from fault
+    if isinstance(cause, ResourceError) and texts:
+        note(f"{cause}; this is the log that the run stored last:")
+    elif cause and not texts:
+        raise cause
     if not texts:
         find_run(cluster, run)
         raise UsageError(f"run {run} has no log yet; {cluster.command('runs')} shows its state")

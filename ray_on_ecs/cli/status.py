@@ -11,15 +11,15 @@ from typing import Any
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
-from ray_on_ecs.cli.screen import note, out, print_json
+from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.aws_status import Group, read_group, read_services
-from ray_on_ecs.cluster.clusters import Cluster, LocalCluster
+from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
 from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, TrainingError, one_line
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.record import PENDING, RUNNING
 from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import ray_status
@@ -27,7 +27,14 @@ from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.storage import layout
 
 
+def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[str]) -> None:
+    if names:
+        run = f"ray-on-ecs logs {names[0]} and ray-on-ecs open {names[0]}"
+        raise UsageError(f"{names[0]}: status shows the cluster; ray-on-ecs runs lists the runs, {run} show one")
+
+
 @click.command("status")
+@click.argument("names", nargs=-1, metavar="", callback=_refuse, expose_value=False)
 @on_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def command(cluster: Cluster, as_json: bool) -> int:
@@ -45,7 +52,10 @@ def command(cluster: Cluster, as_json: bool) -> int:
     # AWS has nothing of a stack that is down; the error is enough.
     elif ray or of_aws.get("services"):
         out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
-        for title, text in [*(_ray_lines(ray) if ray else ()), *(_aws_lines(of_aws, ray) if of_aws else ())]:
+        for title, text in [
+            *(_ray_lines(ray, is_here=cluster.is_here) if ray else ()),
+            *(_aws_lines(of_aws, ray) if of_aws else ()),
+        ]:
             out.print(f"  {title:8} {text}")
     if unreached:
         raise unreached
@@ -58,14 +68,14 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
     Raises:
         TrainingError: The head's state can't be read.
     """
-    held = cluster.jobs(note)
+    held = cluster.jobs()
     seconds, ray = 0.0, {}
     if isinstance(held, RemoteJobs):
         state, seconds = held.state()
-        ray = state.ray
-    elif not isinstance(cluster, LocalCluster):
-        ray = ray_status.read()
-    jobs = held.list_jobs()
+        ray, jobs = state.ray, held.with_requests(state)
+    else:
+        ray = {} if cluster.is_here else ray_status.read()
+        jobs = held.list_jobs()
     states = Counter(job["status"] for job in jobs)
     return {
         "seconds_ago": round(seconds),
@@ -90,16 +100,24 @@ def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
-    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked."""
+    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
+
+    Raises:
+        StackNotFound: The stack is down.
+    """
     found: dict[str, Any] = {"region": stack.region, "services": {}, "group": None, "scaling": {}, "hourly_usd": None}
     unknown: dict[str, str] = {}
     try:
         found["services"] = read_services(stack)
+    except StackNotFound:
+        raise
     except TrainingError as cause:
         unknown["services"] = one_line(cause)
     try:
         info = aws.workers(stack)
         found["scaling"] = info["scaling"]
+    except StackNotFound:
+        raise
     except TrainingError as cause:
         unknown["workers"], info = one_line(cause), None
     if info:
@@ -138,7 +156,7 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
     return round(sum(known), 4)
 
 
-def _ray_lines(ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _ray_lines(ray: Mapping[str, Any], *, is_here: bool) -> Iterator[tuple[str, str]]:
     """Yield a title and a text for each line."""
     if ray["seconds_ago"] > SILENT_SECONDS:
         yield "head", f"silent: this is its state of {timedelta(seconds=ray['seconds_ago'])} ago"
@@ -154,7 +172,8 @@ def _ray_lines(ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for (kind, place), nodes in sorted(groups.items(), reverse=True):
         yield kind, f"{len(nodes)} x {place}: {_usage(nodes)}"
     if ray["ray_version"] is None:
-        yield "Ray", "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
+        local = "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
+        yield "Ray", local if is_here else "does not answer the head: it is starting, or busy"
     else:
         yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray["gpus"])
     # The drivers of queued runs are running jobs.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError
-from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState
+from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, Job
 from ray_on_ecs.storage.bucket import StorageFault
 
@@ -35,6 +37,7 @@ class RemoteJobs:
     def __init__(self, documents: Documents, user: Callable[[], str], say: Callable[[str], None]) -> None:
         self._documents, self._user, self._say = documents, user, say
         self._version, self._state = "", HeadState()
+        self._said: set[str] = set()
 
     def state(self) -> tuple[HeadState, float]:
         """Return the head's state, and the seconds since it was written.
@@ -65,17 +68,24 @@ class RemoteJobs:
 
     @contextmanager
     def submitting(self) -> Generator[None]:
-        """Do nothing: the head itself refuses a second request for a run."""
+        """Wait for a head; it itself refuses a second request for a run."""
+        self._wait(lambda state: "is up")
         yield
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs in the order of their start, and last the requests that the head has not accepted yet."""
-        jobs = self.state()[0].jobs
-        answered = {job["metadata"].get(REQUEST) for job in jobs}
+        state, age = self.state()
+        if age > SILENT_SECONDS:
+            self._say_once("silent", f"the head is silent: this is its state of {_ago(age)}")
+        return self.with_requests(state)
+
+    def with_requests(self, state: HeadState) -> list[Job]:
+        """Return the jobs of a state, and last the requests that the head has not accepted yet."""
+        answered = {job["metadata"].get(REQUEST) for job in state.jobs}
         with _answers():
             requests = [each for each in self._documents.requests() if not isinstance(each, tuple)]
         pending = [each for each in requests if each.kind == RUN and each.id not in answered]
-        return [*jobs, *(_requested(each.id, each.content["metadata"], each.owner, each.time) for each in pending)]
+        return [*state.jobs, *map(_requested, pending)]
 
     def job(self, job_id: str) -> Job:
         """Return a job, or the one that answers a request of this ID."""
@@ -95,29 +105,37 @@ class RemoteJobs:
         with _answers():
             request = self._documents.write_request(user, RUN, uri=uri, metadata=dict(metadata))
         try:
-            return self._wait(request)
+            return self._wait(partial(self._answer, request))
         except BaseException:
-            with _answers():
-                self._documents.withdraw(user, request)
-                job = self._answer(request, self._documents.read_head()[1])  # it may have been faster
-            if job:
+            if job := self._withdraw(user, request):
                 self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
             raise
 
-    def _wait(self, request: str) -> str:
+    def _withdraw(self, user: str, request: str) -> str:
+        """Withdraw a request; return the ID of its job if the head was faster."""
+        try:
+            with _answers():
+                self._documents.withdraw(user, request)
+            return self._answer(request, self.state()[0])
+        except UsageError:  # the head has refused it
+            return ""
+        except ResourceError as cause:
+            self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
+            return ""
+
+    def _wait(self, found: Callable[[HeadState], str]) -> str:
+        """Return what is found in the head's state, as soon as there is something; else ResourceError."""
         deadline = time.monotonic() + ACCEPT_SECONDS
-        said = False
         while time.monotonic() < deadline:
             try:
                 state, age = self.state()
-                if job := self._answer(request, state):
-                    return job
-                reason = f"the head wrote its state {age:.0f} s ago" if age > SILENT_SECONDS else ""
+                if answer := found(state):
+                    return answer
+                reason = f"the head wrote its state {_ago(age)}" if age > SILENT_SECONDS else ""
             except HeadUnavailable as cause:
                 reason = str(cause)
-            if reason and not said:
-                self._say(f"waiting for the head, which starts the run as soon as it is up ({reason})")
-                said = True
+            if reason:
+                self._say_once("waits", f"waiting for the head, which starts the run as soon as it is up ({reason})")
             time.sleep(POLL_SECONDS)
         raise ResourceError(
             f"the head did not accept the run in {ACCEPT_SECONDS / 60:.0f} minutes; ray-on-ecs status shows why"
@@ -128,6 +146,11 @@ class RemoteJobs:
         if reason := state.refused.get(request):
             raise UsageError(reason)
         return next((job["submission_id"] for job in state.jobs if job["metadata"].get(REQUEST) == request), "")
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(line)
 
     def stop_job(self, job_id: str) -> None:
         """Ask the head to stop a job."""
@@ -162,7 +185,7 @@ class RemoteJobs:
             if time.monotonic() - looked_at > STATE_SECONDS:
                 state, age = self.state()
                 if age > SILENT_SECONDS:
-                    raise HeadUnavailable(f"the head wrote its state {age:.0f} s ago")
+                    raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
                 job = next((each for each in state.jobs if _is_same(each, job)), job)
                 looked_at = time.monotonic()
             with _answers():
@@ -186,12 +209,16 @@ def _is_same(job: Job, known: Job) -> bool:
     return bool(job["metadata"].get(REQUEST) == known["metadata"].get(REQUEST, known["submission_id"]))
 
 
-def _requested(request: str, metadata: Mapping[str, str], owner: str, moment: float) -> Job:
+def _requested(request: Request) -> Job:
     """Return the job of a request that the head has not accepted yet."""
-    times: dict[str, Any] = {"start_time": int(1000 * moment), "end_time": None}
+    times: dict[str, Any] = {"start_time": int(1000 * request.time), "end_time": None}
     unknown = {"uri": "", "log": "", "driver_exit_code": None, "message": None, "is_interrupted": False}
-    own = {**metadata, "owner": owner, REQUEST: request}
-    return {"submission_id": request, "metadata": own, "status": PENDING, **times, **unknown}
+    metadata = {**request.content["metadata"], "owner": request.owner, REQUEST: request.id}
+    return {"submission_id": request.id, "metadata": metadata, "status": PENDING, **times, **unknown}
+
+
+def _ago(seconds: float) -> str:
+    return f"{timedelta(seconds=round(seconds))} ago"
 
 
 @contextmanager

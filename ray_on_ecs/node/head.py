@@ -54,8 +54,8 @@ def start() -> int:
 def any_under_way(jobs: MachineJobs) -> bool:
     """Return True if a run is under way, or another job of Ray, such as a driver that was started in a shell."""
     url = f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
-    listed = [*jobs.list_jobs(), *api.items_in(url, api.get(url), api.JOB)]
-    return any(job["status"] not in ENDED for job in listed)
+    lists = (jobs.list_jobs, lambda: api.items_in(url, api.get(url), api.JOB))
+    return any(job["status"] not in ENDED for listed in lists for job in listed())
 
 
 def _start_desk(jobs: MachineJobs) -> Callable[[], signal.Signals]:

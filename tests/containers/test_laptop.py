@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.cluster.session import RESPONSE
 from tests.containers.cluster import (
     AWS,
     BUCKET,
@@ -30,6 +31,7 @@ from tests.containers.cluster import (
     ROOT,
     Cluster,
 )
+from tests.front import SESSION
 from tests.waiting import until
 
 HOME = "/laptop"
@@ -79,8 +81,10 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
             os.kill(int(folder.name), number)
             print(folder.name)
 """
-SESSION = "ssm start-session"
-FORWARD = "--document-name tests-forward"
+PLUGIN = "session-manager-plugin"
+# The laptop's AWS, which answers requests for sessions.
+FRONT_PORT = 5002
+FRONT = f"from tests.front import Front; Front({AWS['AWS_ENDPOINT_URL']!r}, {FRONT_PORT}).serve_forever()"
 COMPOSE_S3_PORT = 5001
 HOUR_AHEAD = "import time; now = time.time; time.time = lambda: now() + 3600\n"
 SECONDS = 300
@@ -136,6 +140,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "training" / "mymodels.py").write_text(OWN_MODEL)
     shutil.copytree(ROOT / "tests" / "ray_on_ecs" / "cli" / "bin", folder / "bin")
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "front.py", folder / "tests")
     (folder / "hour-ahead").mkdir()
     (folder / "hour-ahead" / "sitecustomize.py").write_text(HOUR_AHEAD)
     (folder / "outputs.json").write_text(json.dumps(OUTPUTS))
@@ -151,6 +157,7 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
     variables = {
         **AWS,
         "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_SSM": f"http://127.0.0.1:{FRONT_PORT}",
         "PYTHONPATH": HOME,
         "COLUMNS": "120",
         "TERM": "dumb",
@@ -161,7 +168,7 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
         f"--volume={folder}:{HOME}:ro", f"--volume={made.code}:{CODE}:ro", "--volume=/tmp",
         *(f"--env={key}={value}" for key, value in variables.items()),
         f"--env=PATH={HOME}/bin:/usr/local/bin:/usr/bin:/bin", "--workdir=/tmp",
-        made.image, "sleep", "infinity",
+        made.image, "python", "-c", FRONT,
     )  # fmt: skip
     yield Laptop(made, name)
     made.engine.remove(name)
@@ -190,7 +197,7 @@ def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
     assert ", 2 x CPU" in done.stdout
     assert "results in " in done.stdout
-    assert not laptop.processes(SESSION)
+    assert not laptop.processes(PLUGIN)
     kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
     wanted = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "report.html", "status.json", "logs"}
     assert kept >= wanted
@@ -266,17 +273,19 @@ def test_dashboard_is_forwarded_until_interrupted(laptop: Laptop, tmp_path: Path
     url = output.read_text().split()[1]
     ask = f"import urllib.request; print(urllib.request.urlopen({url!r}).status)"
     assert laptop.cluster.engine.python(laptop.name, ask) == "200"
-    assert laptop.processes(SESSION)
+    assert laptop.processes(PLUGIN)
     laptop.processes("ray_on_ecs dashboard", signal.SIGINT)
     assert process.wait(SECONDS) == 0
-    assert not laptop.processes(SESSION)
+    assert not laptop.processes(PLUGIN)
 
 
 def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
     """Compose publishes the port of its S3 on the laptop."""
-    ports = {"host": ["s3"], "portNumber": ["5000"], "localPortNumber": [str(COMPOSE_S3_PORT)]}
-    forward = f"{SESSION} {FORWARD} --region us-east-1 --target i-1 --parameters"
-    cluster.engine.run("exec", "--detach", laptop.name, "aws", *forward.split(), json.dumps(ports))
+    parameters = {"host": ["s3"], "portNumber": ["5000"], "localPortNumber": [str(COMPOSE_S3_PORT)]}
+    request = json.dumps({"Target": "i-1", "DocumentName": OUTPUTS["forward_document"], "Parameters": parameters})
+    plugin = (PLUGIN, RESPONSE, "us-east-1", "StartSession", "", request, "http://unused")
+    response = f"--env={RESPONSE}={json.dumps(SESSION)}"
+    cluster.engine.run("exec", "--detach", response, laptop.name, *plugin)
     try:
         ask = ("python", "-c", f"import socket; socket.create_connection(('127.0.0.1', {COMPOSE_S3_PORT}))")
         until(lambda: cluster.engine.execute(laptop.name, *ask, check=False).returncode == 0, SECONDS)
@@ -291,14 +300,12 @@ def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> N
         assert "ok  head: wrote its state" in checked
         assert f"ok  storage: s3://{BUCKET}/runs can be read and written" in checked
     finally:
-        laptop.processes(SESSION, signal.SIGKILL)
+        laptop.processes(PLUGIN, signal.SIGKILL)
 
 
 def test_shell_is_a_session_of_the_stack_document(laptop: Laptop) -> None:
-    assert (
-        laptop.type("shell").stdout.strip()
-        == f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
-    )
+    says = f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
+    assert laptop.type("shell").stdout.splitlines()[-1] == says
 
 
 def test_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.cluster import local_head
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import local_head, stack
 from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.config import RunConfig
@@ -39,8 +40,8 @@ def test_script_needs_no_ray(
 
 def test_ray_program_starts_ray_and_ends_it_if_it_is_not_submitted(local: Local) -> None:
     cluster, said, done = local
-    with cluster.ready_for(PROGRAM, said.append), cluster.connect() as jobs:
-        assert jobs._ray
+    with cluster.ready_for(PROGRAM, said.append):
+        assert cluster._ray
         assert (said, done) == (["starting Ray on this machine"], ["start 4"])
     assert done == ["start 4", "end"]
 
@@ -51,8 +52,10 @@ def test_running_ray_is_for_the_next_program(local: Local, monkeypatch: pytest.M
     head = LocalHead("http://127.0.0.1:1", "127.0.0.1:2", "secret", 1, "identity", "ray")
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "answers", lambda _: answers)
-    with cluster.ready_for(PROGRAM, said.append), cluster.connect() as jobs:
-        assert (jobs._ray == head) == answers
+    with cluster.ready_for(PROGRAM, said.append):
+        assert (cluster._ray == head) == answers
+        if answers:
+            assert cluster.jobs()._ray == head.variables
     assert (said, done) == (([], ["end"]) if answers else (["starting Ray on this machine"], ["start 4", "end"]))
     cluster.end_unused()
     assert done[-1] == "end"
@@ -64,7 +67,7 @@ def test_ray_of_a_run_is_not_ended_by_another(local: Local, monkeypatch: pytest.
     jobs = [{"submission_id": name, "ray": ray, "status": status} for name, ray, status in OF_RAY]
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "answers", lambda _: False)
-    monkeypatch.setattr(local_head.LocalJobs, "list_jobs", lambda _: jobs)
+    monkeypatch.setattr(local_head.MachineJobs, "list_jobs", lambda _: jobs)
     with pytest.raises(ResourceError, match=r"does not answer, and busy uses it; .* ray-on-ecs stop --local busy"):
         cluster.ready_for(PROGRAM, said.append).__enter__()
     assert (said, done) == ([], [])
@@ -104,3 +107,23 @@ def test_token_of_compose(
         (tmp_path / "docker/.env").write_text(content)
     with ComposeCluster()._reach() as head:
         assert head.token == token
+
+
+@pytest.mark.parametrize("words", [["rm", "first"], ["logs", "first"], ["stop", "first"], ["runs"], ["stop", "--all"]])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_without_a_stack_the_runs_of_this_machine_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    has_run: bool,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(stack, "CHECKOUT", tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    if has_run:
+        (tmp_path / "results" / "first").mkdir(parents=True)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "Pulumi.yaml not found here" in said
+    assert said.endswith("; --local is for the runs of this machine\n") == has_run
