@@ -160,10 +160,10 @@ def test_detached_run_is_followed_over_an_outage_and_stopped(
     status, _, err = end(laptop("stop", "left"))
     assert status == 0, err
     assert "run left is stopped" in err
-    status, _, err = end(follower)
-    assert status == 130
+    status, out, err = end(follower)
+    assert status == 130, err
     way_on = "nothing is stored yet, so the same command with --run-name left starts from the beginning"
-    assert err.endswith(f"ray-on-ecs: job left was stopped; {way_on}\n")
+    assert out.endswith(f"ray-on-ecs: interrupted; {way_on}\n")
     assert state(aws_server, "left") == "interrupted"
     assert head.jobs["left"] == "STOPPED"
     assert end(laptop("stop", "left"))[0] == 2
