@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
@@ -62,18 +63,22 @@ def at_home() -> Path:
 
 
 def machine() -> str:
-    """Return what distinguishes the machines and containers that may share a home directory."""
-    # A Mac changes its name with the network, and shares its home directory with no other machine.
-    return socket.gethostname() if sys.platform == "linux" else sys.platform
+    """Return the name of this machine or container among those that may share a home directory."""
+    if sys.platform != "linux":  # a Mac shares it with no other machine
+        return sys.platform
+    with suppress(OSError):  # a host name may change with the network
+        if identity := Path("/etc/machine-id").read_text().strip():
+            return identity
+    return socket.gethostname()
 
 
 def place() -> str:
-    """Return what distinguishes the processes that this one can see: containers may have one host name and home."""
+    """Return what distinguishes the processes that this one can see: a boot of a machine, and a container on it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{machine()} {boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # macOS, which has neither
-        return machine()
+        return subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True).stdout.strip()
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
+from typing import Any
 
 from ray_on_ecs.errors import UsageError
 
@@ -35,6 +37,11 @@ NOT_REQUIREMENTS = {
     "only conda has",
     r".+\.(whl|zip|tar\.gz)": "give a file with the line './{name}'",
 }
+
+
+def finite(value: Any) -> float | None:
+    """Return a number; None for one that is not finite, and for anything else."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def worker_range(num_workers: int | str) -> tuple[int, int]:

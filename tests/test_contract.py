@@ -21,7 +21,9 @@ from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import (
+    CLUSTERS_PREFIX,
     DASHBOARD_URL,
+    DOCUMENTS_VARIABLE,
     NODE_GROUP_VARIABLE,
     NOTEBOOK_PORT,
     RUNS_PREFIX,
@@ -29,22 +31,24 @@ from ray_on_ecs.contract import (
     secrets_prefix,
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
-from ray_on_ecs.jobs import record
+from ray_on_ecs.jobs import record, remote
+from ray_on_ecs.jobs.documents import REQUESTS
 from ray_on_ecs.node import desk, ports
 from tests.containers import cluster
 
 ROOT = Path(__file__).parents[1]
+LAPTOP = laptop.COMPOSE.rpartition("/")[2]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
 COMMON = containers.ContainerDefaults(
     image="i",
     log_group="l",
     region="us-west-2",
     token_arn="arn",
-    secrets_prefix=secrets_prefix("laptop"),
+    secrets_prefix=secrets_prefix(LAPTOP),
     size=SIZE,
 )
 HEAD = containers.head(
-    COMMON, bucket="bucket", cluster="ray", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
+    COMMON, bucket="bucket", cluster="dev", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # The size of containers on a laptop and in tests/containers: without a GPU, and small enough for three.
@@ -180,8 +184,8 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
             containers.head(
                 LOCAL,
                 bucket="training",
-                cluster="laptop",
-                metrics_namespace="ray-on-ecs/laptop",
+                cluster=LAPTOP,
+                metrics_namespace=f"ray-on-ecs/{LAPTOP}",
                 cluster_info_parameter="cluster-info",
             ),
         ),
@@ -212,13 +216,14 @@ def test_laptop_finds_the_ports_of_compose() -> None:
     environment = COMPOSE["head"]["environment"]
     assert environment["RAY_AUTH_TOKEN"] == "${RAY_AUTH_TOKEN:?make docker/.env writes a token}"
     assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.ComposeCluster().storage_path
+    assert environment[DOCUMENTS_VARIABLE] == laptop.COMPOSE
 
 
 def test_compose_trains_like_the_train_command() -> None:
     submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
     assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} ")
-    assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
+    assert COMPOSE["train"]["environment"][laptop.CLUSTER_VARIABLE] == laptop.COMPOSE
 
 
 def test_head_resubmits_with_the_metadata_of_a_job() -> None:
@@ -228,6 +233,10 @@ def test_head_resubmits_with_the_metadata_of_a_job() -> None:
 
 def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
     assert desk.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
+
+
+def test_head_writes_its_state_before_it_counts_as_silent() -> None:
+    assert desk.STATE_SECONDS < remote.SILENT_SECONDS / 3
 
 
 def test_image_lock_has_the_versions_of_the_project() -> None:

@@ -54,8 +54,9 @@ def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, inde
     Raises:
         DivergedError: A weight is not finite.
     """
-    if state.leaves_out:  # of a sharded parameter, the part of one rank may have changed, and that of another not
+    if state.left_out:  # of a sharded parameter, the part of one rank may have changed, and that of another not
         state.include(key for keys in ranks.broadcast(ranks.gather(state.touched())) for key in keys)
+        manifest["left_out"] = state.left_out
     planner = StagingPlanner()
     planner.set_up_planner(state.collect(), is_coordinator=ranks.rank == 0)
     gathered = ranks.gather((planner.create_local_plan(), state.is_finite()))

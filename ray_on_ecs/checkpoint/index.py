@@ -35,8 +35,8 @@ class FileRecord(TypedDict):
     sha256: str
 
 
-class Manifest(TypedDict):
-    """Manifest of a checkpoint.
+class _Required(TypedDict):
+    """Keys of all manifests.
 
     Attributes:
         format: The version of the folder's format.
@@ -55,6 +55,16 @@ class Manifest(TypedDict):
     world_size: int
     config: dict[str, Any]
     files: dict[str, FileRecord]
+
+
+class Manifest(_Required, total=False):
+    """Manifest of a checkpoint.
+
+    Attributes:
+        left_out: The number of frozen parameters that it lacks.
+    """
+
+    left_out: int
 
 
 class Progress(NamedTuple):
@@ -104,8 +114,13 @@ class CheckpointIndex:
 
     @property
     def best(self) -> tuple[str, Manifest] | None:
-        """The complete checkpoint with the best metric; the earliest of equal ones."""
-        in_order = sorted(self._complete, key=step_order)
+        """The complete checkpoint with the best metric; the earliest of equal ones.
+
+        One that lacks weights of the newest, which have been trained since, could not be loaded.
+        """
+        least = self.newest[1].get("left_out", 0) if self.newest else 0
+        complete = [name for name, each in self._complete.items() if each.get("left_out", 0) <= least]
+        in_order = sorted(complete, key=step_order)
         scores = {name: self._score(self._complete[name]["metrics"]) for name in in_order}
         name = max(in_order, key=lambda name: scores[name], default=None)
         return (name, self._complete[name]) if name and scores[name] > -math.inf else None
@@ -137,7 +152,10 @@ class CheckpointIndex:
                 raise OSError(f"{name}/{file} has {sizes.get(file, 0):,} of {record['bytes']:,} bytes")
         self._storage.write_json(f"{name}/{MANIFEST}", manifest)
         self._incomplete.discard(name)
-        self._complete[name] = manifest
+        before, self._complete[name] = self.best, manifest
+        if before and before[1].get("left_out", 0) > manifest.get("left_out", 0):
+            line = "parameters that it lacks, as save_frozen is False, have changed"
+            self._say(f"{before[0]} is no longer the best checkpoint: {line}; the best counts from {name}")
         self._prune()
 
     def end(self) -> None:

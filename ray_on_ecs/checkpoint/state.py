@@ -99,9 +99,9 @@ class TrainingState:
             self._untouched = checksums(frozen)
 
     @property
-    def leaves_out(self) -> bool:
-        """True if the next checkpoint lacks parameters; the same on all ranks."""
-        return bool(self._untouched)
+    def left_out(self) -> int:
+        """The number of parameters that the next checkpoint lacks; the same on all ranks."""
+        return len(self._untouched)
 
     def touched(self) -> list[str]:
         """Return the keys of parameters that were left out, and are trained now or have changed on this rank."""
@@ -139,22 +139,35 @@ class TrainingState:
 
     def collect(self) -> dict[str, Any]:
         """Return this rank's state for a planner, without copies of tensors; raises like `plain_values`."""
-        tensors, values = self._tensors_and_values()
+        tensors, values = self.tensors_and_values()
         if lazy := next((key for key, tensor in tensors.items() if is_lazy(tensor)), None):
             raise ValueError(f"{lazy} has no values yet; call the module once before the first save")
         return {**tensors, f"{RANKS}.{self._rank}": plain_pickle.pack(self._plain(values))}
 
     def plain_values(self) -> dict[str, Any]:
         """Return everything but tensors, as a checkpoint has it; ValueError for a value that could not be loaded."""
-        return self._plain(self.values())
+        return self._plain(self.tensors_and_values()[1])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all modules and optimizers by key, without copies."""
-        return self._tensors_and_values()[0]
-
-    def values(self) -> dict[str, Any]:
-        """Return the rest of the state, which differs between the ranks."""
-        return self._tensors_and_values()[1]
+    def tensors_and_values(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors of all modules and optimizers by key, without copies, and the rest of the state."""
+        entries = dict(self._module_entries())
+        names = self._names()
+        tensors: dict[str, Tensor] = {key: value for key, value in entries.items() if _is_weight(key, value)}
+        values: dict[str, Any] = {}
+        for prefix, optimizer in self._optimizers.items():
+            own, values[prefix] = optimizers.split(prefix, optimizer, names)
+            tensors |= own
+        buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
+        return tensors, {
+            "modules": {key: value for key, value in entries.items() if not _is_weight(key, value)},
+            "buffers": {key: buffer.cpu() for key, buffer in buffers},
+            "changed": self._changed(_forms(entries)),
+            "left_out": sorted(self._untouched),
+            "optimizers": values,
+            "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
+            "classes": {prefix: type(value).__name__ for prefix, value in self._others.items()},
+            "random": self.random(),
+        }
 
     def random(self) -> dict[str, Any]:
         """Return the states of the random generators: PyTorch's, also on the model's devices, Python's and NumPy's."""
@@ -260,27 +273,6 @@ class TrainingState:
                 key = key_of(prefix, name)
                 if key not in self._untouched:
                     yield key, value
-
-    def _tensors_and_values(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors of all modules and optimizers by key, without copies, and the rest of the state."""
-        entries = dict(self._module_entries())
-        names = self._names()
-        tensors: dict[str, Tensor] = {key: value for key, value in entries.items() if _is_weight(key, value)}
-        values: dict[str, Any] = {}
-        for prefix, optimizer in self._optimizers.items():
-            own, values[prefix] = optimizers.split(prefix, optimizer, names)
-            tensors |= own
-        buffers = self._buffers() if self._world_size > 1 else ()  # a single rank's are among the tensors
-        return tensors, {
-            "modules": {key: value for key, value in entries.items() if not _is_weight(key, value)},
-            "buffers": {key: buffer.cpu() for key, buffer in buffers},
-            "changed": self._changed(_forms(entries)),
-            "left_out": sorted(self._untouched),
-            "optimizers": values,
-            "state": {prefix: value.state_dict() for prefix, value in self._others.items()},
-            "classes": {prefix: type(value).__name__ for prefix, value in self._others.items()},
-            "random": self.random(),
-        }
 
     def _plain(self, values: dict[str, Any]) -> dict[str, Any]:
         return values if self._trusts_pickle else {kind: plain_pickle.plain(each) for kind, each in values.items()}

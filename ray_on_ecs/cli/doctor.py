@@ -5,11 +5,9 @@ A failed one raises a Problem or a Notice, or any TrainingError, which is a prob
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -36,7 +34,7 @@ DENIED = {
     *("NotImplemented", "InvalidAction"),
 }
 ANSWER_SECONDS = 5  # of AWS
-PROGRAM_SECONDS, PULUMI_SECONDS = 10.0, 20.0  # a program may hang, and Pulumi reads a remote state
+PULUMI_SECONDS = 20.0  # it reads a remote state
 UP = "pulumi up"
 LOG_IN = "aws sso login    # or: aws configure, or: export AWS_PROFILE=NAME"
 
@@ -113,19 +111,6 @@ def _outcome(check: Check, findings: Findings) -> tuple[str, str, str]:
         return FAILED, one_line(refused), ""
     except TrainingError as cause:
         return FAILED, str(cause), UP if isinstance(cause, StackNotFound) else ""
-
-
-def program(findings: Findings, name: str, instructions: str) -> str:
-    """Run a program of this machine."""
-    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    try:
-        done = subprocess.run([name, "--version"], **options, timeout=PROGRAM_SECONDS, check=True)
-    except FileNotFoundError as cause:
-        raise Problem(f"command not found: {name}", f"install it: {instructions}") from cause
-    except (OSError, subprocess.SubprocessError) as cause:
-        reason = one_line(getattr(cause, "stderr", None) or cause)
-        raise Problem(f"{name} --version fails ({reason})", f"install it again: {instructions}") from cause
-    return done.stdout.partition(" ")[0].strip()
 
 
 def stack(findings: Findings) -> str:
@@ -296,6 +281,14 @@ def storage(findings: Findings) -> str:
     return f"{cluster.storage_path} can be read and written"
 
 
+def plugin(findings: Findings) -> str:
+    """Look for the plugin, which dashboard, notebook and shell need."""
+    try:
+        return session.plugin_version()
+    except TrainingError as cause:
+        raise Notice(f"{cause}; dashboard, notebook and shell need it") from cause
+
+
 class Check(NamedTuple):
     """Check of one part of the way to the cluster, and the checks that must have passed before it."""
 
@@ -304,7 +297,6 @@ class Check(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-PLUGIN = partial(program, name="session-manager-plugin", instructions=session.PLUGIN)
 OF_NODES, OF_CODE = Check("nodes", nodes, ("head",)), Check("code", code, ("head",))
 ON_THIS_MACHINE = (Check("Ray", ray), Check("storage", storage, ("Ray",)))
 ON_COMPOSE = (Check("head", head), OF_NODES, OF_CODE, Check("storage", storage, ("head",)))
@@ -319,6 +311,6 @@ ON_AWS = (
     Check("head", head, ("bucket",)),
     OF_NODES,
     OF_CODE,
-    Check("Session Manager plugin", PLUGIN),
+    Check("Session Manager plugin", plugin),
     Check("head's instance", head_instance, ("services",)),
 )

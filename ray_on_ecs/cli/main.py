@@ -48,6 +48,20 @@ COMMANDS = {
     "notebook": "Open Jupyter on the head or on a worker's GPU.",
     "doctor": "Check everything from this machine to the cluster.",
 }
+# Commands of other programs, and the ones that do the same.
+MEANT = {
+    **dict.fromkeys(("cancel", "kill", "terminate"), "stop"),
+    **dict.fromkeys(("connect", "exec", "ssh"), "shell"),
+    **dict.fromkeys(("copy", "download", "get", "pull", "results"), "fetch"),
+    **dict.fromkeys(("clean", "delete", "prune", "remove"), "rm"),
+    **dict.fromkeys(("history", "jobs", "list", "ls", "ps"), "runs"),
+    **dict.fromkeys(("launch", "start", "submit", "train"), "run"),
+    **dict.fromkeys(("report", "show", "view"), "open"),
+    **dict.fromkeys(("attach", "follow", "tail"), "logs"),
+    **dict.fromkeys(("info", "nodes"), "status"),
+    **dict.fromkeys(("jupyter", "lab"), "notebook"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
+}
 
 
 class Commands(click.Group):
@@ -60,8 +74,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
         if cmd_name not in COMMANDS:
-            if nearest := get_close_matches(cmd_name, COMMANDS, n=1):
-                ctx.fail(f"No such command '{cmd_name}'. Did you mean {nearest[0]}?")
+            if nearest := get_close_matches(cmd_name, [*COMMANDS, *MEANT], n=1):
+                ctx.fail(f"No such command '{cmd_name}'. Did you mean {MEANT.get(nearest[0], nearest[0])}?")
             return None
         return import_module(f"ray_on_ecs.cli.{cmd_name}").command
 

@@ -117,8 +117,23 @@ def _under_way(cluster: Cluster, folders: Folders, jobs: Sequence[Job] | None, r
     return {run.name for run in runs if run.name in of_jobs or run.state in busy or folders.is_locked(run.name)}
 
 
+def _wait_for_scripts(storage: RunStorage) -> None:
+    """Wait until the scripts of a driver that was killed, which have 30 s, write no more; ResourceError if they do."""
+    from ray_on_ecs.run.process import scripts_lock, wait_for_end
+    from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
+
+    lock = scripts_lock(storage.uri)
+    if not lock.exists() or wait_for_end(lock, 0):
+        return
+    note(f"waiting up to {GRACE_SECONDS:.0f} s for the scripts of run {storage.run_name}, whose driver was killed")
+    if not wait_for_end(lock, GRACE_SECONDS + KILL_SECONDS):
+        raise ResourceError(f"run {storage.run_name} is not deleted, as its scripts have not ended; try again")
+
+
 def _delete(cluster: Cluster, storage: RunStorage) -> None:
     """Delete a run's secrets and its folder; ResourceError if a part stays, which the same command deletes."""
+    if cluster.is_here:
+        _wait_for_scripts(storage)
     try:
         try:
             names = [item for item in secrets.earlier_items(storage.read_settings()) if "=" not in item]

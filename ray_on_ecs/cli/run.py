@@ -184,6 +184,10 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     lacking = [flag(name) for name in KEPT if settings.get(name) and not getattr(config, name)]
     if lacking:
         note(f"the earlier command of this run also had {', '.join(lacking)}")
+    before, script = settings.get("command"), config.command[0]
+    if isinstance(before, list) and before[:1] not in ([], [script]):
+        apart = "another --run-name keeps them apart"
+        note(f"run {config.run_name} was of {before[0]}, and {script} gets its files; {apart}")
     return earlier
 
 
@@ -264,5 +268,6 @@ command = RunCommand(
     callback=_run,
     help=ABOUT,
     params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, SETTINGS)],
-    context_settings={"allow_interspersed_args": False},
+    # torchrun's flags may have underscores
+    context_settings={"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")},
 )

@@ -19,7 +19,7 @@ from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
 from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, one_line
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.record import PENDING, RUNNING
 from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import ray_status
@@ -27,7 +27,14 @@ from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.storage import layout
 
 
+def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[str]) -> None:
+    if names:
+        run = f"ray-on-ecs logs {names[0]} and ray-on-ecs open {names[0]}"
+        raise UsageError(f"{names[0]}: status shows the cluster; ray-on-ecs runs lists the runs, {run} show one")
+
+
 @click.command("status")
+@click.argument("names", nargs=-1, metavar="", callback=_refuse, expose_value=False)
 @on_cluster
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def command(cluster: Cluster, as_json: bool) -> int:

@@ -25,7 +25,16 @@ def call(service: str, stack: Stack, method: str, **arguments: Any) -> Any:
         ResourceError: AWS can't be reached, or refuses; the message has its code. Or another program answers.
     """
     with translated(service):
-        return _answer(service, getattr(client(service, region_name=stack.region, **limits()), method)(**arguments))
+        return _answer(service, getattr(_client(service, stack), method)(**arguments))
+
+
+def endpoint(service: str, stack: Stack) -> str:
+    """Return the URL of a service."""
+    return _client(service, stack).meta.endpoint_url
+
+
+def _client(service: str, stack: Stack) -> Any:
+    return client(service, region_name=stack.region, **limits())
 
 
 def limits() -> dict[str, Any]:
@@ -118,11 +127,3 @@ def variables() -> dict[str, str]:
     if current.token:
         environment["AWS_SESSION_TOKEN"] = current.token
     return environment
-
-
-def shell_command(stack: Stack) -> list[str]:
-    """Return the command that opens a shell in the head's container."""
-    return [
-        *("aws", "ssm", "start-session", "--region", stack.region, "--target", head_instance(stack)),
-        *("--document-name", stack.shell_document),
-    ]

@@ -6,10 +6,11 @@ import hashlib
 import os
 import re
 import shlex
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,13 @@ from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
-from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, UsageError, counted
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
 
 if TYPE_CHECKING:
@@ -129,8 +131,8 @@ class Cluster(ABC):
         yield port
 
     @abstractmethod
-    def shell(self) -> list[str]:
-        """Return the command that opens a shell on the head."""
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        """Return a context that opens a shell on the head and yields its process."""
 
     @abstractmethod
     def _reach(self) -> Any:
@@ -165,9 +167,7 @@ class StackCluster(Cluster):
         # Through the head's instance, from which every node is reachable.
         from ray_on_ecs.cluster.session import forwarded_port
 
-        instance_id = aws.head_instance(self._stack)
-        document = self._stack.forward_document
-        with forwarded_port(self._stack.region, instance_id, document, host, port, aws.variables()) as local:
+        with forwarded_port(self._stack, host, port) as local:
             yield local
 
     def document_storage(self, storage: RunStorage) -> RunStorage:
@@ -196,8 +196,10 @@ class StackCluster(Cluster):
     def secrets_of(self, uri: str) -> secrets.Store:
         return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
 
-    def shell(self) -> list[str]:
-        return aws.shell_command(self._stack)
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        from ray_on_ecs.cluster.session import started
+
+        return started(self._stack, self._stack.shell_document)
 
 
 class HeadCluster(Cluster):
@@ -225,7 +227,7 @@ class HeadCluster(Cluster):
         # It is unavailable for a moment, as the head restarts its dashboard.
         return HeadUnavailable(f"its dashboard doesn't answer at {DASHBOARD_URL} ({cause.reason})")
 
-    def shell(self) -> list[str]:
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         with self._reach() as head:
             os.environ["RAY_API_SERVER_ADDRESS"] = head.url
             if head.token:
@@ -233,7 +235,7 @@ class HeadCluster(Cluster):
         for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return [os.environ.get("SHELL", "sh")]
+        return subprocess.Popen([os.environ.get("SHELL", "sh")])
 
 
 class LocalCluster(HeadCluster):
@@ -335,7 +337,7 @@ class BucketCluster(Cluster):
     def _reach(self) -> Any:
         raise UsageError(f"{CLUSTER_VARIABLE} names a bucket, which is enough for runs; Ray needs --stack or --outputs")
 
-    def shell(self) -> list[str]:
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         return self._reach()
 
 
@@ -371,8 +373,8 @@ class ComposeCluster(BucketCluster):
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
 
-    def shell(self) -> list[str]:
-        return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        return subprocess.Popen(["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"])
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
@@ -386,4 +388,18 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     address = os.environ.get(CLUSTER_VARIABLE)
     if address and not (stack or outputs):
         return HeadCluster() if address == HEAD else BucketCluster(address)
-    return StackCluster(find(stack, outputs))
+    try:
+        return StackCluster(find(stack, outputs))
+    except TrainingError as cause:
+        if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
+            cause.args = (f"{cause}; --local is for the runs of this machine",)
+        raise
+
+
+def _has_local_runs() -> bool:
+    """Return whether a command with --local would find a run."""
+    with suppress(OSError, TrainingError):
+        storage = LocalCluster().storage("")
+        is_any = storage.is_local and any(map(is_run_name, storage.listing().folders))
+        return is_any or bool(MachineJobs().list_jobs())
+    return False

@@ -6,7 +6,6 @@ run has not written a status yet, and a driver that is gone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.jobs.record import ENDED, RUNNING, Job
-from ray_on_ecs.rules import is_run_name
+from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import total_usd
 
@@ -122,20 +121,20 @@ class Folders:
             status = {"state": "training" if layout.LOCK in files else "interrupted"}
             started = _iso(_newest([files[layout.SETTINGS]] if layout.SETTINGS in files else files.values()))
         last_write = _newest([files[file] for file in (layout.STATUS, layout.LOCK) if file in files] or files.values())
-        step, workers, metrics = _number(status.get("step")), _number(status.get("workers")), status.get("metrics")
+        step, workers, metrics = finite(status.get("step")), finite(status.get("workers")), status.get("metrics")
         if isinstance(metrics, dict):
-            metrics = {key: value for key, value in metrics.items() if _number(value) is not None}
+            metrics = {key: value for key, value in metrics.items() if finite(value) is not None}
         return RunInfo(
             name=name,
             state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS or self._was_killed(name)),
             owner=_text(status.get("owner")),
             behind=_text(status.get("behind")),
             step=None if step is None else int(step),
-            loss=_number(status.get("loss")),
+            loss=finite(status.get("loss")),
             metrics=metrics if isinstance(metrics, dict) else None,
             started=started,
             updated=_iso(last_write),
-            cost_usd=_number(total_usd(status, {})),
+            cost_usd=finite(total_usd(status, {})),
             workers=None if workers is None else int(workers),
             restarts=len(restarts) if isinstance(restarts := status.get("restarts"), list) else None,
             job=_text(status.get("job")),
@@ -223,10 +222,6 @@ def _text(value: Any) -> str | None:
 def _newest(files: Iterable[StoredFile]) -> float:
     """Return the time of the newest file (Unix time)."""
     return max((file.mtime_ns / 1e9 for file in files), default=0.0)
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _iso(moment: float) -> str | None:

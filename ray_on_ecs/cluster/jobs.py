@@ -18,8 +18,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.shown_log import printable
 
 DEFAULT_MAX_RESUBMISSIONS = 3  # in a row
-# Time to wait for the head to resubmit a lost run; it polls its jobs every second.
-RESUBMISSION_SECONDS = 30.0
+# Time to wait for the head to resubmit a lost run, which polls its jobs every second; and first for another head.
+RESUBMISSION_SECONDS, HEAD_SECONDS = 30.0, 900.0
 POLL_SECONDS = 1.0  # a user waits
 
 # What has the jobs.
@@ -73,14 +73,21 @@ def of_run(jobs: Iterable[Job], run: Mapping[str, str]) -> dict[str, Job]:
 
 
 def resubmitted(jobs: Jobs, run: Mapping[str, str], lost: Job) -> str | None:
-    """Wait for the head to resubmit the run if this job lost its driver or its head; return the new ID, or None."""
+    """Wait for this head or the next one to resubmit the run if it lost this job; return the new ID, or None."""
     if not is_lost(lost) or lost["metadata"].get(MAX_RESUBMISSIONS, "0") == "0":
         return None
+    said = False
+    latest = time.monotonic() + HEAD_SECONDS
     deadline = time.monotonic() + RESUBMISSION_SECONDS
     while time.monotonic() < deadline:
         for job_id, job in of_run(jobs.list_jobs(), run).items():
             if job["start_time"] > lost["start_time"]:
                 return job_id
+        if jobs.is_away() and time.monotonic() < latest:
+            deadline = time.monotonic() + RESUBMISSION_SECONDS
+            if not said:
+                say(f"waiting for the next head, which submits run {run['run_name']} again")
+                said = True
         time.sleep(POLL_SECONDS)
     return None
 

@@ -108,11 +108,7 @@ class Documents:
 
     def head_age(self) -> tuple[str, float]:
         """Return the version of the head's state, and the seconds since it was written; "" and 0 without one."""
-        listing = self.store.listing(self.root)
-        if HEAD not in listing.files:
-            return "", 0.0
-        file = listing.files[HEAD]
-        return file.version, max(listing.now - file.mtime_ns / 1e9, 0.0)
+        return self.store.age(self.path(HEAD))
 
     def read_head(self) -> tuple[str | None, HeadState]:
         """Return the version of the head's state, None without one, and the state; BrokenError if it can't be used."""
@@ -146,7 +142,10 @@ class Documents:
         self._write(self.path(BELL), uuid.uuid4().hex.encode())
 
     def requests(self) -> list[Request | tuple[str, BrokenError]]:
-        """Return the requests, the oldest first; a broken one as its path and the error."""
+        """Return the requests, the oldest first; a broken one as its path and the error.
+
+        S3's times are whole seconds. Of one time, a run comes before its stop.
+        """
         listing = self.store.listing(self.path(REQUESTS), recursive=True)
         found: list[Request | tuple[str, BrokenError]] = []
         for name, file in sorted(listing.files.items(), key=lambda item: item[1].mtime_ns):
@@ -162,7 +161,9 @@ class Documents:
             moment = file.mtime_ns / 1e9
             own = last.removesuffix(".json"), user, content["kind"], content
             found.append(Request(*own, moment, listing.now - moment, file.path))
-        return found
+        return sorted(
+            found, key=lambda each: (each.time, each.kind != RUN) if isinstance(each, Request) else (0.0, False)
+        )
 
     def withdraw(self, user: str, request: str) -> None:
         """Delete a request."""

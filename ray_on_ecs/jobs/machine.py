@@ -86,6 +86,7 @@ class MachineJobs:
         except (OSError, RuntimeError) as cause:
             line = f"HOME: ~/.ray-on-ecs, with the jobs of this machine, can't be used ({one_line(cause)})"
             raise UsageError(f"{line}; set HOME to a folder of yours") from cause
+        self._ended: dict[Path, Job] = {}
         self._lock = FileLock(self._folder / "lock")  # one, which its holder can take again
 
     @contextmanager
@@ -93,6 +94,10 @@ class MachineJobs:
         """Keep other commands from submitting a job until the block ends; raise as `held` does."""
         with held(self._lock, "submits a run"):
             yield
+
+    def is_away(self) -> bool:
+        """Return False: a command in the head's container ends with it."""
+        return False
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs, in the order of their start."""
@@ -207,6 +212,8 @@ class MachineJobs:
 
     def _read(self, folder: Path) -> Job | None:
         """Return a job; None if its record is broken."""
+        if folder in self._ended:
+            return {**self._ended[folder]}
         record = _document(folder / JOB)
         try:
             status, end = _state(folder, record["start"])
@@ -216,7 +223,7 @@ class MachineJobs:
             if status == FAILED and (folder / STOP).exists():
                 status = STOPPED
             lost = "it was killed with its parent, the machine went down, or its disk was full"
-            return {
+            job = {
                 "submission_id": str(record["id"]),
                 "metadata": {str(key): str(value) for key, value in record["metadata"].items()},
                 "uri": str(record["uri"]),
@@ -229,6 +236,9 @@ class MachineJobs:
                 "driver_exit_code": None if exit_status is None else int(exit_status),
                 "message": lost if status in ENDED and exit_status is None else None,
             }
+            if end:
+                self._ended[folder] = job
+            return {**job}
         except (AttributeError, LookupError, TypeError, ValueError):
             return None
 

@@ -26,7 +26,7 @@ REQUEST = "request"
 PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"
 ENDED = {STOPPED, SUCCEEDED, FAILED}
 # Exit codes of a driver that was killed or crashed. SIGINT and SIGTERM are not among them: they are a user's stop.
-KILLED = {-number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)}
+KILL_STATUSES = {-number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)}
 
 
 def next_id(name: str, taken: Container[str]) -> str:
@@ -54,7 +54,7 @@ def is_lost(job: Job) -> bool:
     if job["status"] == STOPPED or job["status"] not in ENDED:
         return False
     status = job["driver_exit_code"]
-    return bool(job["is_interrupted"]) or (job["status"] == FAILED and (status is None or status in KILLED))
+    return bool(job["is_interrupted"]) or (job["status"] == FAILED and (status is None or status in KILL_STATUSES))
 
 
 def last_jobs(jobs: Iterable[Job]) -> list[Job]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -14,8 +14,8 @@ from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadSta
 from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, Job
 from ray_on_ecs.storage.bucket import StorageFault
 
-# A head writes its state every 10 s; it is silent after this time.
-SILENT_SECONDS = 60.0
+# A head writes its state every 10 s. After these times it may be away, and is silent.
+AWAY_SECONDS, SILENT_SECONDS = 20.0, 60.0
 POLL_SECONDS = 0.5
 STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
 # A head that is starting pulls its image first.
@@ -36,6 +36,7 @@ class RemoteJobs:
 
     def __init__(self, documents: Documents, user: Callable[[], str], say: Callable[[str], None]) -> None:
         self._documents, self._user, self._say = documents, user, say
+        self._version, self._state = "", HeadState()
         self._said: set[str] = set()
 
     def state(self) -> tuple[HeadState, float]:
@@ -48,16 +49,22 @@ class RemoteJobs:
         with _answers():
             version, age = self._documents.head_age()
             try:
-                _, state = self._documents.read_head() if version else (None, HeadState())
+                if version != self._version:
+                    _, self._state = self._documents.read_head()
             except BrokenError as cause:
                 path = self._documents.path()
                 raise UsageError(
                     f"the state of the head in {path} can't be used ({cause}): pulumi up gives the head the image of "
                     "this version, or install the version of the head"
                 ) from cause
+        self._version = version
         if not version:
             raise HeadUnavailable("the head has not written its state yet; ray-on-ecs doctor looks for the cause")
-        return state, age
+        return self._state, age
+
+    def is_away(self) -> bool:
+        """Return True while the head writes no state: it may be about to be replaced."""
+        return self.state()[1] > AWAY_SECONDS
 
     @contextmanager
     def submitting(self) -> Generator[None]:
@@ -82,9 +89,8 @@ class RemoteJobs:
 
     def job(self, job_id: str) -> Job:
         """Return a job, or the one that answers a request of this ID."""
-        for job in self.list_jobs():
-            if job_id in (job["submission_id"], job["metadata"].get(REQUEST)):
-                return job
+        if job := _find(self.list_jobs(), job_id):
+            return job
         raise ResourceError(f"the head no longer lists job {job_id}; ray-on-ecs runs shows its run")
 
     def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
@@ -110,7 +116,7 @@ class RemoteJobs:
             with _answers():
                 self._documents.withdraw(user, request)
             return self._answer(request, self.state()[0])
-        except UsageError:  # the head has refused it
+        except (HeadUnavailable, UsageError):  # there is not a head, or it has refused the request
             return ""
         except ResourceError as cause:
             self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
@@ -181,7 +187,7 @@ class RemoteJobs:
                 state, age = self.state()
                 if age > SILENT_SECONDS:
                     raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
-                job = next((each for each in state.jobs if each["log"] == job["log"]), job)
+                job = _find(state.jobs, job_id) or job
                 looked_at = time.monotonic()
             with _answers():
                 offset = self._read_log(job, offset, show)
@@ -195,6 +201,11 @@ class RemoteJobs:
             show(part)
             offset += len(part)
         return offset
+
+
+def _find(jobs: Sequence[Job], job_id: str) -> Job | None:
+    """Return a job by its ID, or by the ID of the request that it answers."""
+    return next((job for job in jobs if job_id in (job["submission_id"], job["metadata"].get(REQUEST))), None)
 
 
 def _requested(request: Request) -> Job:

@@ -17,33 +17,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.config import OWNER, SUBMITTED
 from ray_on_ecs.contract import WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, failure_of
+from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
-from ray_on_ecs.jobs.record import (
-    ENDED,
-    FAILED,
-    MAX_RESUBMISSIONS,
-    PENDING,
-    REQUEST,
-    RESUBMISSIONS,
-    STOPPED,
-    Job,
-    is_lost,
-    last_jobs,
-    next_id,
-    number_in,
-    stored_secrets,
-    under_way,
-)
-from ray_on_ecs.jobs.record import (
-    RUN as OF_RUN,
-)
+from ray_on_ecs.jobs.record import ENDED, REQUEST, Job, is_lost, next_id, number_in
 from ray_on_ecs.node import labels
 
 logger = logging.getLogger(__name__)
@@ -61,6 +45,7 @@ DAY = 86400.0
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
 # A script has 30 s after SIGTERM, and its workers 30 s more to store its files.
 STOP_SECONDS = 75.0
+THREAD_SECONDS = 10.0  # of its request under way
 # Of the heads before this one, and of refusals.
 KEPT_JOBS, KEPT_REFUSALS = 100, 50
 
@@ -89,12 +74,13 @@ class Desk:
         self._pruned_at = time.monotonic()
         self._has_changed = False
         self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self.run, name="desk", daemon=True)
         self._said: set[str] = set()
         self.is_current = False  # False until the state of the head before is read, and once a later head has written
 
     def start(self) -> None:
         """Start the thread; it ends with this process."""
-        threading.Thread(target=self.run, name="desk", daemon=True).start()
+        self._thread.start()
 
     def run(self) -> None:
         """Work until the head stops."""
@@ -104,24 +90,28 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        steps = (
-            (self._take_over,) if not self._version else (self._look, self._resubmit_lost, self._kill_late, self._prune)
-        )
-        for step in (*steps, self._push_logs, self._write):
+        after_start = (self._look, self._resubmit_lost, self._kill_late, self._prune)
+        for step in (*(after_start if self._version else (self._take_over,)), self._push_logs, self._write):
             if cause := failure_of(step):
                 self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
 
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
         self._stopping.set()
-        deadline = time.monotonic() + STOP_SECONDS
-        for job in self._running():
-            logger.info(f"stopping job {job['submission_id']}")
-            with suppress(OSError, TrainingError):
-                self._jobs.stop_job(job["submission_id"], INTERRUPT)
-        while self._running() and time.monotonic() < deadline:
+        began, told = time.monotonic(), set[str]()
+        while (passed := time.monotonic() - began) < STOP_SECONDS:
+            works = self._thread.is_alive()  # and may start a job, so that it is looked at first
+            running = {job["submission_id"] for job in self._running()}
+            if not running and not (works and passed < THREAD_SECONDS):
+                break
+            for job_id in running - told:
+                logger.info(f"stopping job {job_id}")
+                with suppress(OSError, TrainingError):
+                    self._jobs.stop_job(job_id, INTERRUPT)
+            told |= running
+            if not works:
+                failure_of(self._push_logs)
             time.sleep(POLL_SECONDS / 2)
-            failure_of(self._push_logs)
         for step in (self._push_logs, self._write):
             if cause := failure_of(step):
                 logger.warning(f"the next head may not know the jobs of this one ({cause})")
@@ -143,6 +133,8 @@ class Desk:
             if job["log"] not in own:
                 key = job["log"] or job["metadata"].get(REQUEST, "")
                 self._earlier[key] = job if job["status"] in ENDED else self._lost(job, is_old=is_old)
+        # The head before has deleted them; there may already be those of a request that is not read yet.
+        self._without_secrets |= {job["submission_id"] for job in state.jobs if job["status"] in ENDED}
         self._state = replace(self._state, refused=state.refused)
         self._version = self._documents.write_head(self._current(), version)
         self.is_current = self._version is not None
@@ -150,8 +142,8 @@ class Desk:
     def _lost(self, job: Job, *, is_old: bool) -> Job:
         """Return a job that was under way on a head that is gone."""
         size = self._documents.log_size(job["log"]) if job["log"] else 0
-        metadata = {**job["metadata"], **({MAX_RESUBMISSIONS: "0"} if is_old else {})}
-        ended = {"status": FAILED, "end_time": int(1000 * time.time()), "message": "its head was lost"}
+        metadata = {**job["metadata"], **({record.MAX_RESUBMISSIONS: "0"} if is_old else {})}
+        ended = {"status": record.FAILED, "end_time": int(1000 * time.time()), "message": "its head was lost"}
         return {**job, **ended, "metadata": metadata, "is_interrupted": True, "log_size": size}
 
     def _list(self) -> list[Job]:
@@ -171,13 +163,13 @@ class Desk:
         has_rung = bell is not None and bell.version != self._bell
         if not self.is_current or not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
             return
-        self._bell = bell.version if bell else None  # before the look: it may ring meanwhile
         for request in self._documents.requests():
             if isinstance(request, tuple):
                 self._refuse_broken(*request)
             else:
                 self._answer(request)
         self._looked_at = time.monotonic()
+        self._bell = bell.version if bell else None  # as it was before the look: it may have rung meanwhile
 
     def _answer(self, request: Request) -> None:
         if self._stopping.is_set():
@@ -212,8 +204,8 @@ class Desk:
         if any(job["metadata"].get(REQUEST) == request.id for job in jobs):
             self._documents.store.delete(request.path)
             return
-        run = {key: request.content["metadata"][key] for key in OF_RUN}
-        if active := under_way(jobs, run):
+        run = {key: request.content["metadata"][key] for key in record.RUN}
+        if active := record.under_way(jobs, run):
             line = f"run {run['run_name']} is already active as job {active['submission_id']}"
             self._refuse(request.id, request.path, line)
             return
@@ -226,7 +218,8 @@ class Desk:
             if not self.is_current:
                 return
             if self._documents.store.find(request.path) is not None:
-                self._jobs.submit(request.content["uri"], metadata, job_id)
+                with self._jobs.submitting():
+                    self._jobs.submit(request.content["uri"], metadata, job_id)
                 logger.info(f"job {job_id} of {request.owner} is started")
         except TrainingError as cause:
             self._refuse(request.id, request.path, str(cause))
@@ -238,7 +231,13 @@ class Desk:
     @staticmethod
     def _job(job_id: str, uri: str, metadata: Mapping[str, str]) -> Job:
         """Return the job of a driver that is about to start."""
-        job: Job = {"submission_id": job_id, "metadata": dict(metadata), "uri": uri, "log": "", "status": PENDING}
+        job: Job = {
+            "submission_id": job_id,
+            "metadata": dict(metadata),
+            "uri": uri,
+            "log": "",
+            "status": record.PENDING,
+        }
         job |= {"start_time": int(1000 * time.time()), "end_time": None}
         return {**job, "driver_exit_code": None, "message": None, "is_interrupted": False}
 
@@ -252,7 +251,7 @@ class Desk:
                 self._kill_at.setdefault(job["submission_id"], time.monotonic() + STOP_SECONDS)
             for key, earlier in self._earlier.items():
                 if earlier["submission_id"] == job["submission_id"] and is_lost(earlier):
-                    self._earlier[key] = {**earlier, "status": STOPPED}
+                    self._earlier[key] = {**earlier, "status": record.STOPPED}
         self._has_changed = True
 
     def _kill_late(self) -> None:
@@ -269,7 +268,7 @@ class Desk:
     def _resubmit_lost(self) -> None:
         """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
         jobs = self._list()
-        for job in last_jobs(jobs):
+        for job in record.last_jobs(jobs):
             if self._stopping.is_set() or not self.is_current:
                 return
             if is_lost(job):
@@ -280,24 +279,25 @@ class Desk:
 
     def _resubmit(self, job: Job, taken: set[str]) -> None:
         lost, metadata = job["submission_id"], job["metadata"]
-        maximum = number_in(metadata, MAX_RESUBMISSIONS)
+        maximum = number_in(metadata, record.MAX_RESUBMISSIONS)
         seconds = ((job["end_time"] or 0) - job["start_time"]) / 1000
         # In a row: without progress in between, before this job was lost.
-        resubmissions = 0 if seconds >= PROGRESS_SECONDS else number_in(metadata, RESUBMISSIONS)
+        resubmissions = 0 if seconds >= PROGRESS_SECONDS else number_in(metadata, record.RESUBMISSIONS)
         if resubmissions >= maximum:
             self._delete_secrets(job)
             if maximum:
                 self._say(f"job {lost} is not submitted again: its run was lost {maximum + 1} times in a row")
             return
-        successor = next_id(metadata[OF_RUN[0]], taken)
-        own = {RESUBMISSIONS: str(resubmissions + 1)}
-        self._jobs.submit(job["uri"], {**metadata, **own}, successor)
+        successor = next_id(metadata[record.RUN[0]], taken)
+        own = {record.RESUBMISSIONS: str(resubmissions + 1)}
+        with self._jobs.submitting():
+            self._jobs.submit(job["uri"], {**metadata, **own}, successor)
         logger.info(f"job {lost} was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
         self._has_changed = True
 
     def _delete_secrets(self, job: Job) -> None:
         """Delete the secrets of a run that has ended, once."""
-        stored = stored_secrets(job["metadata"])
+        stored = record.stored_secrets(job["metadata"])
         if stored and job["submission_id"] not in self._without_secrets:
             with suppress(OSError, TrainingError):  # the next look tries again
                 secrets.store(stored[0]).delete(stored[1:])
@@ -306,13 +306,14 @@ class Desk:
     # The bucket
 
     def _push_logs(self) -> None:
-        """Copy what is new of the logs."""
+        """Copy what is new of the logs, to their present ends: a driver that prints all the time holds up nothing."""
         for job in self._jobs.list_jobs():
             log = job["log"]
             if log not in self._pushed:
                 self._pushed[log] = self._documents.log_size(log)
             file = self._jobs.log_file(job)
-            while part := self._parts.get(log) or _read(file, self._pushed[log]):
+            end = _size(file)
+            while self._pushed[log] < end and (part := self._parts.get(log) or _read(file, self._pushed[log])):
                 self._parts[log] = part  # a write that fails is repeated with the same bytes: it may have succeeded
                 self._documents.write_log(log, self._pushed[log], part)
                 del self._parts[log]
@@ -355,9 +356,12 @@ class Desk:
         return replace(self._state, jobs=self._list(), number=self._state.number + 1)
 
     def _meet_other(self) -> None:
-        """Leave the cluster to another head if that was started later, else take it over again."""
+        """Leave the cluster to another head if that was started later, else take it over again.
+
+        It may be this head's state, whose write had no answer.
+        """
         version, other = self._documents.read_head()
-        if (other.started, other.head) < (self._state.started, self._state.head):
+        if (other.started, other.head) <= (self._state.started, self._state.head):
             self._version = version
             return
         self.is_current = False
@@ -370,7 +374,14 @@ class Desk:
             logger.warning(line)
 
 
-def _read(file: Any, start: int) -> bytes:
+def _size(file: Path) -> int:
+    """Return the size of a log; 0 if it was deleted."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
+
+
+def _read(file: Path, start: int) -> bytes:
     """Return the next bytes of a log; empty if there are none, or it was deleted."""
     with suppress(FileNotFoundError), file.open("rb") as log:
         log.seek(start)

@@ -8,12 +8,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import SETTINGS, RunConfig
 from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.flags import flags_of
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
-from ray_on_ecs.run.memory import KILLED
+from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -21,6 +22,9 @@ from ray_on_ecs.storage.run_storage import RunStorage
 NO_STACKS = "It wrote none: the system had stopped it, or it was stuck in a system call.\n"
 # A rank that left with 0 at least this long before the others failed is named with them.
 EARLY_SECONDS = 0.5
+# How parsers of arguments name one that they don't know, and the flags of a run.
+REFUSAL = re.compile(r"(?i)unrecogni[sz]ed|no such option|unknown|unexpected|could not consume")
+FLAGS = {name for spec in SETTINGS for name in flags_of(spec)}
 # Files in a hint.
 MAX_HINTS = 3
 
@@ -40,7 +44,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
     if config.per_node and any(nodes.values()):
         how += f" on node {nodes.get(failed_rank)}"
     reason = failed.words.text or "it printed nothing"
-    explains = not failed.words.text or reason.startswith((FATAL, KILLED))
+    explains = not failed.words.text or reason.startswith((FATAL, OUT_OF_MEMORY))
     if status < 0 and not explains:
         reason = f"its last line was {reason!r}"
     what = one_line(f"{config.command[0]} {how}: {reason}")
@@ -51,7 +55,7 @@ def describe(workers: WorkerStatuses, config: RunConfig, left_out: Sequence[str]
             name = f"node {nodes.get(finished_rank)}" if config.per_node else f"rank {finished_rank}"
             what += f"; {name} had ended with exit status 0, {seconds:.0f} s before"
     what += missing_file_hint(failed.words.text, left_out) + access_denied_hint(failed.words.text, config)
-    what += bus_error_hint(status, failed.words.text)
+    what += bus_error_hint(status, failed.words.text) + misplaced_flag_hint(failed.words.text, config)
     where, rank = "\n".join(failed.log), _rank(failed_rank, config)
     return Failure(what, rank=rank, status=failed.status, words=failed.words, where=where, log=failed.log)
 
@@ -89,6 +93,15 @@ def missing_file_hint(text: str, left_out: Sequence[str]) -> str:
     was, it = ("was", "it") if len(names) == 1 else ("were", "them")
     flags = " ".join(f"--include '{name}'" for name in names)
     return f"; {', '.join(names)} {was} left out of the upload, and {flags} brings {it}"
+
+
+def misplaced_flag_hint(text: str, config: RunConfig) -> str:
+    """Return a hint if a script refuses an argument that is a flag of the run, else nothing."""
+    typed = [word.partition("=")[0] for word in config.command[1:]]
+    refused = [word for word in typed if word in FLAGS and re.search(rf"(?<!\w){word.strip('-')}(?![\w-])", text)]
+    if not refused or not REFUSAL.search(text):
+        return ""
+    return f"; {refused[0]} is a flag of ray-on-ecs run, and belongs before {config.command[0]}"
 
 
 def bus_error_hint(status: int, text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 # Begins the last words of a script that was ended so.
-KILLED = "the kernel ended it, because memory was full"
+OUT_OF_MEMORY = "the kernel ended it, because memory was full"
 
 
 def oom_kills(root: Path = Path("/")) -> int:
@@ -30,7 +30,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 def killed_words(largest: int) -> str:
     """Return the last words of a script; `largest` is the resident memory of its largest process (ru_maxrss)."""
     gib = largest / (2**30 if sys.platform == "darwin" else 2**20)
-    return f"{KILLED} (its largest process had {gib:.1f} GiB)" if largest else KILLED
+    return f"{OUT_OF_MEMORY} (its largest process had {gib:.1f} GiB)" if largest else OUT_OF_MEMORY
 
 
 def _read(file: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from ray_on_ecs import sdk
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.rules import finite
 from ray_on_ecs.run.extent import Extent, Position
 from ray_on_ecs.run.printed import LONGEST, Printed, PrintedNumbers
 from ray_on_ecs.run.traceback_lines import TracebackLines
@@ -120,9 +120,9 @@ class MetricsLog:
         if printed.loss is None and not printed.is_bar:
             return
         step = self._bar if printed.step is None else printed.step
-        loss = {} if printed.loss is None else {"loss": _finite(printed.loss)}
+        loss = {} if printed.loss is None else {"loss": finite(printed.loss)}
         with self._lock:
-            if self.guess is not None:
+            if self.guess is not None and not (printed.is_mean and "loss" in self.guess):
                 kept = self.guess if printed.loss is None else {}
                 self.guess = {**kept, **loss, **({} if step is None else {STEP: step})}
 
@@ -254,8 +254,4 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return _finite(value)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return finite(value)

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import psutil
 
+from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import last_words, memory, supervisor
 from ray_on_ecs.run.bars import Bars
 from ray_on_ecs.run.group import Directive
@@ -37,7 +38,7 @@ DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
 ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
+SIGKILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
 NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
@@ -138,7 +139,7 @@ class ScriptProcess:
             self._reader.join(STACK_SECONDS)
             status, ended_at, largest = told or (-signal.SIGKILL, time.time(), 0)
             self.ended_at, self._status = float(ended_at), int(status)
-            if self._status in KILLED and memory.oom_kills() > self._oom_kills:
+            if self._status in SIGKILL_STATUSES and memory.oom_kills() > self._oom_kills:
                 self._words = LastWords(memory.killed_words(int(largest)))
         return self._status
 
@@ -296,6 +297,11 @@ def hold(lock: Path, kind: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def scripts_lock(uri: str) -> Path:
+    """Return the lock that the scripts of a run on this node hold until they have ended, by the run's folder."""
+    return node_folder("scripts", uri)
 
 
 def wait_for_end(lock: Path, seconds: float) -> bool:

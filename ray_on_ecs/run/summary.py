@@ -29,7 +29,7 @@ def print_header(config: RunConfig, storage: RunStorage, allocation: WorkerAlloc
     continued = ", continued with its files" if read_snapshot(storage).files else ""
     lines = {
         "run": f"{config.run_name}{continued}",
-        "script": " ".join(config.command),
+        "script": shlex.join(config.command),
         "workers": str(allocation) if allocation else "those that the Ray program starts",
         "results": storage.uri,
     }

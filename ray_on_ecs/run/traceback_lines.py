@@ -12,7 +12,7 @@ WARNING = re.compile(r"\S+:\d+: \w*Warning: ")
 REPEATED = "[Previous line repeated"
 # The margin of an exception group, and the frame that rich draws.
 MARGINS = ("|", "+", "╭", "│", "╰")
-HEADER = re.compile(rf"[ |+╭│╰─-]*(?:Exception Group )?{re.escape(TRACEBACK)}")
+FRAMED_HEADER = re.compile(rf"[ |+╭│╰─-]*(?:Exception Group )?{re.escape(TRACEBACK)}")
 
 
 class TracebackLines:
@@ -28,7 +28,7 @@ class TracebackLines:
         line = PREFIX.sub("", line).rstrip()
         indent = len(line) - len(line.lstrip())
         has_margin = line.lstrip().startswith(MARGINS)
-        if HEADER.match(line):
+        if FRAMED_HEADER.match(line):
             self._has_header, self._has_margin, self._indent = True, has_margin, -1
         elif FRAME.match(line):
             self._indent = indent

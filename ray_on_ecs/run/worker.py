@@ -25,7 +25,6 @@ from ray_on_ecs import arguments, logs, sdk, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
@@ -34,11 +33,12 @@ from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles, writers_of
+from ray_on_ecs.run.files.scan import Looks
 from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
-from ray_on_ecs.run.process import ProcessOptions, wait_for_end
+from ray_on_ecs.run.process import ProcessOptions, scripts_lock, wait_for_end
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -105,7 +105,7 @@ class ScriptWorker:
         self._storage = storage = settings.storage
         self._rank = rank
         self._place = place
-        self._lock = node_folder("scripts", storage.uri)
+        self._lock = scripts_lock(storage.uri)
         self._run_folder = RunFolder(
             storage,
             settings.code.name,
@@ -408,12 +408,14 @@ class ScriptWorker:
 
     def _wait_for_end(self, script: Script, until: Callable[[], float]) -> None:
         """Wait until the script has ended, or until a time (Unix time)."""
-        looked_at = 0.0
+        looked_at, looks = 0.0, Looks()
         while time.time() < until() and not script.process.has_ended(self.exchange.directive):
-            now, is_at_rest = time.time(), self._is_at_rest(script)
-            if is_at_rest and looked_at:  # a process that is killed closes its files before it has ended
-                self.exchange.report(rested_at=looked_at)
-            looked_at = now if is_at_rest else 0.0
+            if looks.are_due:
+                with looks.measured():
+                    now, is_at_rest = time.time(), self._is_at_rest(script)
+                if is_at_rest and looked_at:  # a process that is killed closes its files before it has ended
+                    self.exchange.report(rested_at=looked_at)
+                looked_at = now if is_at_rest else 0.0
             script.process.wait(POLL_SECONDS)
             self._take_reports(script)
             self._report_script(script.process)

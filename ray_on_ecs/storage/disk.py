@@ -60,6 +60,11 @@ class Disk:
             raise
         return _stored(path, status) if stat.S_ISREG(status.st_mode) else None
 
+    def age(self, path: str) -> tuple[str, float]:
+        """Return the version of a file, and the seconds since it was written; "" and 0 without one."""
+        info = self.find(path)
+        return (info.version, max(time.time() - info.mtime_ns / 1e9, 0.0)) if info else ("", 0.0)
+
     def listing(self, path: str, *, recursive: bool = False) -> Listing:
         """List a folder, or all files below it; a missing folder is empty."""
         found = Listing(now=time.time())

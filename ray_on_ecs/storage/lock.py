@@ -78,7 +78,7 @@ class RunLock:
         self._storage = storage
         self._say = say
         process = psutil.Process()
-        owner = {"machine": _machine(), "pid": process.pid, "created": _created(process)}
+        owner = {"machine": place(), "pid": process.pid, "created": _created(process)}
         self._owner = {"host": socket.gethostname(), **owner, "token": uuid.uuid4().hex}
         store = storage.store
         self._store = store if isinstance(store, Disk) else store.with_limits(CALL_SECONDS, CALL_ATTEMPTS)
@@ -221,7 +221,7 @@ def _owner_name(owner: Mapping[str, Any]) -> str:
 
 def _is_dead(owner: Mapping[str, Any]) -> bool:
     """Return True if the owner was a process that this one could see, and has ended."""
-    if owner.get("machine") != _machine():
+    if owner.get("machine") != place():
         return False
     try:
         process = psutil.Process(owner["pid"])
@@ -247,10 +247,3 @@ def _created(process: psutil.Process) -> float:
 def _now() -> float:
     """Return seconds that go on while the machine sleeps, and that a change of its clock leaves alone."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _machine() -> str:
-    """Return the processes that this one can see: two machines, or two containers, may have the same host name."""
-    if os.path.exists("/proc/self/ns/pid"):
-        return place()
-    return f"{place()} {uuid.getnode():x} {psutil.boot_time():.0f}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,6 +34,10 @@ MOMENTS = ("started", "updated", "script_start", "finished")
 FAILURE = ("time", "what", "rank", "stacks")  # of the error's document
 Document = Mapping[str, Any]
 Rows = Sequence[tuple[str, Any]]
+NO_METRICS = (
+    "The script has reported none. With --metric 'loss=loss: {number}' before it, a run reads a number from its "
+    "output, by the words on the line; ray_on_ecs.log(loss=…) reports one."
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def render(documents: Documents) -> str:
     }
     usd = total_usd(status, result)
     facts = {
-        "command": " ".join(given.get("command", ())) or None,
+        "command": shlex.join(given.get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
         "time_seconds": total_seconds(status, result),
         "cost": None if usd is None else _usd(usd),
@@ -135,6 +140,7 @@ def render(documents: Documents) -> str:
         facts=_rows(facts),
         curves=base64.b64encode(documents.curves).decode(),
         metrics=[(_words(name), _metric(value)) for name, value in last.items() if name != "time"],
+        hint="" if last or trials or not status else NO_METRICS,
         trials=_trials(trials),
         more_trials=max(len(trials) - MAX_TRIALS, 0),
         changed=[(_words(name), _setting(value)) for name, value in given.items()],

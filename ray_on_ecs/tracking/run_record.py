@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import os
 import shlex
 import threading
@@ -21,6 +20,7 @@ import psutil
 from ray_on_ecs.config import JOB_VARIABLE, OWNER, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.rules import finite
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_of, earlier_of
@@ -251,7 +251,7 @@ def _last_loss(history: Sequence[Mapping[str, Any]]) -> float | None:
         if value is None:
             losses = [metrics[name] for name in metrics if name.endswith("loss")]
             value = losses[-1] if losses else None
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return finite(value)
 
 
 def _iso(moment: datetime) -> str:

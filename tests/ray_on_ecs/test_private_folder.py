@@ -11,7 +11,7 @@ import pytest
 
 from ray_on_ecs import private_folder
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.private_folder import machine, node_folder, temporary
+from ray_on_ecs.private_folder import machine, node_folder, place, temporary
 from ray_on_ecs.run.files import outside
 
 SOURCES = Path(private_folder.__file__).parent
@@ -87,11 +87,18 @@ def test_no_other_module_names_the_folder_for_temporary_files() -> None:
         assert not re.search(r"gettempdir|mktemp|['\"](/tmp|/var/tmp|/dev/shm)", file.read_text()), file
 
 
-@pytest.mark.parametrize(("platform", "names"), [("linux", ["office", "lab"]), ("darwin", ["darwin", "darwin"])])
-def test_mac_keeps_its_identity_in_another_network(
-    monkeypatch: pytest.MonkeyPatch, platform: str, names: list[str]
+def test_jobs_and_locks_are_known_in_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host name changes with the network."""
+    before = machine(), place()
+    monkeypatch.setattr(private_folder.socket, "gethostname", lambda: "another")
+    assert (machine(), place()) == before if Path("/etc/machine-id").exists() else place() == before[1]
+
+
+@pytest.mark.parametrize(("platform", "name"), [("linux", "lab"), ("darwin", "darwin")])
+def test_container_without_an_identity_has_its_host_name(
+    monkeypatch: pytest.MonkeyPatch, platform: str, name: str
 ) -> None:
     monkeypatch.setattr(private_folder, "sys", SimpleNamespace(platform=platform))
-    for name, wanted in zip(["office", "lab"], names, strict=True):
-        monkeypatch.setattr(private_folder, "socket", SimpleNamespace(gethostname=lambda name=name: name))
-        assert machine() == wanted
+    monkeypatch.setattr(private_folder.socket, "gethostname", lambda: "lab")
+    monkeypatch.setattr(private_folder, "Path", lambda path: Path(os.devnull))
+    assert machine() == name

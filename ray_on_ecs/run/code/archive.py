@@ -92,9 +92,6 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
         say(line)
-    if fault := git.fault_of(folder):
-        what = "files that it tracks although .gitignore names them are not uploaded"
-        say(f"git can't read the repository, so {what}: {fault}")
     _check_script(config, code)
     large = [file for file in code.files if links and storage.is_local and file.size > LARGE_BYTES]
     linked = {file.name: str(folder / file.name) for file in large}

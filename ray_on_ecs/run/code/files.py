@@ -62,11 +62,12 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class CodeFiles:
-    """The files of a folder that are uploaded, and what is not, both by name."""
+    """The files of a folder that are uploaded, and what is not, both by name; and why git can't read its repository."""
 
     folder: Path
     files: tuple[CodeFile, ...]
     left_out: tuple[LeftOut, ...]
+    git_fault: str = ""
 
     def describe_left_out(self) -> Iterator[str]:
         """Yield lines for the terminal: what is left out, folders first, what can't be uploaded at all, and keys."""
@@ -76,6 +77,9 @@ class CodeFiles:
         for entries in (list(map(str, others)), impossible):
             if entries:
                 yield f"left out: {_first(entries, SHOWN)}"
+        if self.git_fault:
+            what = "files that it tracks although .gitignore names them are not uploaded"
+            yield f"git can't read the repository, so {what}: {self.git_fault}"
         keys = [printable(entry.name) for entry in self.left_out if entry.why == KEY]
         if keys:
             yield f"left out, as it may hold a key: {_first(keys, SHOWN_KEYS)}; --include PATH uploads one"
@@ -96,7 +100,8 @@ def list_code(
     top = os.path.realpath(folder)
     named = frozenset(pattern.strip("/") for pattern in include)
     listing = _Listing(top, Patterns(include), named, Patterns(exclude), Patterns((*NEVER, *never)))
-    listing.walk(top, Rules.of(top))
+    rules = Rules.of(top)
+    listing.walk(top, rules)
     if listing.unreadable:
         # If it were left out, the script would miss it, after the nodes have started.
         names = ", ".join(printable(name) for name in sorted(listing.unreadable)[:SHOWN])
@@ -105,7 +110,7 @@ def list_code(
             f"--working-dir: {folder} has {entries} that you may not read, such as {names}; "
             "all code is uploaded: make them readable, or leave them out by --exclude or .gitignore"
         )
-    return CodeFiles(Path(top), tuple(sorted(listing.files)), tuple(sorted(listing.left_out)))
+    return CodeFiles(Path(top), tuple(sorted(listing.files)), tuple(sorted(listing.left_out)), rules.fault)
 
 
 def check_is_project(folder: Path) -> None:

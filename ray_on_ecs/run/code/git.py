@@ -35,22 +35,25 @@ def ask(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> st
     return os.fsdecode(done.stdout) if done.returncode == 0 else None
 
 
-def fault_of(folder: str | os.PathLike[str]) -> str:
-    """Return why git does not answer for the repository of a folder, or nothing."""
-    if not any(os.path.lexists(os.path.join(each, ".git")) for each in (folder, *Path(folder).absolute().parents)):
-        return ""
+def tracked(folder: str | os.PathLike[str]) -> tuple[frozenset[str], str]:
+    """Return the paths of the files below a folder that git tracks although it ignores them.
+
+    And why git does not answer for the folder's repository; empty if it does, and without a repository.
+    """
     try:
         done = _run(folder, *TRACKED)
+        if done.returncode == 0:
+            return _paths(folder, os.fsdecode(done.stdout)), ""
+        lines = [line.strip() for line in os.fsdecode(done.stderr).splitlines()]
+        cures = [line for line in lines if line.startswith("git config")]  # of a repository of another user
+        reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1] if lines else "git failed")
+        fault = "; ".join([one_line(reason.removeprefix("fatal: ")), *cures[:1]])
     except FileNotFoundError:
-        return "git is not installed"
+        fault = "git is not installed"
     except (OSError, subprocess.TimeoutExpired) as cause:
-        return one_line(cause)
-    if done.returncode == 0:
-        return ""
-    lines = [line.strip() for line in os.fsdecode(done.stderr).splitlines()]
-    cures = [line for line in lines if line.startswith("git config")]  # of a repository of another user
-    reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1] if lines else "git failed")
-    return "; ".join([one_line(reason.removeprefix("fatal: ")), *cures[:1]])
+        fault = one_line(cause)
+    folders = (folder, *Path(folder).absolute().parents)
+    return frozenset(), fault if any(os.path.lexists(os.path.join(each, ".git")) for each in folders) else ""
 
 
 def _run(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -59,11 +62,6 @@ def _run(folder: str | os.PathLike[str], *arguments: str, **variables: str) -> s
     return subprocess.run(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS
     )
-
-
-def tracked(folder: str) -> frozenset[str]:
-    """Return the paths of the files below a folder that git tracks although it ignores them."""
-    return _paths(folder, ask(folder, *TRACKED))
 
 
 def ignored(folder: str) -> frozenset[str] | None:
@@ -77,7 +75,7 @@ def ignored(folder: str) -> frozenset[str] | None:
     return None if listed is None or listed.startswith("./\0") else _paths(folder, listed)
 
 
-def _paths(folder: str, listed: str | None) -> frozenset[str]:
+def _paths(folder: str | os.PathLike[str], listed: str | None) -> frozenset[str]:
     return frozenset(os.path.join(folder, name) for name in (listed or "").split("\0") if name)
 
 

@@ -74,17 +74,20 @@ class Rules:
         ray: The .rayignore files, which count besides: tracked files, too.
         ignored: The answer of git itself: see `git.ignored`.
         tracked: Paths that git tracks although it ignores them.
+        fault: Why git does not answer, or nothing.
     """
 
     git: tuple[Patterns, ...] = ()
     ray: tuple[Patterns, ...] = ()
     ignored: frozenset[str] | None = None
     tracked: frozenset[str] = frozenset()
+    fault: str = ""
 
     @classmethod
     def of(cls, folder: str) -> Rules:
         """Return the rules for a user's folder."""
-        return cls(_of_user(folder), ignored=git.ignored(folder), tracked=git.tracked(folder))
+        tracked, fault = git.tracked(folder)
+        return cls(_of_user(folder), ignored=git.ignored(folder), tracked=tracked, fault=fault)
 
     def enter(self, folder: str, *, is_nested: bool = False) -> Rules:
         """Return the rules for the entries of a folder; git is not asked about a repository inside the user's."""

@@ -28,9 +28,11 @@ from ray_on_ecs.run.files.frozen import Copy, Frozen, companions, copy_bytes, fr
 from ray_on_ecs.run.files.outside import OutsideFiles
 from ray_on_ecs.run.files.scan import (
     MAX_ENTRIES,
+    TICK_SECONDS,
     FileState,
     FolderActivity,
     FolderScanner,
+    Looks,
     Scan,
     is_running,
     open_for_writing,
@@ -55,17 +57,13 @@ logger = logging.getLogger(__name__)
 
 # The folder is asked this often if it is time for a scan.
 POLL_SECONDS = 0.5
-# The shortest interval of scans; they take at most one part in SCAN_SHARE of the time.
-SCAN_SECONDS, SCAN_SHARE = 2.0, 20
-QUIET_SECONDS = 2.0
+SCAN_SECONDS = QUIET_SECONDS = 2.0
 # After this time without such a pause, scans in quick succession find a short one.
 OVERDUE_SECONDS, LOOK_SECONDS, LOOKS = 15.0, 0.2, 10
 # Logs that have grown while nothing else has changed are stored this often.
 LOG_SECONDS = 10.0
 # A process that is killed closes its files before it has ended, by less than this.
 CLOSING_SECONDS = 0.05
-# The clock of a disk may be this late.
-TICK_SECONDS = 0.01
 MAX_FILES = 20_000
 UPLOADS_AT_ONCE = 8
 # Prefix of the old folder's name while a reset puts a new one in its place.
@@ -111,6 +109,7 @@ class RunFolder:
         is_current: True if the folder was equal to that part when it was last scanned.
         state: The number of the folder's state at the last scan; it grows whenever the files change.
         failed: The reasons why files could not be stored, by their names.
+        looks: The times of the looks at the files and their writers.
         rested_at: The last time (Unix time) at which no file was seen open for writing.
     """
 
@@ -143,6 +142,7 @@ class RunFolder:
         self._base: Scan = {}
         self._snapshot = Snapshot()
         self._restored: Scan = {}
+        self.looks = Looks()
         self.begin(1)
 
     def reset(self) -> None:
@@ -248,7 +248,7 @@ class RunFolder:
         self.state = 0
         self.failed: dict[str, str] = {}
         self._activity = FolderActivity(restored)
-        self._may_scan_at = self._next_scan_at = self._logs_stored_at = self.rested_at = 0.0
+        self._next_scan_at = self._logs_stored_at = self.rested_at = 0.0
         self._stored_at = time.monotonic()
 
     def poll(self, writers: Iterable[psutil.Process] = (), *, at_once: bool = False) -> bool:
@@ -256,14 +256,14 @@ class RunFolder:
 
         Args:
             writers: The script's processes.
-            at_once: True to scan the folder as soon as scans may follow each other: the others wait for the answer.
+            at_once: True to scan the folder now: the others wait for the answer.
 
         Raises:
             OSError: The storage can't be written; the next call tries again.
         """
         now = time.monotonic()
         writers = list(writers)
-        if now < (self._may_scan_at if at_once else self._next_scan_at):
+        if now < self._next_scan_at and not at_once:
             if not self.is_current:
                 self._open_files(writers)
             return False
@@ -274,8 +274,7 @@ class RunFolder:
         databases = {name for name in open_files if is_database(self.folder / name)}
         activity.update(files, open_files, now, databases | companions(databases))
         self.state += activity.quiet_since != quiet_since
-        self._may_scan_at = now + SCAN_SHARE * (time.monotonic() - now)
-        self._next_scan_at = max(now + SCAN_SECONDS, self._may_scan_at)
+        self._next_scan_at = now + SCAN_SECONDS
         self.is_current = not activity.busy and self._is_stored(activity.data, activity.logs)
         if self.is_current:
             self._stored_at = now
@@ -298,12 +297,16 @@ class RunFolder:
     def _open_files(self, writers: Sequence[psutil.Process]) -> dict[str, bool]:
         """Return the files that are open for writing, and take note of the time if the folder is at rest."""
         now = time.time()
-        open_files = open_for_writing(self.folder, writers, self._outside.seen)
+        open_files = self._open_for_writing(writers)
         if writers and self._is_at_rest(open_files):
             time.sleep(CLOSING_SECONDS)
             if all(map(is_running, writers)):
                 self.rested_at = now
         return open_files
+
+    def _open_for_writing(self, writers: Iterable[psutil.Process]) -> dict[str, bool]:
+        with self.looks.measured():
+            return open_for_writing(self.folder, writers, self._outside.see)
 
     def _is_at_rest(self, open_files: Mapping[str, bool]) -> bool:
         """Return whether only such files are open for writing as are until the run ends."""
@@ -312,7 +315,7 @@ class RunFolder:
 
     def is_at_rest(self, writers: Iterable[psutil.Process]) -> bool:
         """Return whether a kill of these processes would leave no file half-written."""
-        return self._is_at_rest(open_for_writing(self.folder, writers))
+        return self._is_at_rest(self._open_for_writing(writers))
 
     def _find_pause(self, writers: Iterable[psutil.Process], logs: set[str]) -> Scan | None:
         """Return the files at a moment when none is open for writing, in a short pause if there is one, or None."""
@@ -320,7 +323,7 @@ class RunFolder:
         for look in range(LOOKS):
             time.sleep(LOOK_SECONDS)
             files = self._changed_files()
-            busy = (open_for_writing(self.folder, writers).keys() & files.keys()) - logs
+            busy = (self._open_for_writing(writers).keys() & files.keys()) - logs
             data = without_logs(files, logs)
             if not busy and (data == previous or look == LOOKS - 1):
                 time.sleep(LOOK_SECONDS)  # a process that is killed closes its files before it has ended
@@ -372,7 +375,9 @@ class RunFolder:
     def _changed_files(self) -> Scan:
         """Return the files that this node keeps: the ones that its script has created or changed."""
         files: Scan = {}
-        for name, state in self._scanner.scan().items():
+        with self.looks.measured():
+            found = self._scanner.scan()
+        for name, state in found.items():
             if self._base.get(name) != state and self._of_others.get(name) != state:
                 files[name] = state
         return files

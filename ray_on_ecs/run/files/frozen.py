@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import stat
@@ -24,6 +25,8 @@ SQLITE = b"SQLite format 3\0"
 # Files beside a SQLite database that complete it; a backup has their content.
 COMPANIONS = ("-wal", "-shm", "-journal")
 LOCKED_SECONDS = 1.0
+# Pages of a database that are copied at once: a commit waits so long.
+PAGES = 256
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,23 @@ def companions(databases: Iterable[str]) -> set[str]:
 
 
 def _back_up(source: Path, target: Path) -> None:
-    """Copy a SQLite database by its own backup, between two transactions of the script.
+    """Copy a SQLite database by its own backup, between two transactions of the script, which can commit meanwhile.
 
     Raises:
-        OSError: It is locked, or broken.
+        OSError: It is locked, broken, or changes in each of several attempts.
     """
     import sqlite3  # a Python may be built without it
+
+    attempts, missing = 0, math.inf
+
+    def look(status: int, remaining: int, total: int) -> None:
+        nonlocal attempts, missing
+        attempts += remaining >= missing  # SQLite begins again after a commit
+        missing = remaining
+        if status not in (sqlite3.SQLITE_OK, sqlite3.SQLITE_DONE):  # `backup` would wait for a lock for ever
+            raise sqlite3.OperationalError("database is locked")
+        if attempts == TRIES:
+            raise sqlite3.OperationalError(f"it has changed in {TRIES} attempts to copy it")
 
     address = f"{source.absolute().as_uri()}?mode=ro"
     try:
@@ -142,9 +156,9 @@ def _back_up(source: Path, target: Path) -> None:
             closing(sqlite3.connect(address, uri=True, timeout=LOCKED_SECONDS, isolation_level=None)) as database,
             closing(sqlite3.connect(target)) as copy,
         ):
-            database.execute("BEGIN")
-            database.execute("SELECT count(*) FROM sqlite_master").fetchone()  # `backup` would wait for a lock for ever
-            database.backup(copy)
+            # With a write-ahead log, a script commits while the database is read.
+            is_logged = database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            database.backup(copy, pages=-1 if is_logged else PAGES, progress=look)
     except sqlite3.Error as cause:
         raise OSError(f"SQLite: {one_line(cause)}") from cause
 

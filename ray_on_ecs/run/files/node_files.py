@@ -74,14 +74,16 @@ class NodeFiles:
             OSError: The storage can't be read or written; the next call tries again.
         """
         poll = self._exchange.poll_number  # that had arrived before the look
-        writers = writers_of(self._exchange.directive.pids.get(self._node, ()))
-        if writers is None:  # a script has ended, and the driver will say if that was in the middle of a write
-            return
-        if self._folder.poll(writers, at_once=self._exchange.directive.scan):
-            status = self._store_part()
-            if self._folder.is_current:
-                status = replace(status, part_state=self._folder.state, checked=poll)
-            self._exchange.report(files=replace(status, state=self._folder.state))
+        if self._folder.looks.are_due:
+            with self._folder.looks.measured():
+                writers = writers_of(self._exchange.directive.pids.get(self._node, ()))
+            if writers is None:  # a script has ended, and the driver will say if that was in the middle of a write
+                return
+            if self._folder.poll(writers, at_once=self._exchange.directive.scan):
+                status = self._store_part()
+                if self._folder.is_current:
+                    status = replace(status, part_state=self._folder.state, checked=poll)
+                self._exchange.report(files=replace(status, state=self._folder.state))
         self.commit()
 
     def store_last(self) -> None:
@@ -103,7 +105,7 @@ class NodeFiles:
             self._exchange.report(not_stored=self._why(cause))
             return
         if outside := self._folder.find_outside():
-            way = "write below $RUN_DIR, which is the working directory, by the script's own flag or settings"
+            way = "if the script has written it, let it write below $RUN_DIR, which is the working directory"
             logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}; {way}")
         if failed := self._folder.failed:
             self._exchange.report(not_stored="; ".join(f"{name}: {why}" for name, why in failed.items()))

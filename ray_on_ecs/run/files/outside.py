@@ -1,8 +1,8 @@
 """Large files that a script writes outside of its folder: they are not kept, and a line at the end names them.
 
 They are found by what the script's processes have open, every two seconds, and, as most files are written faster, by
-what is new in the home folder, its `.cache` and the temporary folder. One that is written faster, in a folder that was
-there before the run, is not found.
+what is new in the home folder, its `.cache` and the temporary folder, unless another program wrote it. One that is
+written faster, in a folder that was there before the run, is not found.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ray_on_ecs.private_folder import temporary
+from ray_on_ecs.run.files.scan import TICK_SECONDS
 
 MIN_BYTES = 2**20
-# The clock of a disk may be this late.
-TICK_SECONDS = 0.05
-# Of one folder at the end, and of the files that are remembered until then.
+# That are looked at when files are searched, and of the files that are remembered until then.
 MAX_ENTRIES = 20_000
 TEMPORARY = "/tmp"  # nosec B108 # some programs write there even if TMPDIR is another folder
 SYSTEM = ("/dev/", "/proc/", "/sys/", "/run/")
@@ -59,18 +58,29 @@ class OutsideFiles:
         self._told = self._top_entries()
         self.seen: set[str] = set()
 
+    def see(self, path: str) -> None:
+        """Remember a file that the script has open for writing."""
+        if len(self.seen) < MAX_ENTRIES and not self._is_of_others(path):
+            self.seen.add(path)
+
     def find(self) -> list[str]:
         """Return large new files or their folders, with sizes; below folders that existed before only if seen."""
-        tops = {self._top(path) for path in self.seen} | (self._top_entries() - self._told)
+        tops: dict[str, set[str]] = {top: set() for top in self._top_entries() - self._told}
+        for path in self.seen:
+            tops.setdefault(self._top(path), set()).add(path)
         found: list[str] = []
-        for top in sorted(tops):
-            sizes = {path: self._size(path) for path in _files(top) if not self._is_of_others(path)}
+        left = iter(range(MAX_ENTRIES))
+        # A folder elsewhere may be a disk with millions of files.
+        for top in sorted(tops, key=lambda top: (not top.startswith(tuple(self._roots)), top)):
+            paths = {top, *tops[top], *_below(top, left)}
+            sizes = {path: self._size(path) for path in paths if not self._is_of_others(path)}
             large = [path for path, size in sizes.items() if size]
             if large:
                 name = os.path.commonpath(large)
                 shown = f"~{name[len(self._home) :]}" if name.startswith(f"{self._home}/") else name
-                found.append(f"{shown} ({sum(sizes.values()) / 2**20:,.0f} MiB)")
-        self._told |= tops
+                doubt = "" if tops[top] else ", unless another program wrote it"
+                found.append(f"{shown} ({sum(sizes.values()) / 2**20:,.0f} MiB{doubt})")
+        self._told |= tops.keys()
         self.seen.clear()
         return sorted(found)
 
@@ -106,12 +116,13 @@ def _entries(root: str) -> list[str]:
     return []
 
 
-def _files(top: str) -> Iterator[str]:
-    """Yield a file, or the files below a folder, up to a limit."""
-    yield top
-    left = MAX_ENTRIES
-    for folder, _, names in os.walk(top):
-        yield from (f"{folder}/{name}" for name in names[:left])
-        left -= len(names)
-        if left <= 0:
-            return
+def _below(top: str, left: Iterator[int]) -> Iterator[str]:
+    """Yield the files below a folder, as long as entries are left."""
+    folders = [top]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry, _ in zip(entries, left, strict=False):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry.path

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,31 @@ RESTLESS_SECONDS = 30.0
 SLOW_SECONDS, OPEN_SECONDS = 30.0, 300.0
 SLOW_BYTES = 16 * 2**20
 PAUSE_SECONDS = 2.0
+# The clock of a disk may be this late.
+TICK_SECONDS = 0.05
+
+
+# Looks take at most one part in so many of the time.
+SHARE = 20
+
+
+class Looks:
+    """Times of looks at files and processes: those of a large run take long, and the script needs the CPU."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    @property
+    def are_due(self) -> bool:
+        """True if the earlier ones have had a small share of the time."""
+        return time.monotonic() >= self._next_at
+
+    @contextmanager
+    def measured(self) -> Generator[None]:
+        """Count the time of a block."""
+        began = time.monotonic()
+        yield
+        self._next_at = max(self._next_at, began) + SHARE * (time.monotonic() - began)
 
 
 class FileState(NamedTuple):
@@ -150,11 +176,11 @@ def is_growing(name: str) -> bool:
 
 
 def open_for_writing(
-    folder: Path, processes: Iterable[psutil.Process], elsewhere: set[str] | None = None
+    folder: Path, processes: Iterable[psutil.Process], see: Callable[[str], None] = lambda path: None
 ) -> dict[str, bool]:
     """Return the files in a folder that processes hold open for writing; the value is True for append mode only.
 
-    The paths of other files are added to `elsewhere`.
+    `see` gets the paths of other files.
     """
     open_files: dict[str, bool] = {}
     prefix = f"{os.path.realpath(folder)}/"
@@ -163,8 +189,7 @@ def open_for_writing(
             for file in process.open_files():
                 mode = getattr(file, "mode", "r")
                 if mode != "r" and not file.path.startswith(prefix):
-                    if elsewhere is not None:
-                        elsewhere.add(file.path)
+                    see(file.path)
                 elif mode != "r":
                     name = file.path.removeprefix(prefix)
                     open_files[name] = mode.startswith("a") and open_files.get(name, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 from collections.abc import Mapping
 from numbers import Real
@@ -17,6 +16,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Report
 from ray.tune import Callback
 
 from ray_on_ecs import sdk
+from ray_on_ecs.rules import finite
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import open_filesystem
 
@@ -45,7 +45,7 @@ def numbers_of(metrics: Mapping[str, Any] | None, folder: str = "") -> dict[str,
         if getattr(value, "shape", None) == ():  # of NumPy and PyTorch
             value = value.item()
         if isinstance(value, Real) and name not in RESERVED:
-            found[name] = float(value) if math.isfinite(value) else None
+            found[name] = finite(float(value))
     return found
 
 

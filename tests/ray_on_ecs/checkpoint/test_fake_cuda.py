@@ -46,7 +46,7 @@ class Training:
 def test_a_state_goes_through_host_memory_and_back(fake_cuda: None, optimizer: Any, key: str) -> None:
     first = Training(optimizer)
     first.step()
-    tensors = first.state.tensors()
+    tensors, values = first.state.tensors_and_values()
     planner = StagingPlanner()
     planner.set_up_planner(tensors, is_coordinator=True)
     [plan], metadata = planner.create_global_plan([planner.create_local_plan()])
@@ -58,7 +58,7 @@ def test_a_state_goes_through_host_memory_and_back(fake_cuda: None, optimizer: A
     resumed = Training(optimizer)
     targets = resumed.state.targets(metadata.state_dict_metadata)
     assert targets.keys() == tensors.keys()
-    resumed.state.apply(targets, first.state.values())
+    resumed.state.apply(targets, values)
     for state in resumed.optimizer.state.values():
         assert {each.device for each in state.values()} == {CUDA}
         assert key in state

@@ -118,15 +118,38 @@ def test_averaged_weights_are_saved_with_the_frozen_ones(tmp_path: Path) -> None
     assert weight_of(again).eq(3).all()
 
 
-def test_best_weights_before_the_unfreezing_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep_last", [1, 3])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_best_checkpoint_counts_from_the_unfreezing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, keep_last: int
+) -> None:
+    """An earlier one lacks the weights of then, which the script has trained since."""
     model = made()
-    checkpoint = Checkpointer(tmp_path, model=model, save_frozen=False, keep_best="loss")
-    for loss in (0.1, 0.2):
+    checkpoint = Checkpointer(tmp_path, model=model, save_frozen=False, keep_best="loss", keep_last=keep_last)
+    best: dict[str, torch.Tensor] = {}
+    for loss in (0.1, 0.2, 0.5, 0.3, 0.4):
         checkpoint.after_step()
+        if loss == 0.5:
+            CHANGES[kind](model)
+        cast(Tensor, model[1].bias).data.add_(1)
         checkpoint.end_epoch(loss=loss)
-        CHANGES["unfrozen"](model)
-    with pytest.raises(ValueError, match=r"model\.0\.weight is .* missing; save_frozen=False may have left it out"):
-        checkpoint.load_best()
+        if loss == 0.3:
+            best = {name: value.clone() for name, value in model.state_dict().items()}
+        assert checkpoint.wait()
+    assert capsys.readouterr().out.count("is no longer the best checkpoint") == 1
+    assert checkpoint.load_best()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in best.items())
+
+
+def test_best_checkpoint_below_adapters_is_of_all_steps(tmp_path: Path) -> None:
+    model = made()
+    checkpoint = Checkpointer(tmp_path, model=model, save_frozen=False, keep_best="loss", keep_last=1)
+    for loss in (0.1, 0.2, 0.3):
+        checkpoint.after_step()
+        cast(Tensor, model[1].bias).data.fill_(loss)
+        checkpoint.end_epoch(loss=loss)
+    assert checkpoint.load_best()
+    assert cast(Tensor, model[1].bias).eq(0.1).all()
 
 
 def test_progress_is_known_before_the_model(tmp_path: Path) -> None:

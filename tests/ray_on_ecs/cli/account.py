@@ -1,7 +1,6 @@
 """A stack in the AWS of the tests, without Pulumi: the resources that the commands query, and its Ray head.
 
-AWS is moto's, behind a server that answers operations unknown to moto, and refuses operations that a test names. All
-tests share the resources; a test's changes are undone at its end.
+AWS is moto's, behind tests/front.py. All tests share the resources; a test's changes are undone at its end.
 """
 
 from __future__ import annotations
@@ -12,15 +11,12 @@ import os
 import subprocess
 import sys
 import time
-import urllib.parse
-from contextlib import ExitStack, chdir, closing, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from ray_on_ecs.cli.main import main
@@ -29,6 +25,7 @@ from ray_on_ecs.jobs.documents import HEAD, Documents, HeadState
 from ray_on_ecs.node import ports, ray_status
 from ray_on_ecs.storage.bucket import Bucket, NoBucket
 from tests.aws import REGION, client, environment
+from tests.front import Front
 from tests.ray_on_ecs.cli.folders import job
 from tests.ray_on_ecs.ray_head import TOKEN, RayHead
 
@@ -42,114 +39,12 @@ IMAGE = "ami-12c6146b"
 TASKS = {"head": 1, "workers": 2}
 SECONDS = 120
 
-ONLINE = {"InstanceInformationList": [{"InstanceId": "i-1", "PingStatus": "Online"}]}
 FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
 <DescribeScalingActivitiesResult><Activities><member><ActivityId>1</ActivityId>
 <AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause><Description>Launching a new EC2 instance</Description>
 <StartTime>{now}</StartTime><StatusCode>Failed</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
 </DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"""
 NO_CAPACITY = "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested."
-
-
-class Front(ThreadingHTTPServer):
-    """A server in front of moto's.
-
-    Attributes:
-        answers: The JSON answers to operations unknown to moto.
-        texts: The XML answers.
-        refused: Operations that are answered with AccessDenied; of S3, such as "PUT /bucket".
-        is_silent: True if it answers only HEAD.
-        page: The status, headers and body of another program's answers, as of a proxy or a portal.
-        replaced: The operations that it answers; empty for all.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, url: str) -> None:
-        super().__init__(("127.0.0.1", 0), Forward)
-        self.behind = urllib.parse.urlparse(url).netloc
-        self.reset()
-
-    def reset(self) -> None:
-        """Refuse nothing."""
-        self.answers: dict[str, Any] = {"DescribeInstanceInformation": ONLINE}
-        self.texts: dict[str, str] = {}
-        self.refused: set[str] = set()
-        self.is_silent = False
-        self.page: tuple[int, dict[str, str], bytes] | None = None
-        self.replaced: set[str] = set()
-
-    @property
-    def url(self) -> str:
-        """Its URL."""
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: a client may disconnect before it has the answer."""
-
-
-class Forward(BaseHTTPRequestHandler):
-    """Answers directly, or passes requests on to moto."""
-
-    protocol_version = "HTTP/1.1"
-
-    def handle_one(self) -> None:
-        front = cast(Front, self.server)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        operation = self._operation(body)
-        while front.is_silent and self.command != "HEAD":
-            time.sleep(0.1)
-        if front.page and (operation in front.replaced or not front.replaced):
-            status, headers, body = front.page
-            self._answer(status, "text/html", body, headers)
-        elif any(operation.startswith(refused) for refused in front.refused):
-            self._refuse(operation)
-        elif operation in front.answers:
-            self._answer(200, "application/x-amz-json-1.1", json.dumps(front.answers[operation]).encode())
-        elif operation in front.texts:
-            self._answer(200, "text/xml", front.texts[operation].encode())
-        else:
-            self._forward(front.behind, body)
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_one
-
-    def _operation(self, body: bytes) -> str:
-        if target := self.headers.get("X-Amz-Target"):
-            return target.rpartition(".")[2]
-        if "/operation/" in self.path:
-            return self.path.rpartition("/")[2]
-        action = urllib.parse.parse_qs(body.decode(errors="replace")).get("Action")
-        return action[0] if action else f"{self.command} {self.path}"
-
-    def _refuse(self, operation: str) -> None:
-        if self.headers.get("X-Amz-Target") or "/operation/" in self.path:
-            refusal = json.dumps({"__type": "AccessDeniedException", "message": f"may not {operation}"})
-            return self._answer(400, "application/x-amz-json-1.1", refusal.encode())
-        error = f"<Error><Code>AccessDenied</Code><Message>may not {operation}</Message></Error>"
-        text = error if " " in operation else f"<ErrorResponse>{error}</ErrorResponse>"
-        return self._answer(403, "text/xml", text.encode())
-
-    def _forward(self, behind: str, body: bytes) -> None:
-        with closing(HTTPConnection(behind, timeout=SECONDS)) as connection:
-            parts = urllib.parse.urlsplit(self.path)  # with a host if this is the client's proxy
-            path = urllib.parse.urlunsplit(parts._replace(scheme="", netloc=""))
-            connection.request(self.command, path, body, {**dict(self.headers), "Host": behind})
-            answer = connection.getresponse()
-            content = answer.read()
-        own = ("connection", "date", "server", "transfer-encoding")
-        headers = {name: value for name, value in answer.headers.items() if name.lower() not in own}
-        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content, headers)
-
-    def _answer(self, status: int, content_type: str, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
 
 
 @dataclass
@@ -300,7 +195,7 @@ def create_account(url: str) -> Account:
 
 @dataclass
 class Laptop(Account):
-    """A stack in AWS, and a laptop with its outputs in a file, the AWS CLI and its plugin.
+    """A stack in AWS, and a laptop with its outputs in a file and Session Manager's plugin.
 
     Attributes:
         front: The server that is AWS for the laptop.
@@ -364,7 +259,7 @@ class Laptop(Account):
         if self.outputs and with_state:
             with suppress(NoBucket):
                 self.put_state()
-        return self.run_alone(*arguments, *self._outputs_flag(), **variables)
+        return self.run_alone(*arguments, *self.outputs_flag(), **variables)
 
     def run_alone(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `ray-on-ecs` in this process."""
@@ -381,14 +276,14 @@ class Laptop(Account):
     def run_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m ray_on_ecs` with the stack's outputs."""
         return subprocess.run(
-            [sys.executable, "-m", "ray_on_ecs", *arguments, *self._outputs_flag()],
+            [sys.executable, "-m", "ray_on_ecs", *arguments, *self.outputs_flag()],
             cwd=self.folder,
             env=self.variables,
             capture_output=True,
             text=True,
         )
 
-    def _outputs_flag(self) -> tuple[str, str]:
+    def outputs_flag(self) -> tuple[str, str]:
         file = self.folder / "outputs.json"
         file.write_text(json.dumps(self.outputs))
         return "--outputs", str(file)

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -218,7 +216,34 @@ def test_finished_run_is_refused_without_ray(
 
 def test_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
-    assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. (see ray-on-ecs --help)\n"
+    assert capsys.readouterr().err == "ray-on-ecs: No such command 'trian'. Did you mean run? (see ray-on-ecs --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *(
+            ("report", "open"),
+            ("repport", "open"),
+            ("show", "open"),
+            ("list", "runs"),
+            ("ps", "runs"),
+            ("kill", "stop"),
+        ),
+        *(("delete", "rm"), ("submit", "run"), ("download", "fetch"), ("ssh", "shell"), ("log", "logs")),
+    ],
+)
+def test_word_of_another_program_names_the_command(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+    assert main([word]) == 2
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_status_of_a_run_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "first"]) == 2
+    assert capsys.readouterr().err == (
+        "ray-on-ecs: first: status shows the cluster; ray-on-ecs runs lists the runs, ray-on-ecs logs first and "
+        "ray-on-ecs open first show one\n"
+    )
 
 
 def test_stack_outputs_come_from_pulumi(pulumi: Path) -> None:
@@ -417,44 +442,6 @@ def test_local_token_is_found_in_ray_files(tmp_path: Path, monkeypatch: pytest.M
     assert api.own_token() == "of-this-machine"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
     assert api.own_token() == "typed"
-
-
-def test_session_ends_with_the_command(tmp_path: Path) -> None:
-    """A closed window sends SIGHUP, and `kill` SIGTERM."""
-    session = tmp_path / "aws"
-    session.write_text(
-        f"#!{sys.executable}\nimport http.server as h, json, sys\n"
-        "port = json.loads(sys.argv[sys.argv.index('--parameters') + 1])['localPortNumber'][0]\n"
-        "server = h.HTTPServer(('127.0.0.1', int(port)), h.BaseHTTPRequestHandler)\n"
-        "print(f'Port {server.server_port} opened for sessionId x.', flush=True)\n"
-        "server.serve_forever()\n"
-    )
-    plugin = tmp_path / "session-manager-plugin"
-    plugin.write_text("#!/bin/sh\n")
-    for program in (session, plugin):
-        program.chmod(0o755)
-    code = (
-        "import signal, time; from ray_on_ecs.cli import main as m; from ray_on_ecs.cluster import session\n"
-        # The tests may have been started with ignored signals: by nohup, or in a shell's background.
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "session.OPEN_SECONDS = 600\n"
-        "def hold(ctx):\n"
-        "    import os\n"
-        "    with session.forwarded_port('r', 'i', 'd', 'h', 1, os.environ) as port:\n"
-        "        print(port, flush=True); time.sleep(600)\n"
-        "m.command_line.invoke = hold; m.main(['runs'])\n"
-    )
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as held:
-            assert held.stdout
-            port = int(held.stdout.readline())
-            with socket.create_connection(("127.0.0.1", port)):
-                pass
-            held.send_signal(number)
-            held.wait()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
 
 
 def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.jobs import documents
 from ray_on_ecs.node import labels
-from tests.ray_on_ecs.cli.account import BIN, NO_CAPACITY, Laptop
+from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
 
 shorten_timeouts = doctor._shorten_timeouts
 ALL = [
@@ -94,10 +94,8 @@ def test_json_lists_all_checks(stack: Laptop) -> None:
     assert document["checks"][5] == {"check": "workers", "state": "ok", "line": line, "type": ""}
 
 
-def test_missing_plugin_has_installation_instructions(stack: Laptop, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "aws").symlink_to(BIN / "aws")
-    done = stack.run("doctor", PATH=f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin")
+def test_missing_plugin_has_installation_instructions(stack: Laptop) -> None:
+    done = stack.run("doctor", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     failed(done, "Session Manager plugin")
     assert "command not found: session-manager-plugin | " in line_of(done, "Session Manager plugin")
     assert "https://docs.aws.amazon.com/systems-manager/" in line_of(done, "Session Manager plugin")
@@ -312,6 +310,13 @@ def test_user_who_may_not_request_runs(stack: Laptop) -> None:
     done = stack.run("doctor")
     assert (done.returncode, states(done)["head"]) == (0, "!"), done.stdout
     assert "but takes no request of yours (" in line_of(done, "head")
+
+
+def test_denied_session_is_a_failure(stack: Laptop) -> None:
+    stack.front.refused = {"StartSession"}
+    done = stack.run("doctor")
+    failed(done, "Ray")
+    assert "(AccessDeniedException)" in line_of(done, "Ray")
 
 
 def test_other_code_is_a_note(stack: Laptop) -> None:

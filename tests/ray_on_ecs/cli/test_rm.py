@@ -1,5 +1,6 @@
 """`ray-on-ecs rm`: ended runs are deleted, by name or age, and active runs stay."""
 
+import fcntl
 import io
 import os
 import time
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs import secrets
+from ray_on_ecs.cli import rm
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.run import process, supervisor
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.ray_on_ecs.cli.account import Laptop
@@ -73,6 +76,36 @@ def test_lost_run_stays_while_the_head_of_its_stack_is_silent(stack: Laptop) -> 
     stack.head.is_up = True
     assert stack.run("rm", "lost").returncode == 0
     assert "lost" not in stack.run("runs").stdout
+
+
+@pytest.mark.parametrize("words", [["lost"], ["--older-than", "7", "--yes"]])
+@pytest.mark.parametrize("ends", [True, False])
+def test_lost_run_is_deleted_after_its_scripts_have_ended(
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    ends: bool,
+) -> None:
+    """They have 30 s once their driver was killed."""
+    lost = make(folders, "lost", age=OLD, state="training")
+    held = process.hold(process.scripts_lock(folders.of("lost").uri), fcntl.LOCK_SH)  # as their supervisor does
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 60.0 if ends else 0.0)
+    monkeypatch.setattr(supervisor, "KILL_SECONDS", 0.0)
+
+    def say(line: str) -> None:
+        if "waiting" in line:
+            assert lost.exists()
+            assert line.endswith("s for the scripts of run lost, whose driver was killed")
+            if ends:
+                os.close(held)
+
+    monkeypatch.setattr(rm, "note", say)
+    assert main(["rm", "--local", *words]) == (0 if ends else 3)
+    assert lost.exists() != ends
+    if not ends:
+        os.close(held)
+        assert "as its scripts have not ended; try again" in capsys.readouterr().err
 
 
 def test_run_whose_driver_was_killed_can_be_deleted_later(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

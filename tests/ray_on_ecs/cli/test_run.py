@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cli.run import _earlier_command
 from ray_on_ecs.cluster import jobs
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import Job
+from ray_on_ecs.storage.run_storage import RunStorage
 from tests.ray_on_ecs.cli.folders import job
 
 Run = Callable[..., int]
@@ -128,3 +131,27 @@ def test_job_has_its_limit_of_resubmissions(
     run(*words, *on_head, status="SUCCEEDED", driver_exit_code=0)
     [found] = submitted
     assert found["metadata"]["max_resubmissions"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("earlier", "says"),
+    [
+        (
+            ["old.py", "--lr", "1"],
+            "run first was of old.py, and train.py gets its files; another --run-name keeps them",
+        ),
+        (["train.py", "--lr", "1"], ""),
+        ([], ""),
+        (None, ""),
+        (5, ""),
+    ],
+)
+def test_another_script_under_the_name_of_a_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], earlier: object, says: str
+) -> None:
+    storage = RunStorage.open(str(tmp_path), "first")
+    storage.write_json("run.json", {"format": 1, "settings": {"command": earlier}})
+    _earlier_command(storage, storage, RunConfig(command=("train.py",), run_name="first"))
+    said = capsys.readouterr().err
+    assert said.startswith(says)
+    assert bool(said) == bool(says)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_on_ecs.cluster import local_head
+from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import local_head, stack
 from ray_on_ecs.cluster.clusters import ComposeCluster, LocalCluster
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.config import RunConfig
@@ -106,3 +107,23 @@ def test_token_of_compose(
         (tmp_path / "docker/.env").write_text(content)
     with ComposeCluster()._reach() as head:
         assert head.token == token
+
+
+@pytest.mark.parametrize("words", [["rm", "first"], ["logs", "first"], ["stop", "first"], ["runs"], ["stop", "--all"]])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_without_a_stack_the_runs_of_this_machine_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    has_run: bool,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(stack, "CHECKOUT", tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    if has_run:
+        (tmp_path / "results" / "first").mkdir(parents=True)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "Pulumi.yaml not found here" in said
+    assert said.endswith("; --local is for the runs of this machine\n") == has_run

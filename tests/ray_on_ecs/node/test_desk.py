@@ -403,8 +403,29 @@ def test_later_head_wins(place: Place, caplog: pytest.LogCaptureFixture) -> None
         second.work()
     assert not first.is_current
     assert second.is_current
+    until(lambda: place.starts("other"))
     assert len(place.starts("other")) == 1
     assert psutil.pid_exists(place.starts()[0]), "a healthy run goes on"
+
+
+def test_lost_answer_to_the_state_costs_no_head_its_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = place.head()
+    work(head, lambda: head.is_current)
+    write = Disk.write_if
+
+    def lose_answer(*arguments: Any) -> None:
+        write(*arguments)
+        raise OSError("no answer")
+
+    place.request()
+    monkeypatch.setattr(Disk, "write_if", lose_answer)
+    head.work()
+    monkeypatch.setattr(Disk, "write_if", write)
+    work(head, place.starts)
+    assert head.is_current
+    place.end()
+    work(head, lambda: place.listed()["mine"]["status"] == "SUCCEEDED")
+    assert len(place.starts()) == 1
 
 
 def test_log_has_each_line_once_over_heads(place: Place) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.run.files import scan
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.aws import BUCKET, environment
 from tests.run_folders import Clock
@@ -25,5 +26,6 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(run_folder, "time", clock)
+    for module in (run_folder, scan):
+        monkeypatch.setattr(module, "time", clock)
     return clock

@@ -12,7 +12,7 @@ from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.failure_policy import Failure, Raise
 from ray_on_ecs.run.group import Peer, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
-from ray_on_ecs.run.memory import KILLED
+from ray_on_ecs.run.memory import OUT_OF_MEMORY
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.settings import parse
 
@@ -70,7 +70,7 @@ def test_program_of_a_node_is_named_by_its_node(nodes: tuple[int, int], what: st
     [
         ([ended(-15, 12.0), ended(-9, 10.0)], 1, "train.py was ended by signal 9: it printed nothing"),
         ([ended(-9, 10.0, "DONE 3")], 0, "train.py was ended by signal 9: its last line was 'DONE 3'"),
-        ([ended(-9, 10.0, f"{KILLED} (x)")], 0, f"train.py was ended by signal 9: {KILLED} (x)"),
+        ([ended(-9, 10.0, f"{OUT_OF_MEMORY} (x)")], 0, f"train.py was ended by signal 9: {OUT_OF_MEMORY} (x)"),
         (
             [ended(-7, 10.0)],
             0,
@@ -152,3 +152,30 @@ def test_access_denied_by_the_bucket_is_explained(text: str, storage: str, said:
     assert failure_report.access_denied_hint(text, config).startswith(said)
     assert bool(failure_report.access_denied_hint(text, config)) == bool(said)
     assert ("Ray's results" in failure_report.access_denied_hint(text, replace(config, driver=True))) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "flag"),
+    [
+        ("train.py: error: unrecognized arguments: --num-workers 2", ("--num-workers", "2"), "--num-workers"),
+        ("train.py: error: unrecognized arguments: --run-name=a --lr 1", ("--run-name=a", "--lr", "1"), "--run-name"),
+        ("Error: No such option: --metric", ("--metric", "loss=x"), "--metric"),
+        (
+            "FATAL Flags parsing error: Unknown command line flag 'requirements'",
+            ("--requirements", "a"),
+            "--requirements",
+        ),
+        ("ERROR: Could not consume arg: --keep-gib", ("--keep-gib", "1"), "--keep-gib"),
+        ("TypeError: main() got an unexpected keyword argument 'env'", ("--env", "A=1"), "--env"),
+        ("train.py: error: unrecognized arguments: --lr 2", ("--lr", "2"), None),
+        ("train.py: error: unrecognized arguments: --lr 2", ("--lr", "2", "--num-workers", "2"), None),  # the script's
+        ("train.py: error: unrecognized arguments: --num-workers-x", ("--num-workers-x",), None),
+        ("train.py: error: argument --metric: invalid choice: 'x'", ("--metric", "x"), None),
+        ("RuntimeError: --num-workers 2", ("--num-workers", "2"), None),
+    ],
+)
+def test_flag_of_the_run_after_the_script_is_named(text: str, arguments: tuple[str, ...], flag: str | None) -> None:
+    config = RunConfig(command=("train.py", *arguments))
+    said = f"; {flag} is a flag of ray-on-ecs run, and belongs before train.py" if flag else ""
+    assert failure_report.misplaced_flag_hint(text, config) == said
+    assert failure_report.describe({0: ended(2, 1.0, text)}, config, []).what.endswith(f"{text}{said}")

@@ -58,6 +58,14 @@ CUDA = "RuntimeError: CUDA_HOME is not set"
 OUTPUTS = {
     "a build": (of_build("Traceback (most recent call last):", CUDA), f"mylib can't be built: {CUDA}"),
     "metadata": (of_build(CUDA, end=OF_METADATA), f"mylib can't be built: {CUDA}"),
+    "a build's own words": (
+        of_build("running egg_info", "Cargo, the Rust package manager, is not on PATH.", "Checking for Rust...."),
+        "mylib can't be built: Cargo, the Rust package manager, is not on PATH.",
+    ),
+    "the name of a package": (
+        of_build("Install cython first", end=OF_METADATA.replace("from file:///work/mylib", "pycocotools")),
+        "pycocotools can't be built: Install cython first",
+    ),
     "a missing header": (
         of_build(
             "running build_ext",
@@ -148,7 +156,17 @@ OUTPUTS = {
     "a fault of pip": ("ERROR: Exception:\nTraceback (most recent call last):\n  File x\na.B: c", "a.B: c"),
     "a requirement": (
         "ERROR: Invalid requirement: 'foo bar': Expected end\n    foo bar\n        ^ (from line 1 of r.txt)",
-        "Invalid requirement: 'foo bar': Expected end; foo bar; ^ (from line 1 of r.txt)",
+        "Invalid requirement: 'foo bar': Expected end (from line 1 of r.txt)",
+    ),
+    "a wrong operator": (
+        "ERROR: Invalid requirement: 'a=1.0': Expected end\n    a=1.0\n    ~^ (from line 1 of r.txt)\n"
+        "Hint: = is not a valid operator. Did you mean == ?",
+        "Invalid requirement: 'a=1.0': Expected end (from line 1 of r.txt); Hint: = is not a valid operator. Did you "
+        "mean == ?",
+    ),
+    "a wrong marker": (
+        "ERROR: Invalid requirement: 'a': Expected a marker variable or quoted string\n    python < \"3\"\n    ^\n",
+        "Invalid requirement: 'a': Expected a marker variable or quoted string",
     ),
     "nothing": ("", "it wrote nothing"),
 }

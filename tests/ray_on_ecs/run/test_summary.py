@@ -42,3 +42,9 @@ def test_metric_without_a_match_is_named(tmp_path: Path, capsys: pytest.CaptureF
     config = RunConfig(metric=("loss=loss: {number}", "accuracy=acc: {number}", "step=step {number}"))
     summary._print_unmatched_metrics(config, storage)
     assert capsys.readouterr().out == "--metric 'accuracy=acc: {number}': no line of the output matched\n"
+
+
+def test_script_keeps_its_quotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig(command=("bash", "-c", "python a.py && python b.py"), no_python=True, run_name="first")
+    summary.print_header(config, RunStorage.open(str(tmp_path), "first"), None)
+    assert "script   bash -c 'python a.py && python b.py'\n" in capsys.readouterr().out

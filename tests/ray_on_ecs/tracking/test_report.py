@@ -93,6 +93,22 @@ def test_report_of_a_finished_run(storage: RunStorage, write: Callable[..., str]
     assert NEXT not in shown
 
 
+@pytest.mark.parametrize("has_metrics", [False, True])
+def test_report_without_metrics_says_how_to_have_some(
+    storage: RunStorage, write: Callable[..., str], has_metrics: bool
+) -> None:
+    if has_metrics:
+        storage.write_lines("metrics.jsonl", METRICS)
+    assert ("--metric &#39;loss=loss: {number}&#39;" in write(result=RESULT)) != has_metrics
+
+
+def test_command_keeps_its_quotes(write: Callable[..., str]) -> None:
+    settings = {"command": ["bash", "-c", "python a.py && python b.py"]}
+    assert "command\nbash -c &#39;python a.py &amp;&amp; python b.py&#39;\n" in text(
+        write(run={"format": 1, "settings": settings})
+    )
+
+
 def test_given_settings_come_first(write: Callable[..., str]) -> None:
     assert "Settings\ncommand\ntrain.py --epochs 5\n" in text(write())
     settings, folded = text(write(result=RESULT)).split("Settings\n")[1].split("3 at their defaults\n")

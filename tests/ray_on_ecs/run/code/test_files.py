@@ -14,7 +14,7 @@ import pytest
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.run.code import files
 from ray_on_ecs.run.code.files import CodeFile, LeftOut, check_size, list_code
-from ray_on_ecs.run.code.git import fault_of, revision
+from ray_on_ecs.run.code.git import revision, tracked
 from ray_on_ecs.run.code.ignore import IGNORE_FILES, Patterns
 
 ATOMS = [
@@ -651,7 +651,7 @@ def test_tracked_files_are_in_whatever_the_layout(
     for name in variables:  # of a hook, or of another repository
         monkeypatch.setenv(name, str(tmp_path / "other"))
     assert names_of(folder) == [".gitignore", "t.bin", "t.py"] + [".gitmodules"] * (folder / ".gitmodules").exists()
-    assert fault_of(folder) == ""
+    assert tracked(folder)[1] == ""
     assert bool(revision(folder)) == (layout is not as_new)
 
 
@@ -672,25 +672,26 @@ def test_repository_that_git_can_not_read_has_a_reason(tmp_path: Path, files: di
         if name.startswith(".git/"):
             commit_all(tmp_path)
         (tmp_path / name).write_bytes(content)
-    assert reason in fault_of(tmp_path)
-    assert "\n" not in fault_of(tmp_path)
+    assert reason in tracked(tmp_path)[1]
+    assert "\n" not in tracked(tmp_path)[1]
+    assert reason in list_code(tmp_path).git_fault
     assert "t.py" in names_of(write(tmp_path, "t.py"))
 
 
 def test_repository_without_git_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fault_of(tmp_path) == ""
+    assert tracked(tmp_path)[1] == ""
     commit_all(tmp_path)
     monkeypatch.setenv("PATH", "")
-    assert fault_of(tmp_path) == fault_of(tmp_path / "sub") == "git is not installed"
+    assert tracked(tmp_path)[1] == tracked(tmp_path / "sub")[1] == "git is not installed"
 
 
 def test_safe_directory_of_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_all(tmp_path)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     cure = f"git config --global --add safe.directory {tmp_path}"
-    assert fault_of(tmp_path) == f"detected dubious ownership in repository at '{tmp_path}'; {cure}"
+    assert tracked(tmp_path)[1] == f"detected dubious ownership in repository at '{tmp_path}'; {cure}"
     assert names_of(tmp_path) == [".gitignore", "t.py"]
     for name, value in {"COUNT": "1", "KEY_0": "safe.directory", "VALUE_0": "*"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
-    assert fault_of(tmp_path) == ""
+    assert tracked(tmp_path)[1] == ""
     assert names_of(tmp_path) == [".gitignore", "t.bin", "t.py"]

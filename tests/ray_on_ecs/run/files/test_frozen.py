@@ -116,11 +116,16 @@ def test_log_is_copied_by_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(params=["DELETE", "TRUNCATE", "PERSIST", "WAL"])
-def database(request: pytest.FixtureRequest, storage: RunStorage, tmp_path: Path, clock: Clock) -> Any:
+def journal_mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def database(journal_mode: str, storage: RunStorage, tmp_path: Path, clock: Clock) -> Any:
     """A node, and a database in its folder that stays open."""
     nodes = Nodes(storage, tmp_path / "disks", clock)
     connection = sqlite3.connect(nodes.folder / "study.db", isolation_level=None)
-    connection.execute(f"PRAGMA journal_mode={request.param}")
+    connection.execute(f"PRAGMA journal_mode={journal_mode}")
     connection.execute("CREATE TABLE trials (number)")
     yield nodes, connection
     connection.close()
@@ -159,6 +164,38 @@ def test_open_database_is_stored_between_two_transactions(
     number = nodes.nodes[0].part.number
     nodes.poll(run_folder.LOG_SECONDS)
     assert nodes.nodes[0].part.number == number, "nothing has changed"
+
+
+@pytest.mark.parametrize("commits", [1, 2, 1_000])
+def test_script_commits_during_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int, journal_mode: str
+) -> None:
+    path = tmp_path / "study.db"
+    writer = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+    writer.execute(f"PRAGMA journal_mode={journal_mode}")
+    writer.execute("CREATE TABLE trials (number, filler)")
+    writer.executemany("INSERT INTO trials VALUES (0, ?)", [("a" * 4000,)] * 100)
+    done = iter(range(1, commits + 1))
+
+    class Connection(sqlite3.Connection):
+        def backup(self, target: Any, *, pages: int = 0, progress: Any = None, **options: Any) -> None:
+            def commit_and_look(status: int, remaining: int, total: int) -> None:
+                if remaining and (number := next(done, 0)):
+                    writer.execute("UPDATE trials SET number = ?", (number,))
+                if progress:
+                    progress(status, remaining, total)
+
+            super().backup(target, pages=50 if pages != -1 else pages, progress=commit_and_look, **options)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, factory=Connection, **options))
+    if commits > frozen.TRIES and journal_mode != "WAL":
+        with pytest.raises(OSError, match="changed in 3 attempts"):
+            frozen._back_up(path, tmp_path / "copy")
+        return
+    frozen._back_up(path, tmp_path / "copy")
+    rows = connect(tmp_path / "copy").execute("SELECT number, count(*) FROM trials GROUP BY number").fetchall()
+    assert rows == [(0 if journal_mode == "WAL" else commits, 100)]
 
 
 def in_manifest_names(storage: RunStorage) -> set[str]:

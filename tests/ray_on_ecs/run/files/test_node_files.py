@@ -4,13 +4,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ray_on_ecs.run.files import folder as run_folder
+from ray_on_ecs.run.files import node_files
 from ray_on_ecs.run.files.folder import LOOK_SECONDS, OVERDUE_SECONDS, POLL_SECONDS, QUIET_SECONDS
 from ray_on_ecs.run.files.known import KNOWN
 from ray_on_ecs.run.files.node_files import merge_parts
@@ -65,18 +66,22 @@ def test_next_group_restores_only_what_differs(storage: RunStorage, tmp_path: Pa
     files = in_manifest(storage)
     for each in first.nodes:  # of a restart, after which each node has the files of both
         each.reset()
-    before = [{name: (each.folder / name).stat().st_ino for name in files} for each in first.nodes]
-    for each in first.nodes:
-        each.keep()
-        for node in range(2):
-            (each.folder / f"deleted{node}").unlink()
-            write(each.folder, {f"changed{node}": "CHANGED 0", f"torn{node}": "to", "new": "new"})
-    second = Nodes(storage, tmp_path / "disks", clock, count)
-    for node, each in enumerate(second.nodes):
-        assert contents(each.folder) == files
-        if node < 2:
-            stays = {name for name in files if (each.folder / name).stat().st_ino == before[node][name]}
-            assert stays == {"same0", "same1"}
+    with ExitStack() as opened:  # so that a new file does not get the inode of a deleted one
+        before = [
+            {name: os.fstat(opened.enter_context((each.folder / name).open()).fileno()) for name in files}
+            for each in first.nodes
+        ]
+        for each in first.nodes:
+            each.keep()
+            for node in range(2):
+                (each.folder / f"deleted{node}").unlink()
+                write(each.folder, {f"changed{node}": "CHANGED 0", f"torn{node}": "to", "new": "new"})
+        second = Nodes(storage, tmp_path / "disks", clock, count)
+        for node, each in enumerate(second.nodes):
+            assert contents(each.folder) == files
+            if node < 2:
+                stays = {name for name in files if os.path.samestat((each.folder / name).stat(), before[node][name])}
+                assert stays == {"same0", "same1"}
 
 
 @ON_DISK
@@ -340,25 +345,38 @@ def test_file_of_a_short_pause_counts_at_its_moment(storage: RunStorage, start: 
     assert in_manifest(storage) == {"step": "2", "busy": "last"}
 
 
+SLOW = {
+    "scans": (run_folder.FolderScanner, "scan", {}),
+    "open files": (run_folder, "open_for_writing", {}),
+    "processes": (node_files, "writers_of", []),
+}
+
+
 @ON_DISK
-def test_looks_on_demand_take_a_small_share_of_the_time(
-    start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("slow", SLOW)
+def test_looks_take_a_small_share_of_the_time(
+    start: Start, clock: Clock, monkeypatch: pytest.MonkeyPatch, slow: str, waits: bool
 ) -> None:
     first = start()
-    folder, scans = first.nodes[1], 0
+    folder, took = first.nodes[1], 0.0
+    module, name, found = SLOW[slow]
 
-    def scan() -> dict[str, object]:
-        nonlocal scans
-        scans += 1
-        clock.now += 0.5  # it has many files
-        return {}
+    def look(*_: object) -> object:
+        nonlocal took
+        took += 0.5  # there are many
+        clock.now += 0.5
+        return found
 
-    monkeypatch.setattr(folder, "_changed_files", scan)
+    monkeypatch.setattr(module, name, look)
+    first.files[1]._exchange.poll(1, Directive(scan=waits), -1, 0)
     began = clock.now
-    while clock.now < began + 100:
-        folder.poll(at_once=True)
+    folder.is_current = False
+    while clock.now < began + 200:
+        first.files[1]._look()
+        folder.is_current = folder.is_current and slow != "open files"
         clock.now += POLL_SECONDS
-    assert scans <= 100 / 10 + 1
+    assert 5 < took < 200 / 20 + 1
 
 
 @ON_DISK
