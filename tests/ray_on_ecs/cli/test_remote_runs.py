@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -131,11 +132,21 @@ def test_detached_run_is_accepted_by_the_head(laptop: Laptop, heads: Heads) -> N
     )
 
 
-def test_run_waits_for_a_head_that_starts(laptop: Laptop, heads: Heads) -> None:
-    starts = threading.Timer(1.0, heads.start)
-    starts.start()
+def start_after(heads: Heads, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Start a head once a command has called a method of its jobs for the first time."""
+    original = getattr(remote.RemoteJobs, method)
+
+    def call(*arguments: Any) -> None:
+        original(*arguments)
+        if not heads.jobs:
+            heads.start()
+
+    monkeypatch.setattr(remote.RemoteJobs, method, call)
+
+
+def test_run_waits_for_a_head_that_starts(laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_after(heads, monkeypatch, "_say_once")
     status, out, err = run(laptop, "run", "--detach", *RUN[1:])
-    starts.join()
     assert (status, out) == (0, "run mine is submitted as job mine\n"), err
     [line] = [line for line in err.splitlines() if "waiting" in line]
     assert "starts the run as soon as it is up (the head has not written its state yet" in line
@@ -299,7 +310,9 @@ def test_run_is_stopped_with_its_secrets(laptop: Laptop, heads: Heads, words: tu
     assert run(laptop, "stop", "mine")[0] == 2
 
 
-def test_request_is_listed_and_stopped_before_its_acceptance(laptop: Laptop, heads: Heads) -> None:
+def test_request_is_listed_and_stopped_before_its_acceptance(
+    laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     laptop.put_state()
     metadata = {"run_name": "mine", "storage_path": f"s3://{laptop.outputs['bucket']}/runs"}
     request = heads.documents.write_request("AROA:jane", "run", uri=f"{metadata['storage_path']}/m", metadata=metadata)
@@ -307,10 +320,8 @@ def test_request_is_listed_and_stopped_before_its_acceptance(laptop: Laptop, hea
     assert "mine" in out
     assert "starting" in out
     assert "jobs     0 running, 1 queued" in run(laptop, "status")[1]
-    starts = threading.Timer(0.5, heads.start)
-    starts.start()
+    start_after(heads, monkeypatch, "stop_job")
     status, _, err = run(laptop, "stop", "mine")
-    starts.join()
     assert status == 0, err
     assert [job["metadata"]["request"] for job in heads.listed.values()] == [request]
     assert heads.listed["mine"]["status"] == "STOPPED"
