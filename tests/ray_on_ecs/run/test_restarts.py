@@ -1,5 +1,6 @@
 """Lines of restarts, and scripts that begin again."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -24,7 +25,7 @@ def extent(*lines: str) -> Extent:
 
 
 def restarts(kept: Kept | None = FILE, resume_args: str | None = None) -> Restarts:
-    made = Restarts(resume_args, [])
+    made = Restarts(resume_args, [], [])
     made.kept, made.is_known = kept, True
     return made
 
@@ -57,7 +58,7 @@ def test_line_names_only_what_is_known(kept: Kept | None, resume_args: str | Non
 
 def test_each_restart_is_recorded() -> None:
     records: list = []
-    made = Restarts(None, records)
+    made = Restarts(None, records, [])
     made.note("nodes are being reclaimed", "")
     made.kept, made.is_known = FILE, True
     made.note("training failed", "failure 1")
@@ -107,6 +108,57 @@ def test_script_that_begins_again_is_said_once(before: list[str], after: list[st
         made.look(extent(*after[:number]))
     began = f"the script began again at {said}: it did not load out/last.ckpt; --resume-args, or docs/fault"
     assert [line[: len(began)] for line in lines] == [began] * bool(said)
+
+
+@pytest.mark.parametrize(("kept", "said"), [(FILE, "step 3 (before: 213)"), (None, "")])
+def test_repeated_command_that_begins_again_is_said(kept: Kept | None, said: str) -> None:
+    extents: list = []
+    commands = (STEPS[:20], STEPS[10:]), (STEPS[:2], STEPS[:3]), (STEPS[:2],)
+    lines = collect_lines()
+    for starts in commands:
+        made = Restarts(None, [], extents)
+        made.kept, made.is_known = kept, True
+        for steps in starts:
+            made.begin()
+            for number in range(len(steps) + 1):
+                made.look(extent(*steps[:number]))
+        extents[:] = json.loads(json.dumps(extents))
+    befores = [line.partition("before: ")[2].partition(")")[0] for line in lines]
+    assert befores == (["213", "9"] if kept else [])
+    assert not kept or said in lines[0]
+
+
+def test_command_that_has_loaded_its_file_twice_did_not_begin_again() -> None:
+    """It was stopped, or its script failed, before it stored another one."""
+    extents: list = []
+    lines = collect_lines()
+    for starts in ((STEPS[:20],), (STEPS[15:30], STEPS[15:25]), (STEPS[15:20],)):
+        made = Restarts(None, [], extents)
+        made.kept, made.is_known = FILE, True
+        for steps in starts:
+            made.begin()
+            for number in range(len(steps) + 1):
+                made.look(extent(*steps[:number]))
+    assert lines == []
+
+
+@pytest.mark.parametrize("extents", [[], [{}], [None, None], [{"first": 1}] * 2, [5, "x"]])
+def test_extents_of_another_version_say_nothing(extents: list) -> None:
+    made, lines = Restarts(None, [], extents), collect_lines()
+    made.kept, made.is_known = FILE, True
+    made.begin()
+    made.look(extent(*STEPS[:3]))
+    assert lines == []
+
+
+def test_dropped_file_is_named_once() -> None:
+    made, lines = restarts(None), collect_lines()
+    made.dropped = "last.pt"
+    for _ in range(2):
+        made.note("training failed", "")
+        made.begin()
+    why = ", as last.pt had just changed and may be half-written"
+    assert lines == [f"training failed; restarting from the beginning{text}" for text in (why, "")]
 
 
 def test_a_third_start_is_compared_with_the_furthest() -> None:
