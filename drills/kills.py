@@ -33,6 +33,8 @@ LEFT_SECONDS = 150.0
 # A command that ended by a kill is repeated; so is one that met nodes on their way out.
 MOST_COMMANDS = 4
 OWN = "ray-on-ecs: "
+# In the line on a run whose driver was killed after its last result.
+FINISHED = "is finished, results in"
 
 
 def kill_head(disturber: Disturber) -> None:
@@ -139,10 +141,11 @@ def disturb(run: S3Run, kind: str, moment: float, generator: random.Random) -> l
         status = wait_for_end(run, replace=kind != "head")
         if status and not is_killed:
             said.append(last_line(run))
+        has_finished = status == 0 or FINISHED in " ".join(said[-1:])
         is_killed = False
-        if status == 0 or kind != "driver":
+        if has_finished or kind != "driver":
             wait_for_nothing(run)
-        if status == 0:
+        if has_finished:
             return said
         repair(run.cluster)
         run.start(step_seconds=STEP_SECONDS)

@@ -273,5 +273,6 @@ command = RunCommand(
     callback=_run,
     help=ABOUT,
     params=[*_own, *reversed(getattr(_run, "__click_params__", [])), *map(Setting, SETTINGS)],
-    context_settings={"allow_interspersed_args": False},
+    # torchrun's flags may have underscores
+    context_settings={"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")},
 )

@@ -42,6 +42,12 @@ NEEDLESS_FLAGS = {
     "--log-dir": 1,
     "--log-line-prefix-template": 1,
     "--local-ranks-filter": 1,
+    "--duplicate-stdout-filters": 1,
+    "--duplicate-stderr-filters": 1,
+    "--event-log-handler": 1,
+    "--logs-specs": 1,
+    "--numa-binding": 1,
+    "--signals-to-handle": 1,
     "--redirects": 1,
     "-r": 1,
     "--tee": 1,
@@ -101,9 +107,7 @@ class Needless(click.Option):
     """Flag of torchrun that is accepted but not needed, with a hint."""
 
     def __init__(self, name: str, count: int) -> None:
-        underscored = name[:2] + name[2:].replace("-", "_")  # torchrun takes both
-        names = list(dict.fromkeys((name, underscored)))
-        super().__init__(names, is_flag=not count, hidden=True, expose_value=False, callback=self._remember)
+        super().__init__([name], is_flag=not count, hidden=True, expose_value=False, callback=self._remember)
 
     def _remember(self, ctx: click.Context, _: click.Parameter, value: object) -> None:
         if value:
@@ -117,7 +121,7 @@ class RunCommand(click.Command):
         super().__init__(*args, **options)
         self.params += [
             click.Option(["--nnodes"], hidden=True),
-            click.Option(["--nproc-per-node", "--nproc_per_node"], hidden=True),
+            click.Option(["--nproc-per-node"], hidden=True),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -9,17 +9,21 @@ import shutil
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import NoReturn
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside
-from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested
+from ray_on_ecs.run.program.launchers import LAUNCHER, is_shell_script, leave_out, nested, told
 
 MPI = ("mpirun", "mpiexec", "horovodrun")
 # Programs in front of another one, which a run has no need of.
-WRAPPER = re.compile(r"(?:(?:uv|poetry|pdm|hatch|pipenv|conda|mamba) run|srun|env|nohup|time)(?=\s|$)")
+WRAPPER = re.compile(
+    r"(?:\S*/)?(?:(?:uv|poetry|pdm|hatch|pipenv|pixi|rye|conda|mamba) run|srun|env|nohup|time|sudo)(?=\s|$)"
+)
+VARIABLE = re.compile(r"\w+=.*", re.DOTALL)
 INTERPRETER = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*")
 # The number of workers among a launcher's flags.
 NUMBER = re.compile(r"\s(?:-np?|--nproc(?:[_-]per[_-]node)?|--num[_-](?:gpus|processes))[ =](\d+)(?=\s|$)")
@@ -70,6 +74,7 @@ class ScriptName:
         flags = _without(self._flags, "--no-python", "-m", "--module")
         program = _program(self._words)
         leave = f"leave it out: {_typed(flags, program)}, or " if program and program != self._words else ""
+        leave = "" if told(self._words[: len(self._words) - len(program)]) else leave
         number = self._config.num_workers
         workers = f"each of {number} workers" if isinstance(number, int) else "each worker"
         raise UsageError(
@@ -79,6 +84,8 @@ class ScriptName:
     def _check_file(self, path: Path) -> None:
         first = self._first
         if not is_inside(path, self._folder):
+            if _is_binary(path) or INTERPRETER.fullmatch(first) or LAUNCHER.match(shlex.join(self._words)):
+                self._refuse_missing(path)
             self._refuse_outside(path)
         if path.suffix == ".ipynb":
             script = str(PurePath(first).with_suffix(".py"))
@@ -137,14 +144,17 @@ class ScriptName:
             self._refuse_similar(f"{first!r} is a folder without __main__.py", names)
         if " " in first.strip():
             self._refuse(f"{missing}; give its words one by one", *leave_out([*first.split(), *words[1:]]))
+        pairs = list(takewhile(VARIABLE.fullmatch, words[PurePath(first).name == "env" :]))
+        variables = [word for pair in pairs for word in ("--env", pair)]
+        if VARIABLE.fullmatch(first):
+            self._refuse(f"{first!r} is a variable", *variables, *leave_out(words[len(pairs) :]))
         command = shlex.join(words)
         if found := LAUNCHER.match(command):
             self._refuse_launcher(found[1])
         program = _program(words)
         if found := WRAPPER.match(command):
-            variables = [word for pair in words[1:] if re.match(r"\w+=", pair) for word in ("--env", pair)]
             if program:
-                self._refuse(f"{found[0]!r} is not needed", *(variables if first == "env" else ()), *program)
+                self._refuse(f"{found[0]!r} is not needed", *variables, *program)
         elif INTERPRETER.fullmatch(first):
             rest = leave_out(["python", *words[1:]])
             if rest[0] != "python":
@@ -157,7 +167,11 @@ class ScriptName:
         same = [str(name) for name in names if PurePath(first).name in (name.name, name.stem)]
         same.sort(key=lambda name: name != f"{first}.py")
         close = same or get_close_matches(first, map(str, names), 1, CLOSE)
-        if not same and (shutil.which(first) or not (close or PurePath(first).suffix or "/" in first)):
+        if not same and _installs(self._folder, first) and not (self._config.requirements or shutil.which(first)):
+            packages = "which this project's package installs; write -e . into a file for --requirements"
+            self._refuse(f"{missing}, {packages}", "--requirements", "FILE", "--no-python", *words)
+        is_program = shutil.which(first) or _installs(self._folder, first)
+        if not same and (is_program or not (close or PurePath(first).suffix or "/" in first)):
             self._refuse(f"{missing}; a program needs --no-python", "--no-python", *words)
         self._refuse_similar(missing, close, "; correct it, or give --working-dir")
 
@@ -170,10 +184,12 @@ class ScriptName:
             files = [at for at, word in enumerate(self._words) if (self._folder / word).is_file()]
             program = program or ["--no-python", *(self._words[files[0] :] if files else ["PROGRAM"])]
             self._refuse(f"{launcher} is what --mpi starts", "--mpi", *workers, *program, flags=flags)
-        leave = f"leave it out: {self._typed(*workers, *program)}, or " if program else ""
+        leave = f"; leave it out: {self._typed(*workers, *program)}, or" if program else ";"
+        if more := told(self._words[: len(self._words) - len(program)]):
+            leave = f", and tells the script {more};"
         once = self._typed("--per-node", "--no-python", *self._words)
         raise UsageError(
-            f"SCRIPT: {launcher} starts workers, as the run does; {leave}start it once on each node: {once}"
+            f"SCRIPT: {launcher} starts workers, as the run does{leave} start it once on each node: {once}"
         )
 
     def _refuse_outside(self, path: Path) -> NoReturn:
@@ -232,9 +248,9 @@ def _without(flags: Sequence[str], *names: str) -> list[str]:
     skips = False
     for word in flags:
         name, equals, _ = word.partition("=")
-        if not skips and name not in names:
+        if not skips and name.replace("_", "-") not in names:
             kept.append(word)
-        skips = name == "--working-dir" in names and not equals
+        skips = name.replace("_", "-") == "--working-dir" in names and not equals
     return kept
 
 
@@ -246,6 +262,13 @@ def _find(folder: Path, name: str) -> bool | None:
         return True
     is_regular = (folder / top / "__init__.py").is_file() or (folder / f"{top}.py").is_file()
     return False if is_regular else None
+
+
+def _installs(folder: Path, name: str) -> bool:
+    """Return whether the package in a folder has an entry point of this name, such as `name = "package.cli:main"`."""
+    entry = re.compile(rf"(?<![\w.-]){re.escape(name)}[\"']?\s*=\s*(?:\{{.*?)?[\"']?[\w.]+:\w")
+    files = [folder / file for file in ("pyproject.toml", "setup.cfg", "setup.py")]
+    return any(entry.search(file.read_text(errors="replace")) for file in files if file.is_file())
 
 
 def _is_installed(top: str) -> bool:

@@ -75,10 +75,18 @@ class Extent:
         is_at_begin = all(a is not None and b is not None and a <= b for a, b in zip(mine, others, strict=True))
         return is_at_begin and self.second is not None and best.last is not None and self.second < best.last
 
-    def difference(self, best: Self) -> tuple[str, float, float]:
-        """Return the unit in which this start's begin differs from another one's end, and both numbers."""
-        (epoch, step), (last_epoch, last_step) = self.first or (UNKNOWN, UNKNOWN), best.last or (UNKNOWN, UNKNOWN)
-        return ("step", step, last_step) if epoch == last_epoch else ("epoch", epoch, last_epoch)
+    def difference(self, best: Self) -> tuple[str, float, float] | None:
+        """Return the unit in which this start's begin is before another one's end, and both numbers, if they are known.
+
+        A progress bar has a step before the first line with an epoch, which is not in the first position then.
+        """
+        begins = [position for position in (self.first, self.second, self.last) if position]
+        for number, unit in enumerate(("epoch", "step")):
+            end = best.last[number] if best.last else UNKNOWN
+            for position in begins:
+                if UNKNOWN < position[number] < end:
+                    return unit, position[number], end
+        return None
 
     def _is_comparable(self, other: Self) -> bool:
         has_both = self.second is not None and other.second is not None

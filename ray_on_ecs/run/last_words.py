@@ -29,12 +29,18 @@ ELASTIC = re.compile(r"\s+(?:exitcode  : |traceback : (?!To enable))(.+)")
 # Python's line for a folder that it can't run, which has no traceback; and argparse's for a wrong flag.
 NO_MAIN = re.compile(r"\S*python[\d.]*: can't find '__main__'")
 NO_FLAG = re.compile(r"[\w./-]+: error: ")
+# Hydra's last line, after its error of a configuration.
+HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1"
+# The error of a wrong flag, which some libraries show before their help, or in a box.
+FLAG_ERROR = re.compile(r"(?:[\w./-]+: )?(?:ERROR|FATAL|error|Error)\b.*: ")
+BOX = " |│─╭╮╰╯"
 # pytest's last line, and the ones above it.
 PYTEST = re.compile(r"=*\s*\d+ (?:failed|passed|error).* in [\d.]+s\b")
 PYTEST_ERROR = re.compile(r"(?:FAILED|ERROR) (\S+)(?: - (.+))?")
-# An answer from a person was wanted: by input(), click and pdb.
+# An answer from a person was wanted: by input(), click, getpass() and pdb.
 NO_INPUT = re.compile(
-    r"^EOFError: EOF when reading a line$|(?:^|: )Aborted[!.]$|^(?:bdb\.BdbQuit|click\.exceptions\.Abort)$"
+    r"^EOFError: EOF when reading a line$|(?:^|: )Aborted[!.]$|/getpass\.py:\d+$"
+    r"|^(?:bdb\.BdbQuit|click\.exceptions\.Abort)$"
 )
 # Prefixes of Ray's lines on a lost process or node; the last such line has the reason.
 LOST = "The actor "
@@ -45,6 +51,8 @@ HEADER = re.compile(rf"(?:Original |.*[?:\]>] )?{re.escape(TRACEBACK)}")
 RICH_FRAME = "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}"
 # How faulthandler begins; the frames of each thread, and a list of extension modules, follow.
 FATAL = "Fatal Python error: "
+# The exit status of a wrong flag.
+WRONG_FLAG = 2
 # Open MPI ends some lines with a zero.
 BLANKS = "\0 \t\r\n"
 
@@ -84,10 +92,17 @@ def read(lines: Sequence[str], status: int) -> LastWords:
         words = _crash(output)
     elif status > 0:
         words = _exception(output)
-    words = words or LastWords(output[-1].lstrip())
-    if status > 0 and NO_INPUT.search(words.text):
+    words = words or LastWords(_last_line(output, status))
+    if status > 0 and (NO_INPUT.search(words.text) or NO_INPUT.search(words.place or "")):
         return replace(words, text=f"{words.text} (a run has no standard input)", is_mistake=True)
     return words
+
+
+def _last_line(output: list[str], status: int) -> str:
+    """Return the last line with a word, or the one that names a wrong flag."""
+    texts = [line.strip(BOX) for line in output if re.search(r"\w", line)] or output[-1:]
+    errors = [text for text in texts[-LINES_BETWEEN:] if FLAG_ERROR.match(text)] if status == WRONG_FLAG else []
+    return (errors or texts)[-1]
 
 
 def _exception(output: list[str]) -> LastWords | None:
@@ -95,6 +110,9 @@ def _exception(output: list[str]) -> LastWords | None:
     headers = [number for number, line in enumerate(output) if HEADER.match(line)]
     if missing := NO_MODULE.fullmatch(output[-1]):
         return LastWords(f"ModuleNotFoundError: {missing[1] or missing[2]}", "ModuleNotFoundError")
+    if output[-1].startswith(HYDRA) and not headers:
+        said = [line for line in output[:-1] if not (line[0].isspace() or line.endswith(":"))]
+        return LastWords(said[-1], is_mistake=True) if said else None
     if NO_MAIN.match(output[-1]):
         return LastWords(output[-1].partition(": ")[2], is_mistake=True)
     if PYTEST.match(output[-1]):

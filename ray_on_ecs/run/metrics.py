@@ -122,7 +122,7 @@ class MetricsLog:
         step = self._bar if printed.step is None else printed.step
         loss = {} if printed.loss is None else {"loss": finite(printed.loss)}
         with self._lock:
-            if self.guess is not None:
+            if self.guess is not None and not (printed.is_mean and "loss" in self.guess):
                 kept = self.guess if printed.loss is None else {}
                 self.guess = {**kept, **loss, **({} if step is None else {STEP: step})}
 

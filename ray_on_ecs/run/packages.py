@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 LAST_LINES = 30
 # Interval of the progress lines of a long installation.
 NEWS_SECONDS = 30.0
+# What pip says of an installed package that another version hides.
+KEPT = re.compile(r"\s+(?:Attempting uninstall|Found existing installation|Not uninstalling|Can't uninstall)")
 # TensorFlow with CUDA has 6 GiB.
 ROOM_BYTES = 8 * 2**30
 # Lines of a requirements file: `-r other.txt`, and `name @ file:///place` as `pip freeze` writes it in conda.
@@ -323,7 +325,8 @@ def _run(
     )
 
     def show_progress() -> None:
-        logger.info(f"still installing: {lines[-1].strip() if lines else 'pip starts'}")
+        news = (line.strip() for line in reversed(lines) if line.strip() and not KEPT.match(line))
+        logger.info(f"still installing: {next(news, 'pip starts')}")
 
     with process, run_every(NEWS_SECONDS, show_progress, "pip"):
         for line in process.stdout or ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 # Lines of a build that name an error: of Python, a compiler, CMake or git.
 ERRORS = re.compile(
@@ -16,6 +17,10 @@ SECONDARY = re.compile(
     re.IGNORECASE,
 )
 BUILT = re.compile(r"^(?:ERROR: )?(?:Failed to build|Failed building wheel for) '?(.*?)'?(?: when .*)?$")
+OF_METADATA = "\u00d7 Encountered error while generating package metadata"
+# The title of a build's output, and its lines that say what it does.
+OUTPUT = re.compile(r"\[\d+ lines? of output\]")
+AT_WORK = re.compile(r"[a-z]+ing |Compiling |\[\d|.*Warning\b")
 CONFLICT, END_OF_BUILD = "The conflict is caused by:", "[end of output]"
 VERSIONS = re.compile(r"\(from versions: (?:[^()]*, )?((?:[^(),]+, ){2}[^(),]+)\)")
 # With -vv: an index that can't be read, and files of a package that are not for this machine.
@@ -65,9 +70,11 @@ def _of_diagnosis(texts: Sequence[str]) -> str:
     block = texts[start:]
     block = block[: block.index(END_OF_BUILD)] if END_OF_BUILD in block else texts
     errors = [text for text in block if ERRORS.search(text) and not OF_PIP.search(text)]
-    said = [text for text in errors if not SECONDARY.search(text)] or errors or texts[start + 1 : start + 2]
+    begin = next((number for number, text in enumerate(texts) if number > start and OUTPUT.fullmatch(text)), start)
+    errors = errors or [text for text in texts[begin + 1 : last] if not AT_WORK.match(text)][:1]
+    said = [text for text in errors if not SECONDARY.search(text)] or errors
     built = [found[1] for text in texts if (found := BUILT.search(text))]
-    built += [text.removeprefix("from ") for text in texts[start:] if text.startswith("from ")]
+    built += [text.removeprefix("from ") for title, text in pairwise(texts) if title.startswith(OF_METADATA)]
     what = re.sub(r"^file:.*/", "", built[-1]) if built else ""
     title = f"{what} can't be built" if what else texts[start].strip("\u00d7 .")
     if not said:

@@ -11,16 +11,16 @@ from ray_on_ecs.tracking.shown_log import COLOURS
 # The search takes the square of the length.
 LONGEST = 1000
 WORD = r"(?<![\w/.-])"
-# Of a name and its number: transformers 5 prints its numbers as strings.
-IS = r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?(?:tensor\()?"
+# Of a name and its number: transformers 5 prints its numbers as strings, and NumPy 2 its types.
+IS = r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?(?:(?:tensor|np\.float\d+)\()?"
 # `step 100 | loss 2.31`, `{'loss': '2.3', 'epoch': '0.5'}`, `loss train: 10.1`; but not the loss of a validation.
 LOSS = re.compile(
     r"(?i)^(?:(?!\b(?:val|valid\w*|test\w*|eval\w*|dev)\b).)*?"
-    rf"{WORD}(?:(?:train(?:ing)?|step|batch|total|lm)[_ /])?"
+    rf"{WORD}(?:(?:train(?:ing)?|avg|mean|running|step|batch|total|lm)[_ /])?"
     rf"loss(?:[_ /](?:train|step|epoch)(?:[_/]total)?)?{IS}{NUMBER}(?![\w%])"
 )
 NUMBERED = r"(\d{1,15})(?![\w%]|[.,]\d)"
-STEP = re.compile(rf"(?i){WORD}(?:(?:global[_ ])?steps?|num_updates)(?:{IS}|\[\s*){NUMBERED}")
+STEP = re.compile(rf"(?i){WORD}(?:train/)?(?:(?:global[_ ])?steps?|num_updates)(?:{IS}|\s*\[\s*){NUMBERED}")
 ITERATION = re.compile(rf"(?i){WORD}iter(?:ation)?(?:{IS}|\[\s*|\(train\)\s+\[\s*){NUMBERED}")
 EPOCH = re.compile(rf"(?i){WORD}epoch(?:\(train\))?['\"]?[\s:=#\[]*['\"]?(\d{{1,9}}(?:\.\d+)?)(?![\w%]|\.\d)")
 # tqdm's bar of a training, and Keras's: `Epoch 3:  40%|####  | 4/10 [00:01<00:02, 4.9it/s, loss=0.5]`.
@@ -32,6 +32,8 @@ TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
 TIMM = re.compile(r"^Train: (\d+) \[")
 ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d+(?:\.\d+)?(?:\s+\d+(?:\.\d+)?)*)")
 TABLE_HEADER = re.compile(r"^\s*Epoch\s+GPU_mem\s+(\S.*)")
+# The end of Hugging Face's Trainer, in its dictionary and in its table: the mean of the losses since the start.
+MEAN = re.compile(r"\btrain_runtime\b|^\s*train_loss {2,}=")
 # Of a line without a loss: a line that begins with it, and is not the title of a part, `Step 1: loading the data`.
 BEGINS = re.compile(
     r"(?i)^(?:\[[^\[\]]*\] ?)*\W*(?:train\w*\W+)?(?:epoch|(?:step|iter|iteration)\W{0,3}\d+(?![\d:.)]*[:.)]\s+[a-z]))"
@@ -47,12 +49,14 @@ class Printed:
         step: The number of the step or the iteration.
         epoch: The number of the epoch.
         is_bar: True if the step is that of a progress bar.
+        is_mean: True if the loss is the mean of the training, and not the last one.
     """
 
     loss: float | None = None
     step: int | None = None
     epoch: float | None = None
     is_bar: bool = False
+    is_mean: bool = False
 
 
 class PrintedNumbers:
@@ -83,6 +87,7 @@ class PrintedNumbers:
             step=int(step[1]) if step else None,
             epoch=float(epoch[1]) if epoch else None,
             is_bar=bool(bar),
+            is_mean=bool(loss and MEAN.search(line)),
         )
 
     def _loss_of(self, values: list[str]) -> float | None:

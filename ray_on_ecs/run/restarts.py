@@ -92,7 +92,9 @@ class Restarts:
         if self._has_said or not self.kept or not extent.begins_again(first, best):
             return
         self._has_said = True
-        unit, number, before = extent.difference(best)
-        began = f"the script began again at {unit} {number:g} (before: {before:g})"
+        began = "the script began again"
+        if difference := extent.difference(best):
+            unit, number, before = difference
+            began += f" at {unit} {number:g} (before: {before:g})"
         way_on = ADVICE if self._resume_args else f"--resume-args, or {ADVICE}"
         logger.warning(f"{began}: it did not load {self.kept.name}; {way_on}")

@@ -107,7 +107,7 @@ class NodeFiles:
             self._exchange.report(not_stored=self._why(cause))
             return
         if outside := self._folder.find_outside():
-            way = "write below $RUN_DIR, which is the working directory, by the script's own flag or settings"
+            way = "if the script has written it, let it write below $RUN_DIR, which is the working directory"
             logger.info(f"not kept, because it is outside the working directory: {', '.join(outside)}; {way}")
         if failed := self._folder.failed:
             self._exchange.report(not_stored="; ".join(f"{name}: {why}" for name, why in failed.items()))

@@ -1,8 +1,8 @@
 """Large files that a script writes outside of its folder: they are not kept, and a line at the end names them.
 
 They are found by what the script's processes have open, every two seconds, and, as most files are written faster, by
-what is new in the home folder, its `.cache` and the temporary folder. One that is written faster, in a folder that was
-there before the run, is not found.
+what is new in the home folder, its `.cache` and the temporary folder, unless another program wrote it. One that is
+written faster, in a folder that was there before the run, is not found.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class OutsideFiles:
             if large:
                 name = os.path.commonpath(large)
                 shown = f"~{name[len(self._home) :]}" if name.startswith(f"{self._home}/") else name
-                found.append(f"{shown} ({sum(sizes.values()) / 2**20:,.0f} MiB)")
+                doubt = "" if tops[top] else ", unless another program wrote it"
+                found.append(f"{shown} ({sum(sizes.values()) / 2**20:,.0f} MiB{doubt})")
         self._told |= tops.keys()
         self.seen.clear()
         return sorted(found)

@@ -17,11 +17,18 @@ PYTHON = ("python", "python3")
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 # A launcher where a command begins, on a line of a shell.
 LAUNCHER = re.compile(
-    r"(?m)(?:^|[;&|(){`]|\b(?:if|while|until|then|do|else|exec|time|nohup|env|run)\s)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
+    r"(?m)(?:^|[;&|(){`]|\b(?:if|while|until|then|do|else|exec|time|nohup|env|run|nice|timeout|stdbuf|numactl|srun|sudo)\s"
+    r"(?:\s*(?:-[np]\s+\S+|-\S+|\d\S*)(?=\s))*)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
     r"(torchrun|accelerate[ -]launch|deepspeed|composer|horovodrun|mpirun|mpiexec|ray-on-ecs run|colossalai run"
     r"|(?:fabric|lightning) run|tune run(?=\s.*--nproc[_-]per[_-]node)"
     r"|(?:python[\d.]*\s+(?:-\w\s+)*)?-m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
     r"(?=[\"']?(?:\s|$))"
+)
+# Launchers that tell the script how to train, and flags of accelerate launch that only say where.
+TELLING = re.compile(r"(?:fabric|lightning) run")
+PLACES = re.compile(
+    r"--(?:num_(?:processes|machines|cpu_threads_per_process)|machine_rank|main_process_(?:ip|port)|multi_gpu|gpu_ids"
+    r"|same_network|rdzv_\w+|max_restarts|monitor_interval|module|no_python|role|tee|log_dir|quiet|debug)"
 )
 # Words of a launcher that joins others, if it begins on several workers with the right ones; 1 node is not several.
 JOINS = re.compile(r"RANK\b|WORLD_SIZE|(?:nnodes|num[_-]machines|num[_-]nodes|hostfile)(?![ =]1(?![\d:]))")
@@ -35,11 +42,12 @@ MAY_LAUNCH = re.compile(r"(?:\S*/)?(trl|axolotl train|llamafactory-cli train)(?=
 OF_TORCHRUN = {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "is_torchelastic_launched"}
 # Functions of Python that start workers, and those that start a program.
 SPAWNERS = re.compile(
-    r"torch\.multiprocessing\.(?:spawn|start_processes)\b|torch\.distributed\.launcher\b.*\.(?:elastic_launch|launch_agent)"
+    r"torch\.multiprocessing\.(?:spawn\.)?(?:spawn|start_processes)|ignite\.distributed\.(?:\w+\.)?spawn"
+    r"|detectron2\.engine\.(?:launch\.)?launch|torch\.distributed\.launcher\b.*\.(?:elastic_launch|launch_agent)"
     r"|torch\.distributed\.elastic\.multiprocessing\.start_processes|torch\.distributed\.run\.(?:main|run)"
     r"|accelerate\.(?:launchers\.)?(?:notebook|debug)_launcher|torch_xla\..*spawn"
 )
-PROCESS = re.compile(r"(?:torch\.)?multiprocessing\.(?:process\.)?Process")
+PROCESS = re.compile(r"(?!psutil\b)(?:.*\.)?Process")
 PROGRAMS = re.compile(r"subprocess\.(?:run|Popen|call|check_call|check_output)|os\.(?:system|popen|exec\w+|spawn\w+)")
 
 
@@ -56,6 +64,20 @@ def leave_out(command: Sequence[str]) -> list[str]:
     if rest[:1] == ["-m"] and rest[1:2] and rest[1] in TORCHRUN:
         return rest[2:]
     return rest if rest and (rest[0] == "-m" or not rest[0].startswith("-")) else words
+
+
+def told(words: Sequence[str]) -> str:
+    """Return what a launcher tells the script beside its rank, such as `--mixed_precision`: without it, others train.
+
+    Args:
+        words: A command up to the script.
+    """
+    command = shlex.join(words)
+    if TELLING.search(command):
+        return "how to train"
+    names = [re.split("=", word.replace("-", "_"))[0].replace("__", "--", 1) for word in words if word.startswith("--")]
+    more = [name for name in dict.fromkeys(names) if not PLACES.fullmatch(name)]
+    return ", ".join(more) if re.search(r"accelerate[ -]launch|accelerate\.commands\.launch", command) else ""
 
 
 def nested(config: RunConfig) -> tuple[str, bool] | None:
@@ -87,12 +109,15 @@ def _started(source: Source) -> tuple[str, bool] | None:
         for keyword in call.node.keywords
     )
     reads_ranks = not source.words.isdisjoint(RANKS | OF_TORCHRUN)
+    named = next(filter(None, map(_launcher_of, source.values)), "")
     for call in source.calls:
-        launcher = _launcher_of(call.node) if PROGRAMS.fullmatch(call.name) else ""
+        starts = bool(PROGRAMS.fullmatch(call.name))
+        launcher = _launcher_of(call.node) if starts else ""
         is_own = gives_ranks and not reads_ranks and PROCESS.fullmatch(call.name)
-        if launcher or is_own or SPAWNERS.fullmatch(call.name):
-            is_sure = bool(launcher or gives_ranks) and not reads_ranks and source.is_certain(call)
-            return f"{source.name}:{call.line} calls {launcher or call.name}, which starts workers itself", is_sure
+        if launcher or is_own or SPAWNERS.fullmatch(call.name) or (starts and named):
+            is_sure = bool(launcher or (gives_ranks and not starts)) and not reads_ranks and source.is_certain(call)
+            name = launcher or (named if starts else call.name.lstrip("."))
+            return f"{source.name}:{call.line} calls {name}, which starts workers itself", is_sure
     return None
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def refusal(words: str) -> str:
         ("python -m torch.distributed.launch --use_env -r 3 -t 3 --log_dir x train.py", "python -u train.py", None),
         ("--standalone torchrun --standalone -m pkg.train -x", "python -u -m pkg.train -x", None),
         ("torchrun --no-python python train.py", "python train.py", None),
+        ("torchrun --max_restarts=3 --logs_specs x --numa-binding node train.py", "python -u train.py", None),
         ("python train.py python", "python -u train.py python", None),
         ("python3 -u -m pkg.train", "python -u -m pkg.train", None),
         ("python -m torch.distributed.run --nproc-per-node 4 train.py", "python -u train.py", 4),
@@ -110,11 +112,11 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
         ("python -O train.py", "--no-python python -O train.py"),
         ("python -c pass", "--no-python python -c pass"),
         ("accelerate launch --num_processes 2 train.py --lr 1", "--num-workers 2 train.py --lr 1"),
-        ("--num-workers 4 accelerate launch --config_file x.yaml -m pkg.train", "--num-workers 4 -m pkg.train"),
+        ("--num-workers 4 accelerate launch --machine-rank=0 -m pkg.train", "--num-workers 4 -m pkg.train"),
         ("deepspeed --num_gpus=4 train.py --deepspeed ds.json", "--num-workers 4 train.py --deepspeed ds.json"),
         ("composer -n 2 train.py", "--num-workers 2 train.py"),
-        ("lightning run model train.py", "train.py"),
-        ("fabric run --devices 2 train.py", "train.py"),
+        ("lightning run model train.py", "--per-node --no-python lightning run model train.py"),
+        ("fabric run --devices 2 train.py", "--per-node --no-python fabric run --devices 2 train.py"),
         ("ray-on-ecs run train.py", "train.py"),
         ("horovodrun -np 4 -H a:2,b:2 python train.py", "--mpi --num-workers 4 train.py"),
         ("mpirun -n 4 python train.py", "--mpi --num-workers 4 train.py"),
@@ -129,6 +131,13 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
         ("env A=1 B=2 python train.py", "--env A=1 --env B=2 train.py"),
         ("srun -n 2 python train.py", "train.py"),
         ("'python train.py' --lr 1", "train.py --lr 1"),
+        ("env A=1 python train.py lr=1", "--env A=1 train.py lr=1"),
+        ("A=1 B=2 python train.py lr=1", "--env A=1 --env B=2 train.py lr=1"),
+        ("A=1 torchrun --nproc-per-node 2 train.py", "--env A=1 --nproc-per-node 2 train.py"),
+        ("/usr/bin/env python train.py", "train.py"),
+        ("{python} train.py --lr 1", "train.py --lr 1"),
+        ("/bin/sh run.sh", "--no-python /bin/sh run.sh"),
+        ("torchrun --no_python ./train.py", "train.py"),
         ("'torchrun --nproc-per-node 2 train.py'", "--nproc-per-node 2 train.py"),
         ("bash run.sh", "--no-python bash run.sh"),
         ("./run.sh -x", "--no-python ./run.sh -x"),
@@ -162,7 +171,7 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
 )
 def test_another_word_has_the_command_to_type(words: str, command: str, folder: Path) -> None:
     parent = os.path.realpath(folder.parent)
-    line = refusal(words.format(parent=parent))
+    line = refusal(words.format(parent=parent, python=sys.executable))
     assert line.startswith("SCRIPT: ")
     assert f"ray-on-ecs run {command.format(parent=parent)}" in [part.strip("?") for part in _commands_in(line)]
 
@@ -170,6 +179,68 @@ def test_another_word_has_the_command_to_type(words: str, command: str, folder: 
 def _commands_in(line: str) -> list[str]:
     """The commands in an error, each of which ends it or is followed by another choice."""
     return [f"ray-on-ecs run {part.partition(', or ')[0]}" for part in line.split("ray-on-ecs run ")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        ("accelerate launch --mixed_precision fp16 --multi_gpu {}", "--mixed_precision"),
+        ("accelerate launch --mixed-precision=bf16 --num-processes=2 {}", "--mixed_precision"),
+        ("accelerate launch --config_file x.yaml {} --lr 1", "--config_file"),
+        (
+            "accelerate launch --use_fsdp --num_processes 2 --fsdp_offload_params true {}",
+            "--use_fsdp, --fsdp_offload_params",
+        ),
+        ("accelerate launch --use_deepspeed --zero_stage 2 {}", "--use_deepspeed, --zero_stage"),
+        ("accelerate launch --cpu {}", "--cpu"),
+        ("accelerate-launch --dynamo_backend inductor {}", "--dynamo_backend"),
+        ("fabric run {}", "how to train"),
+        ("fabric run --strategy fsdp --precision bf16-mixed {}", "how to train"),
+        ("lightning run model --devices 2 {}", "how to train"),
+        ("accelerate launch --num_machines 1 --main_process_port 0 {} --mixed_precision fp16", ""),
+        ("deepspeed --num_gpus 2 {} --deepspeed x.json", ""),
+        ("composer -n 2 {}", ""),
+    ],
+)
+@pytest.mark.parametrize("program", ["train.py", "-m pkg.train"])
+def test_launcher_that_tells_the_script_how_to_train_is_not_left_out(words: str, more: str, program: str) -> None:
+    """Fabric's script without `fabric run` trains on each worker alone; Accelerate's, in another precision."""
+    line = refusal(words.format(program))
+    said = f"starts workers, as the run does, and tells the script {more}; start it once on each node"
+    assert (said in line, "leave it out" in line) == (bool(more), not more)
+    assert ("leave it out" in refusal(f"--no-python --num-workers 2 {words.format(program)}")) == (not more)
+
+
+INSTALLS = "'{name}' in {folder}, which this project's package installs; write -e . into a file for --requirements"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project.scripts]\nother-cli = "pkg.cli:main"\n'),
+        ("pyproject.toml", '[project.scripts]\n"other-cli" = "pkg.cli:main"\n'),
+        ("pyproject.toml", 'scripts = {a = "b:c", other-cli = "pkg.cli:main"}\n'),
+        ("pyproject.toml", '[tool.poetry.scripts]\nother-cli = { reference = "pkg:main", type = "console" }\n'),
+        ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    other-cli = pkg.cli:main\n"),
+        ("setup.py", "setup(entry_points={'console_scripts': ['other-cli = pkg.cli:main']})\n"),
+        ("setup.py", "setup(entry_points={'console_scripts': ['other-cli=pkg:main [x]']})\n"),
+    ],
+)
+def test_program_of_the_projects_own_package_is_no_similar_script(file: str, text: str, folder: Path) -> None:
+    """LLaMA-Factory's `llamafactory-cli` was taken for a misspelled src/llamafactory/cli.py."""
+    (folder / "other-cl.py").touch()
+    assert "did you mean" in refusal("other-cli train")
+    (folder / file).write_text(text)
+    line = refusal("--local other-cli train x.yaml")
+    assert INSTALLS.format(name="other-cli", folder=folder) in line
+    assert line.endswith(": ray-on-ecs run --local --requirements FILE --no-python other-cli train x.yaml")
+    (folder / "req.txt").write_text("-e .")
+    line = refusal("--requirements req.txt other-cli train")
+    assert line.endswith(
+        "a program needs --no-python: ray-on-ecs run --requirements req.txt --no-python other-cli train"
+    )
+    (folder / file).write_text(text.replace("other-cli", "another-cli"))
+    assert "did you mean" in refusal("other-cli train")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +300,11 @@ def test_launcher_on_every_worker_is_refused(words: str, line: str, leave_out: s
         ("torchrun train.py || python train.py", False),
         ('"$VENV/bin/torchrun" train.py', True),
         ("uv run torchrun train.py", True),
+        ("conda run -n env torchrun train.py", True),
+        ("timeout -k 5 2h nice -n 5 torchrun train.py", True),
+        ("numactl --cpunodebind=0 accelerate launch train.py", True),
+        ("srun --ntasks-per-node 1 torchrun --nnodes $N train.py", False),
+        ("timeout 9 pip install deepspeed", None),
         ("torchrun train.py --data data/test --exit", True),
         ("until torchrun train.py; do sleep 1; done", False),
         ("python3 -u -m torch.distributed.run train.py", True),
@@ -268,6 +344,13 @@ def test_launcher_in_a_shell_script_is_found(text: str, is_refused: bool | None,
             True,
         ),
         ("import os\nos.system('accelerate launch train.py')", True),
+        (GROUP + "from torch.multiprocessing.spawn import spawn\nspawn(work)", True),
+        (GROUP + "ctx = mp.get_context('spawn')\nctx.Process(target=work, args=(0,)).start()", True),
+        (GROUP + "mp.get_context('spawn').Process(target=work, args=(0,)).start()", True),
+        (GROUP + "import psutil\npsutil.Process()", None),
+        ("import subprocess\ncmd = ['torchrun', 'train.py']\nsubprocess.run(cmd)", False),
+        ("import os\ncmd = f'torchrun --nproc-per-node {2} x.py'\nos.system(cmd)", False),
+        ("from detectron2.engine import launch\nlaunch(print, 2)", False),
         (SPAWNS + "print(os.environ['RANK'])", False),
         (GROUP + "if 'RANK' not in os.environ:\n  mp.spawn(work)", False),
         (GROUP + "import sys\nif len(sys.argv) > 1:\n  mp.spawn(work)\nelse:\n  work(0)", False),

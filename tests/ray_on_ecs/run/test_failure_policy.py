@@ -190,6 +190,11 @@ DATED = "output/train/20261127-120001-resnet50/last.pth.tar"
         (KILLED, None, DATED, (3600.0,), 1),
         (KILLED, None, "outputs/2026-11-27/12-00-01/last.ckpt", (3600.0,), 1),
         (KILLED, None, "lightning_logs/version_3/checkpoints/epoch=1.ckpt", (3600.0,), 1),
+        (KILLED, None, "runs/Nov27_12-00-01_host/last.pt", (3600.0,), 1),
+        (KILLED, None, "out/27-11-2026_12-00/last.pt", (3600.0,), 1),
+        (KILLED, None, "logs/2026_11_27/last.pt", (3600.0,), 1),
+        (KILLED, None, "out/1764244801/last.pt", (3600.0,), 1),
+        (KILLED, None, "mlruns/0/0123456789abcdef0123456789abcdef/artifacts/last.pt", (3600.0,), 1),
         (KILLED, False, "last.pt", (3600.0, 3900.0, 3500.0), 1),
         (failed(status=-7), False, "last.pt", (3600.0,), 1),
         # Healthy ones, on machines that fail.
@@ -197,6 +202,7 @@ DATED = "output/train/20261127-120001-resnet50/last.pth.tar"
         (KILLED, True, DATED, (3600.0,), 10),
         (KILLED, None, "last.pt", (3600.0,), 10),
         (KILLED, None, "checkpoint-20000000/model.pt", (3600.0,), 10),
+        (KILLED, None, "step_1000000000000/model.pt", (3600.0,), 10),
         (KILLED, None, "out/model-20261127-120001.pt", (3600.0,), 10),
         (KILLED, False, DATED, (3600.0, 7200.0), 10),  # its numbers may begin at 0 in each start
         (KILLED, False, DATED, (90.0, 9000.0, 700.0), 10),

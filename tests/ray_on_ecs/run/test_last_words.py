@@ -272,3 +272,54 @@ def test_folder_that_python_can_not_run_is_a_mistake() -> None:
     words = read(["/usr/bin/python3: can't find '__main__' module in '/a'"], 1)
     assert words.is_mistake
     assert words.text == "can't find '__main__' module in '/a'"
+
+
+HYDRA_END = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+
+
+@pytest.mark.parametrize(
+    ("output", "text", "is_mistake"),
+    [
+        (
+            f"Could not override 'a'.\nKey 'a' is not in struct\n    full_key: a\n{HYDRA_END}",
+            "Key 'a' is not in struct",
+            True,
+        ),
+        (
+            f"Cannot find primary config 'b'.\n\nConfig search path:\n\tprovider=hydra\n{HYDRA_END}",
+            "Cannot find primary config 'b'.",
+            True,
+        ),
+        (
+            "Usage: t.py\n╭─ Error ──────────╮\n│ No such option: --x │\n╰──────────────────╯",
+            "No such option: --x",
+            False,
+        ),
+        (
+            "ERROR: Could not consume arg: --x\nUsage: t.py\n\nFor more information, run:\n  t.py --help",
+            "ERROR: Could not consume arg: --x",
+            False,
+        ),
+        (
+            "usage: t.py [-h]\nt.py: error: unrecognized arguments: --x",
+            "t.py: error: unrecognized arguments: --x",
+            False,
+        ),
+        (
+            "error: of an earlier part: it is tried again\n" + "line\n" * 20 + "--lr is missing",
+            "--lr is missing",
+            False,
+        ),
+    ],
+)
+def test_wrong_flag_of_other_libraries(output: str, text: str, is_mistake: bool) -> None:
+    words = read(output.splitlines(), 1 if HYDRA_END in output else 2)
+    assert words == LastWords(text, is_mistake=is_mistake)
+
+
+def test_password_that_is_asked_for_is_a_mistake() -> None:
+    frames = [f'  File "{name}", line 1, in f' for name in ("train.py", "/usr/lib/python3.11/getpass.py")]
+    header = "Traceback (most recent call last):"
+    words = read([f"Token: {header}", *frames, "EOFError"], 1)
+    assert (words.text, words.is_mistake) == ("EOFError (a run has no standard input)", True)
+    assert not read([header, frames[0], "EOFError"], 1).is_mistake  # such as a process at the end of a pipe

@@ -76,6 +76,41 @@ def test_a_guessed_step_is_on_the_line_of_its_loss() -> None:
     assert log.guess == {"loss": 2.0}
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "{'train_runtime': '17.98', 'train_steps_per_second': '5.561', 'train_loss': '4.353', 'epoch': '2'}",
+        "{'train_runtime': 17.9812, 'train_loss': 4.353412, 'epoch': 2.0}",
+        "[INFO|trainer.py:1] >> {'train_runtime': 17.9812, 'train_loss': 4.353412}",
+        "  train_loss               =     4.3534",
+        "train_loss               = 4.3534",
+    ],
+)
+def test_mean_of_all_losses_is_not_the_last_one(end: str) -> None:
+    """In a run of LLaMA-Factory it was 4.35, and the last loss 3.86."""
+    log = MetricsLog({})
+    log.read_line(end)
+    assert log.guess is not None
+    assert log.guess["loss"] == pytest.approx(4.353, abs=1e-3)  # a short training prints no other one
+    log.read_line(" 50%|###   | 50/100 [00:01<00:01, 4.9it/s]")
+    log.read_line("{'loss': '3.856', 'grad_norm': '1.079', 'epoch': '2'}")
+    log.read_line(end)
+    assert log.guess == {"loss": 3.856, "step": 50}
+    log.restart()
+    log.read_line(end)
+    assert log.guess == {"loss": 3.856, "step": 50}
+
+
+@pytest.mark.parametrize(
+    "line", ["train_loss = 3.5", "epoch 3: {'train_loss': 3.5, 'epoch': 3}", "train_loss=3.5", "{'loss': 3.5}"]
+)
+def test_loss_of_each_epoch_replaces_the_one_before(line: str) -> None:
+    log = MetricsLog({})
+    log.read_line("loss: 4.5")
+    log.read_line(line)
+    assert log.guess == {"loss": 3.5}
+
+
 def test_reports_or_patterns_disable_guessing() -> None:
     log = MetricsLog({})
     log.read_line("step 100 | loss 2.31")

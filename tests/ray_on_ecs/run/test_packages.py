@@ -300,12 +300,24 @@ def test_requirements_refused_by_pip_are_one_line(
 
 
 def test_long_installation_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "told"
+    """A package of the image stays there, which pip says as if it had failed: "Can't uninstall 'transformers'"."""
+    told, ended = [], tmp_path / "ended"
     monkeypatch.setattr(packages, "NEWS_SECONDS", 0.01)
-    monkeypatch.setattr(packages.logger, "info", lambda line: "Downloading" in line and told.touch())
-    downloads = f"echo Downloading; until [ -e {told} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3"
-    status, said = packages._run(["sh", "-c", downloads], tmp_path, {})
-    assert (status, said) == (3, ["Downloading", "ERROR: no such version"])
+    monkeypatch.setattr(
+        packages.logger, "info", lambda line: told.append(line) or ("pip starts" not in line and ended.touch())
+    )
+    lines = [
+        "Installing collected packages: transformers",
+        "  Attempting uninstall: transformers",
+        "    Found existing installation: transformers 5.24.0",
+        "    Not uninstalling transformers at /image/site-packages, outside environment /packages",
+        "    Can't uninstall 'transformers'. No files were found to uninstall.",
+    ]
+    text = "\n".join(lines)
+    says = f'echo "{text}"; until [ -e {ended} ]; do sleep 0.01; done; echo ERROR: no such version; exit 3'
+    status, said = packages._run(["sh", "-c", says], tmp_path, {})
+    assert (status, said) == (3, [*lines, "ERROR: no such version"])
+    assert set(told) - {"still installing: pip starts"} == {f"still installing: {lines[0]}"}
 
 
 def write_installed(folder: Path, name: str, version: str, *needs: str) -> None:

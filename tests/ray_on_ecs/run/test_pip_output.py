@@ -58,6 +58,14 @@ CUDA = "RuntimeError: CUDA_HOME is not set"
 OUTPUTS = {
     "a build": (of_build("Traceback (most recent call last):", CUDA), f"mylib can't be built: {CUDA}"),
     "metadata": (of_build(CUDA, end=OF_METADATA), f"mylib can't be built: {CUDA}"),
+    "a build's own words": (
+        of_build("running egg_info", "Cargo, the Rust package manager, is not on PATH.", "Checking for Rust...."),
+        "mylib can't be built: Cargo, the Rust package manager, is not on PATH.",
+    ),
+    "the name of a package": (
+        of_build("Install cython first", end=OF_METADATA.replace("from file:///work/mylib", "pycocotools")),
+        "pycocotools can't be built: Install cython first",
+    ),
     "a missing header": (
         of_build(
             "running build_ext",

@@ -72,6 +72,10 @@ HF = [f"{{'loss': '2.1', 'grad_norm': '1', 'epoch': '{epoch / 100}'}}" for epoch
 STEPS = [f"step {step} | loss 2.1" for step in range(3, 216, 3)]
 EPOCHS = [f"epoch {number}" for number in range(5)]
 BAR = [f" 10%|#    | {step}/400 [00:01<00:09, 5.1it/s]" for step in range(300)]
+# Of TRL: the first bars come before an epoch is known.
+BARS_AND_EPOCHS = [
+    line for at in range(5) for line in (f"{at:3}%|  | {at * 5}/50 [00:01<00:09, 5.1it/s]", *(HF[at - 1 : at]))
+]
 STEPS_OF_EPOCHS = [f"epoch {epoch} step {step} loss 1" for epoch in range(3) for step in range(0, 50, 10)]
 STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 10)]
 
@@ -85,6 +89,10 @@ STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 1
         (BAR, BAR[:2], "step 0 (before: 299)"),
         (STEPS_OF_EPOCHS, STEPS_OF_EPOCHS[:2], "epoch 0 (before: 2)"),
         (STEPS_OF_EPOCHS[:4], STEPS_OF_EPOCHS[:2], "step 0 (before: 30)"),
+        (BARS_AND_EPOCHS, BARS_AND_EPOCHS[:3], ""),
+        (BARS_AND_EPOCHS[:-1], BARS_AND_EPOCHS[:3], "step 0 (before: 20)"),
+        ([BAR[0], *HF], [BAR[0], *HF[:2]], "epoch 0.27 (before: 2.16)"),
+        ([*BAR[:2], *HF], BAR[:2], ""),
         (HF, HF[5:], None),
         (STEPS, STEPS[30:], None),
         (STEPS, STEPS[1:], None),  # its last checkpoint was an early one
@@ -106,8 +114,9 @@ def test_script_that_begins_again_is_said_once(before: list[str], after: list[st
     made.begin()
     for number in range(len(after) + 1):
         made.look(extent(*after[:number]))
-    began = f"the script began again at {said}: it did not load out/last.ckpt; --resume-args, or docs/fault"
-    assert [line[: len(began)] for line in lines] == [began] * bool(said)
+    at = f" at {said}" if said else ""
+    began = f"the script began again{at}: it did not load out/last.ckpt; --resume-args, or docs/fault"
+    assert [line[: len(began)] for line in lines] == [began] * (said is not None)
 
 
 @pytest.mark.parametrize(("kept", "said"), [(FILE, "step 3 (before: 213)"), (None, "")])

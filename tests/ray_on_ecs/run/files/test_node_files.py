@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -66,18 +66,22 @@ def test_next_group_restores_only_what_differs(storage: RunStorage, tmp_path: Pa
     files = in_manifest(storage)
     for each in first.nodes:  # of a restart, after which each node has the files of both
         each.reset()
-    before = [{name: (each.folder / name).stat().st_ino for name in files} for each in first.nodes]
-    for each in first.nodes:
-        each.keep()
-        for node in range(2):
-            (each.folder / f"deleted{node}").unlink()
-            write(each.folder, {f"changed{node}": "CHANGED 0", f"torn{node}": "to", "new": "new"})
-    second = Nodes(storage, tmp_path / "disks", clock, count)
-    for node, each in enumerate(second.nodes):
-        assert contents(each.folder) == files
-        if node < 2:
-            stays = {name for name in files if (each.folder / name).stat().st_ino == before[node][name]}
-            assert stays == {"same0", "same1"}
+    with ExitStack() as opened:  # so that a new file does not get the inode of a deleted one
+        before = [
+            {name: os.fstat(opened.enter_context((each.folder / name).open()).fileno()) for name in files}
+            for each in first.nodes
+        ]
+        for each in first.nodes:
+            each.keep()
+            for node in range(2):
+                (each.folder / f"deleted{node}").unlink()
+                write(each.folder, {f"changed{node}": "CHANGED 0", f"torn{node}": "to", "new": "new"})
+        second = Nodes(storage, tmp_path / "disks", clock, count)
+        for node, each in enumerate(second.nodes):
+            assert contents(each.folder) == files
+            if node < 2:
+                stays = {name for name in files if os.path.samestat((each.folder / name).stat(), before[node][name])}
+                assert stays == {"same0", "same1"}
 
 
 @ON_DISK

@@ -11,6 +11,7 @@ from ray_on_ecs.run.files.outside import MIN_BYTES, OutsideFiles
 from ray_on_ecs.run.files.scan import open_for_writing
 
 LARGE = bytes(MIN_BYTES)
+UNLESS = ", unless another program wrote it"
 
 
 @pytest.fixture
@@ -47,13 +48,16 @@ def find(tmp_path: Path, places: dict[str, str], *names: str, seen: bool = False
         ("tmp/model.pt", "{}/tmp/model.pt (1 MiB)"),
     ],
 )
-def test_new_files_are_named(tmp_path: Path, places: dict[str, str], name: str, shown: str) -> None:
-    assert find(tmp_path, places, name) == [shown.format(tmp_path)]
+@pytest.mark.parametrize("seen", [False, True])
+def test_new_files_are_named(tmp_path: Path, places: dict[str, str], name: str, shown: str, seen: bool) -> None:
+    """If they were not seen with the script, another run may have written them: the line named its checkpoints."""
+    text = shown.format(tmp_path)
+    assert find(tmp_path, places, name, seen=seen) == [text if seen else text.replace("MiB", f"MiB{UNLESS}")]
 
 
 def test_several_files_are_named_by_their_folder(tmp_path: Path, places: dict[str, str]) -> None:
     names = ("tmp/mine/run/a.pt", "tmp/mine/run/b/c.pt")
-    assert find(tmp_path, places, *names) == [f"{tmp_path}/tmp/mine/run (2 MiB)"]
+    assert find(tmp_path, places, *names) == [f"{tmp_path}/tmp/mine/run (2 MiB{UNLESS})"]
 
 
 @pytest.mark.parametrize(
@@ -120,13 +124,15 @@ def test_each_folder_is_named_once_with_all_its_files(tmp_path: Path, places: di
     for name in ("a/1", "a/2", "b"):
         (tmp_path / "tmp/out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tmp/out" / name).write_bytes(LARGE)
-    assert files.find() == [f"{tmp_path}/tmp/out (3 MiB)"]
+    assert files.find() == [f"{tmp_path}/tmp/out (3 MiB{UNLESS})"]
     assert files.find() == []
 
 
 def test_look_at_the_end_has_a_limit(tmp_path: Path, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside, "MAX_ENTRIES", 3)
-    assert find(tmp_path, places, *(f"tmp/many/{number}" for number in range(5))) == [f"{tmp_path}/tmp/many (3 MiB)"]
+    assert find(tmp_path, places, *(f"tmp/many/{number}" for number in range(5))) == [
+        f"{tmp_path}/tmp/many (3 MiB, unless another program wrote it)"
+    ]
 
 
 def test_files_of_other_programs_are_not_remembered(tmp_path: Path, places: dict[str, str]) -> None:
@@ -152,7 +158,10 @@ def test_search_ends_in_a_disk_with_many_files(
     listed: list[object] = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
-    assert files.find() == [f"{tmp_path}/data/model.pt (1 MiB)", "~/mine/model.pt (1 MiB)"]
+    assert files.find() == [
+        f"{tmp_path}/data/model.pt (1 MiB)",
+        "~/mine/model.pt (1 MiB, unless another program wrote it)",
+    ]
     assert len(listed) < 30
 
 
