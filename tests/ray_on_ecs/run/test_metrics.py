@@ -101,6 +101,39 @@ def test_mean_of_all_losses_is_not_the_last_one(end: str) -> None:
     assert log.guess == {"loss": 3.856, "step": 50}
 
 
+def indented(results: Any) -> list[str]:
+    return json.dumps(results, indent=4).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "guess"),
+    [
+        (indented({"epoch": 3, "train": {"loss": 1.5}, "validation": {"loss": 9.5, "top1": 3}}), {"loss": 1.5}),
+        (
+            indented({"eval": {"loss": 9.5, "of": {"loss": 9.4}, "other loss": 9.3}, "train": {"loss": 1.5}}),
+            {"loss": 1.5},
+        ),
+        (indented([{"test_metrics": {"loss": 9.5}}, {"train": {"loss": 1.5}}]), {"loss": 1.5}),
+        (indented({"valid": {"loss": 9.5}}), {"loss": 2.0}),
+        (indented({"val": {}, "loss": 1.5}), {"loss": 1.5}),
+        (["val = {", "  'loss': 9.5,", "}", "loss: 1.5"], {"loss": 1.5}),
+        (["val = {", "  'loss': 9.5}", "loss: 1.5"], {"loss": 1.5}),
+        (["val = {", "", "  'loss': 9.5}", "eval = {", "  'loss': 9.4}"], {"loss": 2.0}),
+        (["--result", *indented([{"epoch": 1, "train": {"loss": 9.5}, "validation": {"loss": 9.4}}])], {"loss": 2.0}),
+        (["--result of step 3", "loss: 1.5"], {"loss": 1.5}),
+        (["validating {", "loss: 1.5"], {"loss": 1.5}),
+        (indented({"train": {"loss": 1.5}}), {"loss": 1.5}),
+    ],
+)
+def test_loss_of_a_validation_in_indented_json_is_not_shown(lines: list[str], guess: dict[str, float]) -> None:
+    """The last loss of timm was that of a validation: it ends with the results of its best epochs."""
+    log = MetricsLog({})
+    for line in ["Train: 3 [14/15] Loss: 2.0", *lines]:
+        log.read_line(line)
+    assert log.guess == guess
+    assert not log.extent.falls
+
+
 @pytest.mark.parametrize(
     "line", ["train_loss = 3.5", "epoch 3: {'train_loss': 3.5, 'epoch': 3}", "train_loss=3.5", "{'loss': 3.5}"]
 )
