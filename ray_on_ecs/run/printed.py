@@ -28,9 +28,9 @@ EPOCH = re.compile(rf"(?i){WORD}epoch(?:\(train\))?['\"]?[\s:=#\[]*['\"]?(\d{{1,
 BAR = re.compile(
     r"(?i)^\s*(?:(?:train|epoch|steps?\b)[^|]*?)?(?:[\d?]+%\s?\|[^|]*\|)?\s*(\d+)/\d+ \[(?![^\]]*(?:examples|B)/s)"
 )
-# torchtune's bar, timm's line, and the row of a table of ultralytics.
+# torchtune's bar, the line of timm, torchvision and PyTorch's imagenet example, and the row of a table of ultralytics.
 TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
-TIMM = re.compile(r"^Train: (\d+) \[")
+OF_EPOCH = re.compile(r"^(?:Train: |Epoch: \[)(\d{1,9})\]? {0,4}\[ *(\d{1,9})/\d+[ \]]")
 ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d+(?:\.\d+)?(?:\s+\d+(?:\.\d+)?)*)")
 HEADER = re.compile(r"^\s*Epoch\s+GPU_mem\s+(\S.*)")
 # The end of Hugging Face's Trainer, in its dictionary and in its table: the mean of the losses since the start.
@@ -89,11 +89,12 @@ class PrintedNumbers:
         bar = BAR.match(line)
         if not (loss or bar or BEGINS.match(line)):
             return Printed()
-        step, epoch = STEP.search(line) or ITERATION.search(line) or bar, EPOCH.search(line) or TIMM.match(line)
+        step, epoch = STEP.search(line) or ITERATION.search(line) or bar, EPOCH.search(line)
+        of_epoch = OF_EPOCH.match(line)
         return Printed(
             loss=_number(loss[1]) if loss else None,
-            step=int(step[1]) if step else None,
-            epoch=float(epoch[1]) if epoch else None,
+            step=int(of_epoch[2]) if of_epoch else int(step[1]) if step else None,
+            epoch=float(of_epoch[1]) if of_epoch else float(epoch[1]) if epoch else None,
             is_bar=bool(bar),
             is_mean=bool(loss and MEAN.search(line)),
         )
