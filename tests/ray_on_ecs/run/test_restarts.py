@@ -76,6 +76,8 @@ BAR = [f" 10%|#    | {step}/400 [00:01<00:09, 5.1it/s]" for step in range(300)]
 BARS_AND_EPOCHS = [
     line for at in range(5) for line in (f"{at:3}%|  | {at * 5}/50 [00:01<00:09, 5.1it/s]", *(HF[at - 1 : at]))
 ]
+TIMM = [f"Train: {epoch} [{step:4}/15 ({step:3}%)]  Loss: 1.02 (1.12)" for epoch in range(2) for step in range(15)]
+IMAGENET = [f"Epoch: [{epoch}][{step:3}/15]\tLoss 1.02 (1.12)" for epoch in range(2) for step in range(15)]
 STEPS_OF_EPOCHS = [f"epoch {epoch} step {step} loss 1" for epoch in range(3) for step in range(0, 50, 10)]
 STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 10)]
 
@@ -93,6 +95,10 @@ STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 1
         (BARS_AND_EPOCHS[:-1], BARS_AND_EPOCHS[:3], "step 0 (before: 20)"),
         ([BAR[0], *HF], [BAR[0], *HF[:2]], "epoch 0.27 (before: 2.16)"),
         ([*BAR[:2], *HF], BAR[:2], ""),
+        (TIMM, TIMM[:2], "epoch 0 (before: 1)"),
+        (IMAGENET, IMAGENET[:2], "epoch 0 (before: 1)"),
+        (IMAGENET[:9], IMAGENET[:2], "step 0 (before: 8)"),
+        (TIMM, TIMM[15:], None),
         (HF, HF[5:], None),
         (STEPS, STEPS[30:], None),
         (STEPS, STEPS[1:], None),  # its last checkpoint was an early one
