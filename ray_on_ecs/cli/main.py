@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 import ray_on_ecs
-from ray_on_ecs.errors import Interrupted, TrainingError
+from ray_on_ecs.errors import DISK_FULL, Interrupted, TrainingError
 from ray_on_ecs.signals import SIGNALLED, leave_terminals, open_terminals
 
 ABOUT = """\
@@ -125,6 +126,10 @@ def main(arguments: list[str] | None = None) -> Any:
     except TrainingError as error:
         return _failed(str(error), error.exit_status)
     except OSError as cause:
+        if cause.errno in DISK_FULL:  # such as that of the log into which the output goes
+            with suppress(OSError):
+                return _failed(f"{cause.strerror}: the output, or a file, can't be written; a submitted run goes on", 1)
+            return 1
         error = getattr(cause, "error", None)  # of S3
         if not isinstance(error, TrainingError):
             raise

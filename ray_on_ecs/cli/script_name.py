@@ -58,7 +58,7 @@ class ScriptName:
         elif self._config.module:
             self._check_module()
         elif path.is_file() or (path / "__main__.py").is_file():
-            self._check_file(path)
+            self._check_file(path if path.is_file() else path / "__main__.py")
         else:
             self._refuse_missing(path)
 
@@ -225,7 +225,8 @@ class ScriptName:
     def _scripts(self) -> list[PurePath]:
         """Return the Python files near the top of the folder."""
         files = [file for pattern in PATTERNS for file in sorted(self._folder.glob(pattern))]
-        return [file.relative_to(self._folder) for file in files if file.name != "__init__.py"]
+        found = [file for file in files if file.name != "__init__.py" and file.is_file()]  # not a link to nothing
+        return [file.relative_to(self._folder) for file in found]
 
 
 def _typed(flags: Sequence[str], words: Sequence[str]) -> str:

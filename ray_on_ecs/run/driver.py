@@ -119,7 +119,7 @@ class RunDriver:
         self.monitor = RunMonitor()
         self.hours = InstanceHours(home.instances)
         self._group: Group | None = None
-        self._restarts = Restarts(self._config.resume_args, self._record.restarts)
+        self._restarts = Restarts(self._config.resume_args, self._record.restarts, self._record.extents)
         self._policy = FailurePolicy(self._config.max_restarts, self._mark, worker_timeout=self._config.worker_timeout)
         self._first_started_at: float | None = None
         self._hardware: dict[str, Any] | None = None
@@ -313,6 +313,7 @@ class RunDriver:
 
     def _check_stored(self, workers: WorkerStatuses) -> None:
         """Fail a run whose script has ended well if its last files were not stored; say so of any other run."""
+        self._restarts.dropped = next((worker.dropped for worker in workers.values() if worker.dropped), "")
         reason = next((worker.not_stored for worker in workers.values() if worker.not_stored), None)
         if reason is None:
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 # Epoch and step; -1 for one that is not known.
 Position = tuple[float, float]
 UNKNOWN = -1.0
+POSITIONS = ("first", "second", "last")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,12 @@ class Extent:
     last: Position | None = None
     falls: bool = False
     is_reported: bool = False
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Return an extent that was stored as a document; LookupError, TypeError or ValueError if it is none."""
+        epoch_and_step = {name: (float(at[0]), float(at[1])) for name in POSITIONS if (at := document[name])}
+        return cls(**epoch_and_step, falls=bool(document["falls"]), is_reported=bool(document["is_reported"]))
 
     def at(self, step: float | None, epoch: float | None = None) -> Self:
         """Return the extent after another number of a step or an epoch in the output."""

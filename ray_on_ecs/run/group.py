@@ -106,6 +106,7 @@ class WorkerStatus:
         has_ended: True once its script has ended, and with --mpi all of its processes.
         is_stored: True once its last files have been stored, or could not be.
         not_stored: The reason why they could not be stored, or None.
+        dropped: A file that was not stored, as its script was killed when it may have been half-written.
         files: The files of its node, from the first worker of that; None from others.
         stacks: The stacks of its script, if the driver wants them.
         step: From rank 0: the steps that its script has reported, or None before the first.
@@ -136,6 +137,7 @@ class WorkerStatus:
     has_ended: bool = False
     is_stored: bool = False
     not_stored: str | None = None
+    dropped: str = ""
     files: FilesStatus | None = None
     stacks: str | None = None
     step: int | None = None

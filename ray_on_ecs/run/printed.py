@@ -27,13 +27,18 @@ EPOCH = re.compile(rf"(?i){WORD}epoch(?:\(train\))?['\"]?[\s:=#\[]*['\"]?(\d{{1,
 TRAINING_BAR = re.compile(
     r"(?i)^\s*(?:(?:train|epoch|steps?\b)[^|]*?)?(?:[\d?]+%\s?\|[^|]*\|)?\s*(\d+)/\d+ \[(?![^\]]*(?:examples|B)/s)"
 )
-# torchtune's bar, timm's line, and the row of a table of ultralytics.
+# torchtune's bar, the line of timm, torchvision and PyTorch's imagenet example, and the row of a table of ultralytics.
 TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
-TIMM = re.compile(r"^Train: (\d+) \[")
+OF_EPOCH = re.compile(r"^(?:Train: |Epoch: \[)(\d{1,9})\]? {0,4}\[ *(\d{1,9})/\d+[ \]]")
 ROW = re.compile(r"^\s*(\d+)/\d+\s+[\d.]+[KMG]B?\s+(\d+(?:\.\d+)?(?:\s+\d+(?:\.\d+)?)*)")
 TABLE_HEADER = re.compile(r"^\s*Epoch\s+GPU_mem\s+(\S.*)")
 # The end of Hugging Face's Trainer, in its dictionary and in its table: the mean of the losses since the start.
 MEAN = re.compile(r"\btrain_runtime\b|^\s*train_loss {2,}=")
+# The results of a validation as indented JSON, and timm's at the end, which are those of its best epochs.
+VALIDATION = re.compile(
+    r"(?i)^\s*['\"]?(?:\w{1,30}[_/ ])?(?:val|valid\w*|test\w*|eval\w*|dev)(?:[_/ ][\w/ ]*\w)?['\"]?\s*[:=]\s*\{\s*$"
+)
+RESULTS = re.compile(r"^--result$")
 # Of a line without a loss: a line that begins with it, and is not the title of a part, `Step 1: loading the data`.
 BEGINS = re.compile(
     r"(?i)^(?:\[[^\[\]]*\] ?)*\W*(?:train\w*\W+)?(?:epoch|(?:step|iter|iteration)\W{0,3}\d+(?![\d:.)]*[:.)]\s+[a-z]))"
@@ -60,15 +65,17 @@ class Printed:
 
 
 class PrintedNumbers:
-    """Reader of one output, line by line; a table's header says what is in its rows."""
+    """Reader of one output, line by line; a table's header says what is in its rows, and a key what is in its block."""
 
     def __init__(self) -> None:
         self._columns: list[str] = []
+        self._block: int | None = None  # the indentation of a validation's results, which are further right
+        self._is_over = False
 
     def read(self, line: str) -> Printed:
         """Return the numbers of a line."""
         line = COLOURS.sub("", line)
-        if len(line) > LONGEST:
+        if len(line) > LONGEST or self._is_of_results(line):
             return Printed()
         if header := TABLE_HEADER.match(line):
             self._columns = header[1].split()
@@ -81,14 +88,25 @@ class PrintedNumbers:
         bar = TRAINING_BAR.match(line)
         if not (loss or bar or BEGINS.match(line)):
             return Printed()
-        step, epoch = STEP.search(line) or ITERATION.search(line) or bar, EPOCH.search(line) or TIMM.match(line)
+        step, epoch = STEP.search(line) or ITERATION.search(line) or bar, EPOCH.search(line)
+        of_epoch = OF_EPOCH.match(line)
         return Printed(
             loss=float(loss[1]) if loss else None,
-            step=int(step[1]) if step else None,
-            epoch=float(epoch[1]) if epoch else None,
+            step=int(of_epoch[2]) if of_epoch else int(step[1]) if step else None,
+            epoch=float(of_epoch[1]) if of_epoch else float(epoch[1]) if epoch else None,
             is_bar=bool(bar),
             is_mean=bool(loss and MEAN.search(line)),
         )
+
+    def _is_of_results(self, line: str) -> bool:
+        """Return whether a line is one of a validation, or of the results at the end."""
+        depth = len(line) - len(line.lstrip())
+        if self._block is not None and line and depth <= self._block:
+            self._block = None
+        if self._block is None and VALIDATION.match(line):
+            self._block = depth
+        self._is_over = self._is_over or bool(RESULTS.match(line))
+        return self._block is not None or self._is_over
 
     def _loss_of(self, values: list[str]) -> float | None:
         """Return the loss of a row, or the first of its losses."""

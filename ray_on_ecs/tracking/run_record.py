@@ -57,6 +57,7 @@ class Status(TypedDict):
     cost_usd: float | None  # of this command's workers so far, on these instances
     earlier: Earlier
     restarts: list[Restarted]  # of all commands
+    extents: list[dict[str, Any]]  # of the first start and of the furthest one: see run/extent.py
     instances: list[InstanceCost] | None
     job: str | None  # Ray's submission ID
     url: str | None  # the run's page at an experiment tracker, such as W&B or MLflow
@@ -72,6 +73,7 @@ class RunRecord:
         self.behind: str | None = None  # the run that this one is queued behind
         self.earlier = earlier_of(None)  # commands of the run
         self.restarts: list[Restarted] = []
+        self.extents: list[dict[str, Any]] = []
         self._storage = storage
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
@@ -159,6 +161,7 @@ class RunRecord:
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
             "restarts": self.restarts,
+            "extents": self.extents,
             "instances": cost and cost["instances"],
             "job": submission_id(),
             "url": monitor.url,
@@ -175,6 +178,7 @@ class RunRecord:
                 before = parse_json(self._before or b"null")
                 self.earlier = earlier_of(before)
                 self.restarts[:0] = _restarts_in(before)
+                self.extents += before["extents"]
         self._state = state
 
         def write() -> None:

@@ -87,7 +87,7 @@ def store(config: RunConfig, storage: RunStorage, say: Callable[[str], None], *,
     folder = config.folder
     results = Path(storage.base)
     inside = storage.is_local and results.is_relative_to(folder)
-    own = [*(_of_runs(results) if inside else ()), *_made_by_fetch(folder)]
+    own = [*(_of_runs(results) if inside else ()), *_of_others(folder)]
     never = [f"/{GitIgnoreSpecPattern.escape(each.relative_to(folder).as_posix())}/" for each in own]
     code = list_code(folder, config.include, config.exclude, never)
     for line in code.describe_left_out():
@@ -124,12 +124,16 @@ def _of_runs(results: Path) -> list[Path]:
     return [results]
 
 
-def _made_by_fetch(folder: Path) -> list[Path]:
-    """Return the folders of runs that `fetch` and `open` have made in the folder with the code."""
+def _of_others(folder: Path) -> list[Path]:
+    """Return the runs of other commands in the folder with the code: of `fetch`, `open` and another storage path."""
+    found: list[Path] = []
     with suppress(OSError):
-        ignored = [entry for entry in folder.iterdir() if entry.is_dir() and is_ignored(entry)]
-        return [entry for entry in ignored if any(entry.glob(f"*/{layout.SETTINGS}"))]
-    return []
+        for entry in sorted(folder.iterdir()):
+            if (entry / FOLDER).is_dir():
+                found += _of_runs(entry)
+            elif is_ignored(entry) and any(entry.glob(f"*/{layout.SETTINGS}")):
+                found.append(entry)
+    return found
 
 
 def _check_script(config: RunConfig, code: CodeFiles) -> None:

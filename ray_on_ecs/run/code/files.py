@@ -213,7 +213,7 @@ class _Listing:
         """Take a file or a link; return why it can't be uploaded, or TAKEN."""
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
-            target = os.readlink(path)
+            target = _relative(path, os.readlink(path))
             if leads_out(name, target) or not is_inside(Path(path), Path(self.top)):
                 return LINK
             self.files.append(CodeFile(name, 0, target))
@@ -224,6 +224,14 @@ class _Listing:
         else:
             self.unreadable.append(name)
         return TAKEN
+
+
+def _relative(link: str, target: str) -> str:
+    """Return the target of a link from the link's folder, because the nodes have the code elsewhere."""
+    if not os.path.isabs(target):
+        return target
+    folder, name = os.path.split(target.rstrip("/"))
+    return os.path.relpath(os.path.join(os.path.realpath(folder), name), os.path.realpath(os.path.dirname(link)))
 
 
 def size_text(size: int) -> str:

@@ -331,15 +331,14 @@ class RunFolder:
             previous = data
         return None
 
-    def is_whole(self, rested_at: float) -> bool:
-        """Return whether a kill can't have left a file half-written: none has changed since the folder was at rest.
+    def changed_since(self, rested_at: float | None) -> list[str]:
+        """Return the files that a kill may have left half-written, as they have changed since the folder was at rest.
 
-        `rested_at` is a time (Unix time) at which it was, if `self.rested_at` is not later.
+        `rested_at` is a time (Unix time) at which it was, if `self.rested_at` is not later; None if it never was.
         """
-        since = (max(rested_at, self.rested_at) - TICK_SECONDS) * 1e9
-        return all(
-            each.written_at < since for each in without_logs(self._changed_files(), self._activity.held).values()
-        )
+        since = -math.inf if rested_at is None else (max(rested_at, self.rested_at) - TICK_SECONDS) * 1e9
+        files = without_logs(self._changed_files(), self._activity.held)
+        return sorted(name for name, each in files.items() if each.written_at >= since)
 
     def finish(self) -> None:
         """Store the last part: the script has ended, so that every file is complete.

@@ -96,7 +96,9 @@ class NodeFiles:
         try:
             if self._was_killed:
                 rested_at = self._exchange.directive.killed[self._node]
-                if rested_at is None or not self._folder.is_whole(rested_at):
+                dropped = self._folder.changed_since(rested_at)
+                if rested_at is None or dropped:
+                    self._exchange.report(dropped=next(iter(dropped), ""))
                     return
             self._folder.finish()
             self._exchange.report(files=replace(self._store_part(), is_last=True))

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,11 @@ def numbers_of(metrics: Mapping[str, Any] | None, folder: str = "") -> dict[str,
         if isinstance(value, Mapping):
             found |= numbers_of(value, f"{name}/")
             continue
-        if getattr(value, "shape", None) == ():  # of NumPy and PyTorch
-            value = value.item()
-        if isinstance(value, Real) and name not in RESERVED:
-            found[name] = finite(float(value))
+        with suppress(OverflowError, RuntimeError):  # of an integer that is too large, and of a tensor without data
+            if getattr(value, "shape", None) in ((), (1,)):  # of NumPy and PyTorch
+                value = value.item()
+            if isinstance(value, Real) and name not in RESERVED:
+                found[name] = finite(float(value))
     return found
 
 

@@ -5,6 +5,7 @@ A failure names its seed; `Training(seed, …)` has the same parts and steps aga
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ from ray_on_ecs.checkpoint.index import Progress
 from tests.ray_on_ecs.checkpoint.loop import difference
 
 WIDTH, STEPS, EPOCH = 3, 9, 3
-BLOCKS, SEEDS_OF_A_BLOCK = 20, 10
+SEEDS_OF_A_BLOCK = 10
+BLOCKS = int(os.environ.get("TRAININGS", "50")) // SEEDS_OF_A_BLOCK  # more of them every night
 
 
 class Killed(Exception):

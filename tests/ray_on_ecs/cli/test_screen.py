@@ -84,3 +84,15 @@ def test_command_runs_with_closed_streams(tmp_path: Path, closed: str) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("full", [">/dev/full", ">/dev/full 2>/dev/full"])
+def test_output_to_a_full_disk_is_one_line(tmp_path: Path, full: str) -> None:
+    command = [sys.executable, "-m", "ray_on_ecs", "runs", "--local", "--json"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {full}', "sh", *command], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("ray-on-ecs: No space left on device: ") is (full == ">/dev/full")

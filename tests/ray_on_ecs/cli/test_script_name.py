@@ -50,6 +50,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "other" / "else.py").touch()
     (code / "link.py").symlink_to(tmp_path / "other" / "else.py")
     (code / "inner.py").symlink_to("train.py")
+    (code / "nothing.py").symlink_to("no-file.py")
+    (code / "outer").mkdir()
+    (code / "outer" / "__main__.py").symlink_to(tmp_path / "other" / "else.py")
     monkeypatch.chdir(code)
     return code
 
@@ -166,6 +169,7 @@ def test_what_people_type_first_is_started(words: str, argv: str, workers: int |
         ("--working-dir . {parent}/other/else.py", "--working-dir {parent}/other else.py"),
         ("--no-python ../other/else.py", "--no-python --working-dir {parent}/other ./else.py"),
         ("link.py -x", "--working-dir {parent}/other else.py -x"),
+        ("outer -x", "--working-dir {parent}/other else.py -x"),
         ("notes.ipynb", "notes.py"),
     ],
 )
@@ -247,6 +251,7 @@ def test_program_of_the_projects_own_package_is_no_similar_script(file: str, tex
     ("words", "line"),
     [
         ("task.yaml", "'task.yaml' is not a program; give the script, and its arguments after it"),
+        ("nothing.py", "there is no file 'nothing.py' in {folder}; correct it, or give --working-dir"),
         ("data", "'data' is a folder without __main__.py; correct it"),
         ("nosuch.py", "there is no file 'nosuch.py' in {folder}; correct it, or give --working-dir"),
         ("--no-python ./nosuch.sh", "there is no file './nosuch.sh' in {folder}; correct it, or give --working-dir"),

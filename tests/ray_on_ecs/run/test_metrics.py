@@ -43,6 +43,12 @@ def test_repeated_name_without_steps_begins_a_record() -> None:
         ("{'loss': 2.3, 'grad_norm': 1.5, 'epoch': 0.5}", {"loss": 2.3}),
         ("{'train_runtime': 9.1, 'train_loss': 2.1, 'epoch': 1.0}", {"loss": 2.1}),
         ("Epoch 3/10 loss=0.5", {"loss": 0.5}),
+        ("Train: 1 [   4/15 ( 33%)]  Loss: 1.03 (1.06)  Time: 1.735s,    4.61/s", {"step": 4, "loss": 1.03}),
+        ("Epoch: [2][ 14/15]\tTime 2.318 ( 2.318)\tLoss 1.8e+00 (1.9e+00)", {"step": 14, "loss": 1.8}),
+        ("Epoch: [2]  [ 14/15]  eta: 0:00:05  loss: 1.5 (1.6)", {"step": 14, "loss": 1.5}),
+        ("Train: 3/10 loss 1.5", {"loss": 1.5}),
+        ("Epoch: [2/10] loss 1.5", {"loss": 1.5}),
+        ("Test: [   1/3]  Loss: 1.2", {}),
         ("iter 20: train loss 2.5, val loss 2.9", {"step": 20, "loss": 2.5}),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.2", {"loss": 2.2}),
         (" 50%|###   | 5/10 [00:01<00:01, 4.9it/s, loss=1e-3]", {"step": 5, "loss": 0.001}),
@@ -99,6 +105,39 @@ def test_mean_of_all_losses_is_not_the_last_one(end: str) -> None:
     log.restart()
     log.read_line(end)
     assert log.guess == {"loss": 3.856, "step": 50}
+
+
+def indented(results: Any) -> list[str]:
+    return json.dumps(results, indent=4).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "guess"),
+    [
+        (indented({"epoch": 3, "train": {"loss": 1.5}, "validation": {"loss": 9.5, "top1": 3}}), {"loss": 1.5}),
+        (
+            indented({"eval": {"loss": 9.5, "of": {"loss": 9.4}, "other loss": 9.3}, "train": {"loss": 1.5}}),
+            {"loss": 1.5},
+        ),
+        (indented([{"test_metrics": {"loss": 9.5}}, {"train": {"loss": 1.5}}]), {"loss": 1.5}),
+        (indented({"valid": {"loss": 9.5}}), {"loss": 2.0}),
+        (indented({"val": {}, "loss": 1.5}), {"loss": 1.5}),
+        (["val = {", "  'loss': 9.5,", "}", "loss: 1.5"], {"loss": 1.5}),
+        (["val = {", "  'loss': 9.5}", "loss: 1.5"], {"loss": 1.5}),
+        (["val = {", "", "  'loss': 9.5}", "eval = {", "  'loss': 9.4}"], {"loss": 2.0}),
+        (["--result", *indented([{"epoch": 1, "train": {"loss": 9.5}, "validation": {"loss": 9.4}}])], {"loss": 2.0}),
+        (["--result of step 3", "loss: 1.5"], {"loss": 1.5}),
+        (["validating {", "loss: 1.5"], {"loss": 1.5}),
+        (indented({"train": {"loss": 1.5}}), {"loss": 1.5}),
+    ],
+)
+def test_loss_of_a_validation_in_indented_json_is_not_shown(lines: list[str], guess: dict[str, float]) -> None:
+    """The last loss of timm was that of a validation: it ends with the results of its best epochs."""
+    log = MetricsLog({})
+    for line in ["Epoch 3 | Loss: 2.0", *lines]:
+        log.read_line(line)
+    assert log.guess == guess
+    assert not log.extent.falls
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Lines of restarts, and scripts that begin again."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -24,7 +25,7 @@ def extent(*lines: str) -> Extent:
 
 
 def restarts(kept: Kept | None = FILE, resume_args: str | None = None) -> Restarts:
-    made = Restarts(resume_args, [])
+    made = Restarts(resume_args, [], [])
     made.kept, made.is_known = kept, True
     return made
 
@@ -57,7 +58,7 @@ def test_line_names_only_what_is_known(kept: Kept | None, resume_args: str | Non
 
 def test_each_restart_is_recorded() -> None:
     records: list = []
-    made = Restarts(None, records)
+    made = Restarts(None, records, [])
     made.note("nodes are being reclaimed", "")
     made.kept, made.is_known = FILE, True
     made.note("training failed", "failure 1")
@@ -75,6 +76,8 @@ BAR = [f" 10%|#    | {step}/400 [00:01<00:09, 5.1it/s]" for step in range(300)]
 BARS_AND_EPOCHS = [
     line for at in range(5) for line in (f"{at:3}%|  | {at * 5}/50 [00:01<00:09, 5.1it/s]", *(HF[at - 1 : at]))
 ]
+TIMM = [f"Train: {epoch} [{step:4}/15 ({step:3}%)]  Loss: 1.02 (1.12)" for epoch in range(2) for step in range(15)]
+IMAGENET = [f"Epoch: [{epoch}][{step:3}/15]\tLoss 1.02 (1.12)" for epoch in range(2) for step in range(15)]
 STEPS_OF_EPOCHS = [f"epoch {epoch} step {step} loss 1" for epoch in range(3) for step in range(0, 50, 10)]
 STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 10)]
 
@@ -92,6 +95,10 @@ STEPS_ONLY = [f"step {step} loss 1" for _ in range(3) for step in range(0, 50, 1
         (BARS_AND_EPOCHS[:-1], BARS_AND_EPOCHS[:3], "step 0 (before: 20)"),
         ([BAR[0], *HF], [BAR[0], *HF[:2]], "epoch 0.27 (before: 2.16)"),
         ([*BAR[:2], *HF], BAR[:2], ""),
+        (TIMM, TIMM[:2], "epoch 0 (before: 1)"),
+        (IMAGENET, IMAGENET[:2], "epoch 0 (before: 1)"),
+        (IMAGENET[:9], IMAGENET[:2], "step 0 (before: 8)"),
+        (TIMM, TIMM[15:], None),
         (HF, HF[5:], None),
         (STEPS, STEPS[30:], None),
         (STEPS, STEPS[1:], None),  # its last checkpoint was an early one
@@ -116,6 +123,57 @@ def test_script_that_begins_again_is_said_once(before: list[str], after: list[st
     at = f" at {said}" if said else ""
     began = f"the script began again{at}: it did not load out/last.ckpt; --resume-args, or docs/fault"
     assert [line[: len(began)] for line in lines] == [began] * (said is not None)
+
+
+@pytest.mark.parametrize(("kept", "said"), [(FILE, "step 3 (before: 213)"), (None, "")])
+def test_repeated_command_that_begins_again_is_said(kept: Kept | None, said: str) -> None:
+    extents: list = []
+    commands = (STEPS[:20], STEPS[10:]), (STEPS[:2], STEPS[:3]), (STEPS[:2],)
+    lines = collect_lines()
+    for starts in commands:
+        made = Restarts(None, [], extents)
+        made.kept, made.is_known = kept, True
+        for steps in starts:
+            made.begin()
+            for number in range(len(steps) + 1):
+                made.look(extent(*steps[:number]))
+        extents[:] = json.loads(json.dumps(extents))
+    befores = [line.partition("before: ")[2].partition(")")[0] for line in lines]
+    assert befores == (["213", "9"] if kept else [])
+    assert not kept or said in lines[0]
+
+
+def test_command_that_has_loaded_its_file_twice_did_not_begin_again() -> None:
+    """It was stopped, or its script failed, before it stored another one."""
+    extents: list = []
+    lines = collect_lines()
+    for starts in ((STEPS[:20],), (STEPS[15:30], STEPS[15:25]), (STEPS[15:20],)):
+        made = Restarts(None, [], extents)
+        made.kept, made.is_known = FILE, True
+        for steps in starts:
+            made.begin()
+            for number in range(len(steps) + 1):
+                made.look(extent(*steps[:number]))
+    assert lines == []
+
+
+@pytest.mark.parametrize("extents", [[], [{}], [None, None], [{"first": 1}] * 2, [5, "x"]])
+def test_extents_of_another_version_say_nothing(extents: list) -> None:
+    made, lines = Restarts(None, [], extents), collect_lines()
+    made.kept, made.is_known = FILE, True
+    made.begin()
+    made.look(extent(*STEPS[:3]))
+    assert lines == []
+
+
+def test_dropped_file_is_named_once() -> None:
+    made, lines = restarts(None), collect_lines()
+    made.dropped = "last.pt"
+    for _ in range(2):
+        made.note("training failed", "")
+        made.begin()
+    why = ", as last.pt had just changed and may be half-written"
+    assert lines == [f"training failed; restarting from the beginning{text}" for text in (why, "")]
 
 
 def test_a_third_start_is_compared_with_the_furthest() -> None:

@@ -119,6 +119,17 @@ def test_results_folder_of_the_project_is_code_without_its_runs(
     assert not (project / name / ".gitignore").exists() or name == "."
 
 
+def test_runs_below_another_storage_path_are_not_code(project: Path, storage: RunStorage) -> None:
+    (project / "results").mkdir()
+    (project / "results" / "baseline.csv").write_text("1")
+    first = store(config_of(project), storage)
+    earlier = RunStorage.open(str(project / "results"), "earlier")
+    store(config_of(project), earlier)
+    earlier.write("run.json", "{}")
+    earlier.write("model.pt", "1")
+    assert store(config_of(project), storage).archive == first.archive
+
+
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
     done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)

@@ -236,7 +236,7 @@ def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
         "dangling": "pkg/nothing",
         "pkg/deep": "../data_tools/../pkg",
         "out": "../outside",
-        "absolute": str(code / "pkg"),
+        "absolute": str(tmp_path / "outside"),
         "pkg/out": "../../outside/x",
         "by_another": "pkg/top/../outside",
     }
@@ -247,6 +247,16 @@ def test_links_are_kept_and_never_followed(tmp_path: Path) -> None:
     assert found.left_out == tuple(LeftOut(name, files.LINK) for name in out)
     kept = [CodeFile(name, 0, target) for name, target in links.items() if name not in out]
     assert found.files == tuple(sorted([CodeFile("data_tools/b.py", 3), CodeFile("pkg/a.py", 3), *kept]))
+
+
+def test_absolute_links_in_the_folder_are_relative(tmp_path: Path) -> None:
+    code = write(tmp_path / "code", "pkg/a.py", "b.py")
+    (tmp_path / "way").symlink_to("code")
+    targets = {"top": code, "all": f"{code}/", "b": code / "b.py", "by_way": tmp_path / "way" / "pkg" / "a.py"}
+    for name, target in targets.items():
+        (code / "pkg" / name).symlink_to(target)
+    found = {file.name: file.link for file in list_code(code).files if file.link}
+    assert found == {"pkg/top": "..", "pkg/all": "..", "pkg/b": "../b.py", "pkg/by_way": "a.py"}
 
 
 def test_sockets_and_pipes_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -404,6 +404,7 @@ def test_last_files_need_the_word_of_the_driver(storage: RunStorage, start: Star
     first.tell(0)
     first.files[0].store_last()
     assert in_manifest(storage) == {}
+    assert first.exchanges[0].status.dropped == ("torn" if directive.killed else "")
 
 
 def write_at(nodes: Nodes, clock: Clock, node: int, name: str, text: str) -> None:

@@ -23,7 +23,7 @@ from ray_on_ecs.storage import snapshot
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.run_folders import Clock, FaultyStorage, Nodes
 
-SEEDS = int(os.environ.get("ORDERS", "1000"))
+SEEDS = int(os.environ.get("ORDERS", "250"))
 EVENTS = 32
 KEPT = 2
 Steps = Iterator[None]

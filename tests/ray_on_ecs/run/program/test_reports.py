@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ray_on_ecs import sdk
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader
@@ -76,6 +77,10 @@ def test_reports_are_numbered_records(tmp_path: Path) -> None:
         (None, {}),
         ([1, 2], {}),
         (np.array([1, 2]), {}),
+        (np.array([1.5]), {"x": 1.5}),
+        (torch.tensor([1.5]), {"x": 1.5}),
+        (torch.empty((), device="meta"), {}),
+        pytest.param(10**400, {}, id="too large"),
     ],
 )
 def test_value_of_a_report_becomes_numbers(value: Any, found: dict[str, float | None]) -> None:
