@@ -178,7 +178,8 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
         check_not_finished(storage)
         earlier = document.read_earlier(of_document)
     except OSError as cause:
-        raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); try again") from cause
+        cure = "give another folder as --storage-path" if storage.is_local else "try again"
+        raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); {cure}") from cause
     settings = earlier.get("settings", {})
     check_repeated(config, settings)
     lacking = [flag(name) for name in KEPT if settings.get(name) and not getattr(config, name)]

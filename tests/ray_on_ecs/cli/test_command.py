@@ -405,6 +405,16 @@ def test_missing_input_is_refused_before_ray_starts(
     assert capsys.readouterr().err.startswith(f"ray-on-ecs: --input: data={source} can't be read (")
 
 
+def test_storage_path_that_is_a_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "results").touch()
+    assert main(["run", "--local", "train.py"])
+    assert "give another folder as --storage-path" in capsys.readouterr().err
+
+
 def test_local_inputs_are_absolute_for_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
