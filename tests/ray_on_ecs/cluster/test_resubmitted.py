@@ -50,8 +50,8 @@ def job(number: int = 1, **more: Any) -> Job:
     return {**own, **ends, "uri": "", "log": f"log-{number}", **more}
 
 
-KILLED = {"status": FAILED, "driver_exit_code": -9}
-INTERRUPTED = {"status": FAILED, "driver_exit_code": 130, "is_interrupted": True}
+KILLED: dict[str, Any] = {"status": FAILED, "driver_exit_code": -9}
+INTERRUPTED: dict[str, Any] = {"status": FAILED, "driver_exit_code": 130, "is_interrupted": True}
 
 
 @pytest.mark.parametrize("lost", [KILLED, INTERRUPTED])
