@@ -277,20 +277,23 @@ ACTIONS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"
 FREE = {"sts:GetCallerIdentity"}
 
 
-def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
-    statements = json.loads((ROOT / "docs" / "policies" / "trainer.json").read_text())["Statement"]
-    allowed = {
-        action
-        for each in statements
-        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
-    }
+def allowed_by(policy: str) -> tuple[list[dict[str, Any]], set[str]]:
+    """The statements of a policy for people, and all of its actions."""
+    statements = json.loads((ROOT / "docs" / "policies" / f"{policy}.json").read_text())["Statement"]
+    actions = [[each["Action"]] if isinstance(each["Action"], str) else each["Action"] for each in statements]
+    return statements, {action for each in actions for action in each}
+
+
+def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
+    (statements, allowed), (sessions, of_sessions) = allowed_by("trainer"), allowed_by("sessions")
     called = set()
     for path in (ROOT / "ray_on_ecs").rglob("*.py"):
         for service, method in re.findall(r'\bcall\(\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', path.read_text()):
             action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
             called.add(ACTIONS.get(action, action))
     assert called, "the calls are written in another way"
-    assert called - FREE <= allowed
+    assert called - FREE <= allowed | of_sessions
+    assert (called - FREE) & of_sessions - allowed == {"ssm:StartSession", "ssm:TerminateSession"}
     [of_status] = [set(each["Action"]) for each in statements if each["Sid"] == "StatusAndDoctor"]
     assert of_status <= called
     stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
@@ -298,6 +301,5 @@ def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
     assert not any("StartSession" in action for action in allowed), "that is a shell on the head"
     [own] = [each["Resource"] for each in statements if each["Sid"] == "OwnRequests"]
     assert own == "arn:aws:s3:::BUCKET/" + "/".join([CLUSTERS_PREFIX, "CLUSTER", REQUESTS, "${aws:userid}", "*"])
-    sessions = json.loads((ROOT / "docs" / "policies" / "sessions.json").read_text())["Statement"]
     documents = [each for each in sessions if ":document/" in str(each["Resource"])]
     assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,7 +205,7 @@ def test_ctrl_c_after_the_acceptance_names_the_job(
         wait(jobs, found)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(remote.RemoteJobs, "submitting", lambda jobs: heads.jobs[0].submitting())
+    monkeypatch.setattr(remote.RemoteJobs, "submitting", lambda jobs: nullcontext())
     monkeypatch.setattr(remote.RemoteJobs, "_wait", interrupt)
     status, _, err = run(laptop, *RUN)
     assert status == 130
