@@ -14,8 +14,6 @@ from ray_on_ecs.jobs.record import ENDED, RUN, Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
-# In the place of a storage path, which keeps them out of the runs.
-NOTEBOOKS = "jupyterlab"
 # Exit statuses of a run by its state.
 STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": Interrupted.exit_status}
 
@@ -50,28 +48,25 @@ class Elsewhere(UsageError):
 
 
 def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str, Job]:
-    """Return the jobs of a run or notebook, by ID, in the order of their start.
+    """Return the jobs of a run, or the one of this ID, by ID in the order of their start.
 
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
     Elsewhere, with a hint for this subcommand, if there are other runs of this name, and on a stack several.
     """
-    jobs = of_run(head.list_jobs(), {"run_name": run})
-    paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
-    own = {
-        job_id: job
-        for job_id, job in jobs.items()
-        if paths[job_id] == NOTEBOOKS or is_below(job["metadata"], cluster.storage_path)
+    listed = head.list_jobs()
+    jobs = of_run(listed, {"run_name": run}) or {
+        job_id: job for job_id, job in of_run(listed, {}).items() if job_id == run
     }
+    paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
+    own = {job_id: job for job_id, job in jobs.items() if is_below(job["metadata"], cluster.storage_path)}
     others = sorted(set(paths.values()))
     if own or len(others) < (1 if cluster.is_here else 2):
         return own or jobs
     if isinstance(cluster, HeadCluster):  # this machine, or the head's container
         cluster.typed_path = others[0]
         raise Elsewhere(f"run {run} is below {' and '.join(others)}: {cluster.command(f'{subcommand} {run}')}")
-    raise Elsewhere(
-        f"there is a run {run} below each of {', '.join(others)}: in {cluster.command('shell')}, "
-        f"{' or '.join(f'ray job {subcommand} {job_id}' for job_id in jobs)}"
-    )
+    of_jobs = " or ".join(cluster.command(f"{subcommand} {job_id}") for job_id in jobs if job_id != run)
+    raise Elsewhere(f"there is a run {run} below each of {', '.join(others)}: {of_jobs}")
 
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:

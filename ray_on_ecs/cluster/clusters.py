@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -328,11 +328,19 @@ class BucketCluster(Cluster):
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
         documents = Documents(Bucket(**self.s3_options()), f"{self._bucket}/{CLUSTERS_PREFIX}/{self._cluster}")
-        return RemoteJobs(documents, partial(aws.user_id, **self.s3_options()), say)
+        return RemoteJobs(documents, partial(aws.user_id, **self._options), say)
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        ask = partial(secrets.ask, "ssm", options=self.s3_options())
-        return secrets.parameters(secrets_prefix(self._cluster), uri, ask)
+        return secrets.parameters(
+            secrets_prefix(self._cluster), uri, partial(secrets.ask, "ssm", options=self._options)
+        )
+
+    @cached_property
+    def _options(self) -> dict[str, Any]:
+        """Options of clients of other services, in the bucket's region: this machine may have another one, or none."""
+        answer = Bucket(**self.s3_options()).call("head_bucket", self._bucket)
+        region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+        return {**({"region_name": region} if region else {}), **self.s3_options()}
 
     def _reach(self) -> Any:
         raise UsageError(f"{CLUSTER_VARIABLE} names a bucket, which is enough for runs; Ray needs --stack or --outputs")

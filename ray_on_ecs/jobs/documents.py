@@ -37,8 +37,6 @@ class HeadState:
         ray: Ray's version, nodes and GPUs (node/ray_status.py); empty while Ray does not answer.
         code: The fingerprint of its code (node/labels.py).
         head: The ID of the head.
-        number: Of its writes.
-        started: The head's start (Unix time by its clock).
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -46,8 +44,6 @@ class HeadState:
     ray: dict[str, Any] = field(default_factory=dict)
     code: str = ""
     head: str = ""
-    number: int = 0
-    started: float = 0.0
 
     def to_json(self) -> bytes:
         """Return the document."""
@@ -122,12 +118,11 @@ class Documents:
             raise BrokenError(str(cause)) from cause
 
     def write_head(self, state: HeadState, version: str | None) -> str | None:
-        """Write the head's state if it has this version; return the new one, or None if another head has written it."""
-        written = self.store.write_if(self.path(HEAD), state.to_json(), version)
-        if written is None:  # or the answer was lost
-            current, content = self.store.read_version(self.path(HEAD))
-            written = current if content == state.to_json() else None
-        return written
+        """Write the head's state if it has this version; return the new one.
+
+        None if it had another version, also if the answer to a successful write was lost.
+        """
+        return self.store.write_if(self.path(HEAD), state.to_json(), version)
 
     def write_request(self, user: str, kind: str, **content: Any) -> str:
         """Write a request, and ring; return its ID."""
@@ -170,7 +165,7 @@ class Documents:
         self.store.delete(self.path(REQUESTS, user, f"{request}.json"))
 
     def write_log(self, log: str, offset: int, content: bytes) -> None:
-        """Write a part of a log. One offset always has the same content: a reader may have read it already."""
+        """Write a part of a log. What is at an offset only ever grows: a reader may have read it already."""
         self._write(self.path(LOGS, log, f"{offset:015d}"), content)
 
     def read_log(self, log: str, offset: int) -> bytes:

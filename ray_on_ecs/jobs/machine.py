@@ -38,7 +38,18 @@ from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs import driver_parent, processes
 from ray_on_ecs.jobs.driver_parent import END, JOB, PROCESSES, identity, write
 from ray_on_ecs.jobs.processes import LOG
-from ray_on_ecs.jobs.record import ENDED, FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, Job, next_id, stored_secrets
+from ray_on_ecs.jobs.record import (
+    ENDED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    Job,
+    is_lost,
+    next_id,
+    stored_secrets,
+)
 from ray_on_ecs.private_folder import at_home, held, machine, place
 
 # Arguments of Python; -P keeps the driver's working directory off sys.path.
@@ -87,12 +98,13 @@ class MachineJobs:
             line = f"HOME: ~/.ray-on-ecs, with the jobs of this machine, can't be used ({one_line(cause)})"
             raise UsageError(f"{line}; set HOME to a folder of yours") from cause
         self._ended: dict[Path, Job] = {}
+        self._parents: list[int] = []  # of drivers; a process that ends is a zombie until it is waited for
         self._lock = FileLock(self._folder / "lock")  # one, which its holder can take again
 
     @contextmanager
-    def submitting(self) -> Generator[None]:
+    def submitting(self, seconds: float = -1) -> Generator[None]:
         """Keep other commands from submitting a job until the block ends; raise as `held` does."""
-        with held(self._lock, "submits a run"):
+        with held(self._lock, "submits a run", seconds):
             yield
 
     def is_away(self) -> bool:
@@ -101,6 +113,7 @@ class MachineJobs:
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs, in the order of their start."""
+        self._parents = [pid for pid in self._parents if _runs(pid)]
         jobs = map(self._read, _folders(self._folder))
         return sorted((job for job in jobs if job is not None), key=lambda job: job["start_time"])
 
@@ -120,7 +133,7 @@ class MachineJobs:
             The job's ID.
 
         Raises:
-            ResourceError: The job's folder can't be written; its secrets are then deleted.
+            ResourceError: The job's folder can't be written; a local run's secrets are then deleted.
         """
         job_id = job_id or next_id(metadata["run_name"], {job["submission_id"] for job in self.list_jobs()})
         metadata = {**metadata, "job_submission_id": job_id}
@@ -146,10 +159,13 @@ class MachineJobs:
                     start_new_session=True,  # Ctrl-C and the end of the terminal reach only the command
                 )
             processes.wait_for_driver(process, Path(folder), START_SECONDS)
+            process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
+            self._parents.append(process.pid)
         except OSError as cause:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
-            _delete_secrets(metadata)
+            if not self._is_head:
+                _delete_secrets(metadata)
             line = f"the driver can't be started in {self._folder} ({one_line(cause)})"
             cure = "try again on a less busy machine" if isinstance(cause, TimeoutError) else WAYS_OUT
             raise ResourceError(f"{line}; {cure}") from cause
@@ -159,10 +175,13 @@ class MachineJobs:
     def stop_job(self, job_id: str, mark: str = STOP) -> None:
         """Ask the driver of a job to end, for a user or, with the mark INTERRUPT, for a head that is being stopped."""
         pid = self._driver(job_id)
-        if pid:
+        folder, job = self._find(job_id)
+        if pid or is_lost(job):
             with suppress(OSError):
-                (self._find(job_id)[0] / mark).touch()
-            with suppress(ProcessLookupError):
+                (folder / mark).touch()
+            self._ended.pop(folder, None)
+        with suppress(ProcessLookupError):
+            if pid:
                 os.kill(pid, signal.SIGTERM)
 
     def kill_job(self, job_id: str) -> bool:
@@ -309,6 +328,13 @@ def _state(folder: Path, started: float) -> tuple[str, dict[str, Any]]:
             return RUNNING, {}
         end = _document(folder / END)
     return (SUCCEEDED if end.get("status") == 0 else FAILED), end
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a child of this process still runs."""
+    with suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    return False
 
 
 def _runs_elsewhere(folder: Path) -> bool:

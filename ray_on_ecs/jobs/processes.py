@@ -49,7 +49,6 @@ def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: flo
             lines = (folder / LOG).read_text(errors="replace").splitlines()
             raise OSError(lines[-1] if lines else os.strerror(process.returncode))
         time.sleep(POLL_SECONDS)
-    process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
 
 
 def kill_all(folder: Path) -> None:

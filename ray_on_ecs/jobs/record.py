@@ -10,6 +10,7 @@ from typing import Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.rules import is_run_name
+from ray_on_ecs.signals import SIGNALLED
 
 # submission_id, metadata, uri, log, status, start_time and end_time (ms), driver_exit_code, message, is_interrupted.
 Job = dict[str, Any]
@@ -27,6 +28,8 @@ PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = "PENDING", "RUNNING", "STOPPED", 
 ENDED = {STOPPED, SUCCEEDED, FAILED}
 # Exit codes of a driver that was killed or crashed. SIGINT and SIGTERM are not among them: they are a user's stop.
 KILL_STATUSES = {-number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)}
+# Of one that was asked to end.
+INTERRUPTED = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM, -signal.SIGTERM)
 
 
 def next_id(name: str, taken: Container[str]) -> str:
@@ -51,10 +54,10 @@ def under_way(jobs: Iterable[Job], run: Mapping[str, str]) -> Job | None:
 
 def is_lost(job: Job) -> bool:
     """Return True if a job has lost its driver or its head: it has neither ended by itself, nor did a user stop it."""
-    if job["status"] == STOPPED or job["status"] not in ENDED:
+    if job["status"] != FAILED:
         return False
     status = job["driver_exit_code"]
-    return bool(job["is_interrupted"]) or (job["status"] == FAILED and (status is None or status in KILL_STATUSES))
+    return status is None or status in KILL_STATUSES or (job["is_interrupted"] and status in INTERRUPTED)
 
 
 def last_jobs(jobs: Iterable[Job]) -> list[Job]:

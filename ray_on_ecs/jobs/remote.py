@@ -18,6 +18,8 @@ from ray_on_ecs.storage.bucket import StorageFault
 AWAY_SECONDS, SILENT_SECONDS = 20.0, 60.0
 POLL_SECONDS = 0.5
 STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
+# For the rest of the log of a job that has ended.
+LAST_SECONDS = 15.0
 # A head that is starting pulls its image first.
 ACCEPT_SECONDS = 1800.0
 
@@ -115,8 +117,9 @@ class RemoteJobs:
         try:
             with _answers():
                 self._documents.withdraw(user, request)
-            return self._answer(request, self.state()[0])
-        except (HeadUnavailable, UsageError):  # there is not a head, or it has refused the request
+            found = _find(self.state()[0].jobs, request)  # also one that is about to start
+            return str(found["submission_id"]) if found else ""
+        except (HeadUnavailable, UsageError):  # there is not a head, or it is of another version
             return ""
         except ResourceError as cause:
             self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
@@ -181,7 +184,7 @@ class RemoteJobs:
         Raises:
             HeadUnavailable: The head is silent; the log goes on from the same offset.
         """
-        looked_at, job = 0.0, self.job(job_id)
+        looked_at, ended_at, job = 0.0, 0.0, self.job(job_id)
         while True:
             if time.monotonic() - looked_at > STATE_SECONDS:
                 state, age = self.state()
@@ -189,9 +192,12 @@ class RemoteJobs:
                     raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
                 job = _find(state.jobs, job_id) or job
                 looked_at = time.monotonic()
+                ended_at = ended_at or (looked_at if job["status"] in ENDED else 0.0)
+                show(b"")
             with _answers():
                 offset = self._read_log(job, offset, show)
-            if job["status"] in ENDED and offset >= (job.get("log_size") or 0):
+            is_late = ended_at and time.monotonic() - ended_at > LAST_SECONDS  # the rest was lost with its head
+            if job["status"] in ENDED and (is_late or offset >= (job.get("log_size") or 0)):
                 return
             time.sleep(POLL_SECONDS)
 

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ POLL_SECONDS = 1.0
 LOOK_SECONDS, STATE_SECONDS = 60.0, 10.0
 PRUNE_SECONDS = 3600.0
 PART_BYTES = 2**20
+LOCK_SECONDS = 5.0  # for a command in the head's shell that submits a run; the next look tries again
 # A request that no head has accepted in this time is dropped, and a run whose head has been away for longer is not
 # continued.
 DAY = 86400.0
@@ -57,15 +59,24 @@ class Desk:
         documents: The cluster's documents.
         jobs: The drivers on this head.
         ray: Returns the state of Ray; raises OSError if it does not answer.
+        can_start: Returns True once Ray is up: a driver that can't join it ends for good.
     """
 
-    def __init__(self, documents: Documents, jobs: MachineJobs, ray: Callable[[], dict[str, Any]]) -> None:
-        self._documents, self._jobs, self._ray = documents, jobs, ray
-        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint(), started=time.time())
+    def __init__(
+        self,
+        documents: Documents,
+        jobs: MachineJobs,
+        ray: Callable[[], dict[str, Any]],
+        can_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._documents, self._jobs, self._ray, self._can_start = documents, jobs, ray, can_start
+        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint())
         self._version: str | None = None
         self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their logs
-        self._accepted: dict[str, Job] = {}  # requests whose drivers are about to start
+        self._claim: list[Job] = []  # the job whose driver is about to start
+        self._dropped: set[str] = set()  # logs of jobs that are too old to be continued
         self._pushed: dict[str, int] = {}  # bytes of each log that are in the bucket
+        self._merged: dict[str, int] = {}  # those of them that are in large parts
         self._parts: dict[str, bytes] = {}  # parts whose write may have succeeded, or not
         self._kill_at: dict[str, float] = {}
         self._without_secrets: set[str] = set()
@@ -90,10 +101,13 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        after_start = (self._look, self._resubmit_lost, self._kill_late, self._prune)
-        for step in (*(after_start if self._version else (self._take_over,)), self._push_logs, self._write):
-            if cause := failure_of(step):
-                self._say(f"{step.__name__.strip('_').replace('_', ' ')}: {cause}")
+        steps: tuple[Callable[[], None], ...] = (self._kill_late,)
+        if not self._version:
+            steps += (self._take_over,)
+        elif self.is_current:
+            steps += (self._look, self._resubmit_lost, self._prune) if self._can_start() else ()
+        for step in (*steps, self._push_logs, self._write):
+            self._try(step, step.__name__.strip("_").replace("_", " "))
 
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
@@ -127,24 +141,28 @@ class Desk:
         except BrokenError as cause:
             version, state = self._documents.head_age()[0], HeadState()
             self._say(f"the state of the head before can't be used ({cause}); its runs are not continued")
-        is_old = bool(version) and self._documents.head_age()[1] > DAY
-        own = {job["log"] for job in self._jobs.list_jobs()}
-        for job in state.jobs[-KEPT_JOBS:]:
-            if job["log"] not in own:
+        age = self._documents.head_age()[1]
+        own = self._jobs.list_jobs()
+        known = {job["log"] for job in own} | {job["metadata"].get(REQUEST) for job in own}
+        earlier = [job for job in state.jobs if (job["log"] or job["metadata"].get(REQUEST)) not in known]
+        ended = [job for job in earlier if job["status"] in ENDED and not is_lost(job)]
+        for job in earlier:
+            if job not in ended[:-KEPT_JOBS]:
                 key = job["log"] or job["metadata"].get(REQUEST, "")
-                self._earlier[key] = job if job["status"] in ENDED else self._lost(job, is_old=is_old)
+                self._earlier[key] = job if job["status"] in ENDED else self._lost(job, age)
+        if age > DAY:
+            self._dropped |= {job["log"] for job in [*own, *self._earlier.values()] if job["status"] in ENDED}
         # The head before has deleted them; there may already be those of a request that is not read yet.
         self._without_secrets |= {job["submission_id"] for job in state.jobs if job["status"] in ENDED}
         self._state = replace(self._state, refused=state.refused)
         self._version = self._documents.write_head(self._current(), version)
         self.is_current = self._version is not None
 
-    def _lost(self, job: Job, *, is_old: bool) -> Job:
-        """Return a job that was under way on a head that is gone."""
+    def _lost(self, job: Job, age: float) -> Job:
+        """Return a job that was under way on a head that is gone, and that wrote its state so many seconds ago."""
         size = self._documents.log_size(job["log"]) if job["log"] else 0
-        metadata = {**job["metadata"], **({record.MAX_RESUBMISSIONS: "0"} if is_old else {})}
-        ended = {"status": record.FAILED, "end_time": int(1000 * time.time()), "message": "its head was lost"}
-        return {**job, **ended, "metadata": metadata, "is_interrupted": True, "log_size": size}
+        ended = {"status": record.FAILED, "end_time": int(1000 * (time.time() - age)), "log_size": size}
+        return {**job, **ended, "driver_exit_code": None, "message": "its head was lost"}
 
     def _list(self) -> list[Job]:
         """Return all jobs in the order of their start, with the sizes of the logs that have ended."""
@@ -153,7 +171,7 @@ class Desk:
             if job["status"] in ENDED:
                 with suppress(OSError):
                     job["log_size"] = self._jobs.log_file(job).stat().st_size
-        return sorted([*self._earlier.values(), *own, *self._accepted.values()], key=lambda job: job["start_time"])
+        return sorted([*self._earlier.values(), *own, *self._claim], key=lambda job: job["start_time"])
 
     # Requests
 
@@ -161,15 +179,17 @@ class Desk:
         """Answer the requests if the bell has rung, or if there may be one that it was not rung for."""
         bell = self._documents.store.find(self._documents.path(BELL))
         has_rung = bell is not None and bell.version != self._bell
-        if not self.is_current or not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
+        if not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
             return
+        have_failed = False
         for request in self._documents.requests():
-            if isinstance(request, tuple):
-                self._refuse_broken(*request)
-            else:
-                self._answer(request)
-        self._looked_at = time.monotonic()
-        self._bell = bell.version if bell else None  # as it was before the look: it may have rung meanwhile
+            answer = (
+                partial(self._refuse_broken, *request) if isinstance(request, tuple) else partial(self._answer, request)
+            )
+            have_failed |= not self._try(answer, "a request")
+        if not have_failed:
+            self._looked_at = time.monotonic()
+            self._bell = bell.version if bell else None  # as it was before the look: it may have rung meanwhile
 
     def _answer(self, request: Request) -> None:
         if self._stopping.is_set():
@@ -177,7 +197,8 @@ class Desk:
         if request.age > DAY:
             self._refuse(request.id, request.path, "the request is older than a day; start the run again")
         elif request.kind == RUN:
-            self._accept(request)
+            with self._jobs.submitting(LOCK_SECONDS):
+                self._accept(request)
         else:
             for job in request.content["jobs"]:
                 self._stop(job)
@@ -212,19 +233,18 @@ class Desk:
         job_id = next_id(run["run_name"], {job["submission_id"] for job in jobs})
         own = {OWNER: request.owner, SUBMITTED: f"{request.time:.3f}", REQUEST: request.id}
         metadata = {**request.content["metadata"], **own}
-        self._accepted[request.id] = self._job(job_id, request.content["uri"], metadata)
+        self._claim = [self._job(job_id, request.content["uri"], metadata)]
         try:
-            self._write()
-            if not self.is_current:
+            if not self._write():
                 return
             if self._documents.store.find(request.path) is not None:
-                with self._jobs.submitting():
-                    self._jobs.submit(request.content["uri"], metadata, job_id)
+                self._jobs.submit(request.content["uri"], metadata, job_id)
                 logger.info(f"job {job_id} of {request.owner} is started")
         except TrainingError as cause:
+            self._delete_secrets(self._claim[0])
             self._refuse(request.id, request.path, str(cause))
         finally:
-            del self._accepted[request.id]
+            self._claim = []
             self._has_changed = True
         self._documents.store.delete(request.path)
 
@@ -246,12 +266,13 @@ class Desk:
         for job in self._list():
             if wanted not in (job["submission_id"], job["metadata"].get(REQUEST)):
                 continue
-            if job["status"] not in ENDED:
+            key = job["log"] or job["metadata"].get(REQUEST, "")
+            if key in self._earlier:
+                if is_lost(job):
+                    self._earlier[key] = {**job, "status": record.STOPPED}
+            elif job["status"] not in ENDED or is_lost(job):
                 self._jobs.stop_job(job["submission_id"])
                 self._kill_at.setdefault(job["submission_id"], time.monotonic() + STOP_SECONDS)
-            for key, earlier in self._earlier.items():
-                if earlier["submission_id"] == job["submission_id"] and is_lost(earlier):
-                    self._earlier[key] = {**earlier, "status": record.STOPPED}
         self._has_changed = True
 
     def _kill_late(self) -> None:
@@ -269,11 +290,11 @@ class Desk:
         """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
         jobs = self._list()
         for job in record.last_jobs(jobs):
-            if self._stopping.is_set() or not self.is_current:
+            if self._stopping.is_set():
                 return
-            if is_lost(job):
-                if cause := failure_of(lambda job=job: self._resubmit(job, {each["submission_id"] for each in jobs})):
-                    self._say(f"job {job['submission_id']} can't be submitted again ({cause})")
+            if is_lost(job) and job["log"] not in self._dropped:
+                taken = {each["submission_id"] for each in jobs}
+                self._try(partial(self._resubmit, job, taken), f"job {job['submission_id']} is not submitted again")
             elif job["status"] in ENDED:
                 self._delete_secrets(job)
 
@@ -290,7 +311,7 @@ class Desk:
             return
         successor = next_id(metadata[record.RUN[0]], taken)
         own = {record.RESUBMISSIONS: str(resubmissions + 1)}
-        with self._jobs.submitting():
+        with self._jobs.submitting(LOCK_SECONDS):
             self._jobs.submit(job["uri"], {**metadata, **own}, successor)
         logger.info(f"job {lost} was lost; submitted again as {successor} ({resubmissions + 1} of {maximum})")
         self._has_changed = True
@@ -310,7 +331,7 @@ class Desk:
         for job in self._jobs.list_jobs():
             log = job["log"]
             if log not in self._pushed:
-                self._pushed[log] = self._documents.log_size(log)
+                self._pushed[log] = self._merged[log] = self._documents.log_size(log)
             file = self._jobs.log_file(job)
             end = _size(file)
             while self._pushed[log] < end and (part := self._parts.get(log) or _read(file, self._pushed[log])):
@@ -318,10 +339,20 @@ class Desk:
                 self._documents.write_log(log, self._pushed[log], part)
                 del self._parts[log]
                 self._pushed[log] += len(part)
+                self._merge(file, log)
+            if job["status"] in ENDED and self._pushed[log] > self._merged[log]:
+                self._merge(file, log, is_last=True)
+
+    def _merge(self, file: Path, log: str, *, is_last: bool = False) -> None:
+        """Write the last parts as one, where the first of them is: a reader from the start has few to read."""
+        start, size = self._merged[log], self._pushed[log] - self._merged[log]
+        if size >= PART_BYTES or is_last:
+            self._documents.write_log(log, start, _read(file, start, size))
+            self._merged[log] += size
 
     def _prune(self) -> None:
         """Delete the logs of jobs that are no longer listed, each hour."""
-        if not self.is_current or time.monotonic() - self._pruned_at < PRUNE_SECONDS:
+        if time.monotonic() - self._pruned_at < PRUNE_SECONDS:
             return
         self._pruned_at = time.monotonic()
         listed = {job["log"] for job in self._list()}
@@ -329,22 +360,26 @@ class Desk:
             if log not in listed:
                 self._documents.store.delete_folder(self._documents.path(LOGS, log))
 
-    def _write(self) -> None:
-        """Write the state if it has changed, or to show that the head is there."""
+    def _write(self) -> bool:
+        """Write the state if it has changed, or to show that the head is there; False once another head has written."""
         if not self.is_current or self._version is None:
-            return
+            return False
         is_due = time.monotonic() - self._wrote_at >= STATE_SECONDS
         if not (is_due or self._has_changed or self._list() != self._state.jobs):
-            return
+            return True
         if is_due:
             self._state = replace(self._state, ray=self._read_ray())
+        self._has_changed = True  # until it is written
         self._state = self._current()
-        written = self._documents.write_head(self._state, self._version)
-        if written is None:
-            self._meet_other()
-        else:
-            self._version, self._has_changed = written, False
-            self._wrote_at = time.monotonic() if is_due else self._wrote_at
+        while (written := self._documents.write_head(self._state, self._version)) is None:
+            self._version, other = self._documents.read_head()
+            if self._version is not None and other.head != self._state.head:  # else the answer to a write was lost
+                self.is_current = False
+                logger.warning("a later head has taken the cluster over; this one answers no more requests")
+                return False
+        self._version, self._has_changed = written, False
+        self._wrote_at = time.monotonic() if is_due else self._wrote_at
+        return True
 
     def _read_ray(self) -> dict[str, Any]:
         try:
@@ -353,19 +388,14 @@ class Desk:
             return {}
 
     def _current(self) -> HeadState:
-        return replace(self._state, jobs=self._list(), number=self._state.number + 1)
+        return replace(self._state, jobs=self._list())
 
-    def _meet_other(self) -> None:
-        """Leave the cluster to another head if that was started later, else take it over again.
-
-        It may be this head's state, whose write had no answer.
-        """
-        version, other = self._documents.read_head()
-        if (other.started, other.head) <= (self._state.started, self._state.head):
-            self._version = version
-            return
-        self.is_current = False
-        logger.warning("a later head has taken the cluster over; this one answers no more requests")
+    def _try(self, step: Callable[[], object], what: str) -> bool:
+        """Do a step; if it fails, print why, once, and return False."""
+        cause = failure_of(step)
+        if cause:
+            self._say(f"{what}: {cause}")
+        return not cause
 
     def _say(self, line: str) -> None:
         """Print a line once."""
@@ -381,9 +411,9 @@ def _size(file: Path) -> int:
     return 0
 
 
-def _read(file: Path, start: int) -> bytes:
-    """Return the next bytes of a log; empty if there are none, or it was deleted."""
+def _read(file: Path, start: int, size: int = PART_BYTES) -> bytes:
+    """Return bytes of a log; empty if there are none, or it was deleted."""
     with suppress(FileNotFoundError), file.open("rb") as log:
         log.seek(start)
-        return log.read(PART_BYTES)
+        return log.read(size)
     return b""

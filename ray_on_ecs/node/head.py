@@ -31,12 +31,12 @@ def main() -> None:
 
 def start() -> int:
     """Start the head and run until it ends; return its exit status."""
-    head_state = state.open_state()
+    head_state, is_up = state.open_state(), threading.Event()
     if head_state:
         os.environ.update(head_state.variables)
-        threading.Thread(target=_mark_healthy, args=(head_state,), name="state", daemon=True).start()
+    threading.Thread(target=_wait_for_ray, args=(head_state, is_up), name="start", daemon=True).start()
     jobs = of_head()
-    before_stop = _start_desk(jobs)
+    before_stop = _start_desk(jobs, is_up)
     metrics.start()
     # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
     protection.start(lambda: any_under_way(jobs))
@@ -58,22 +58,24 @@ def any_under_way(jobs: MachineJobs) -> bool:
     return any(job["status"] not in ENDED for listed in lists for job in listed())
 
 
-def _start_desk(jobs: MachineJobs) -> Callable[[], signal.Signals]:
+def _start_desk(jobs: MachineJobs, is_up: threading.Event) -> Callable[[], signal.Signals]:
     """Start the desk if the container names the cluster's documents; return what ends the jobs before the head."""
     address = os.environ.get(DOCUMENTS_VARIABLE)
     if not address:
         return lambda: signal.SIGTERM
-    desk = Desk(Documents(*open_filesystem(address)), jobs, ray_status.read)
+    desk = Desk(Documents(*open_filesystem(address)), jobs, ray_status.read, is_up.is_set)
     desk.start()
     return desk.stop_jobs
 
 
-def _mark_healthy(head_state: state.State) -> None:
-    """Mark the state as one with which a head can start, once the dashboard answers and reports the GCS as alive."""
+def _wait_for_ray(head_state: state.State | None, is_up: threading.Event) -> None:
+    """Wait until the dashboard answers and reports the GCS as alive: a head can start with this state."""
     while True:
         with suppress(OSError):
             for endpoint in ("version", "gcs_healthz"):
                 api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{endpoint}")
-            head_state.mark_healthy()
+            if head_state:
+                head_state.mark_healthy()
+            is_up.set()
             return
         time.sleep(1)

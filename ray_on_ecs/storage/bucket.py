@@ -81,7 +81,8 @@ class Bucket:
             head = self.call("head_object", path)
         except FileNotFoundError:
             return "", 0.0
-        now = parsedate_to_datetime(head["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+        date = head["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = parsedate_to_datetime(date).timestamp() if date else 0.0
         return head["ETag"], max(now - head["LastModified"].timestamp(), 0.0)
 
     def listing(self, path: str, *, recursive: bool = False) -> Listing:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -165,13 +164,13 @@ def ray_head(
     given = json.dumps({"HEAD": head_ports, "NODE": {AGENT_PORT: rest[2], **WORKER_PORTS}, "RAY": ray})
     try:
         log = folder / f"head-{dashboard}.log"
-        began = time.time()
+        known = documents or Documents(Disk(), own[DOCUMENTS_VARIABLE])
+        before = known.read_head()[1].head
         process = start_ray([sys.executable, "-c", RAY_HEAD, given], own, log)
         url = f"http://127.0.0.1:{dashboard}"
-        known = documents or Documents(Disk(), own[DOCUMENTS_VARIABLE])
         head = RayHead(process, log, folder, Path(temporary), own, head_ports["--port"], url, known)
         try:
-            until(lambda: head.state.started >= began and head.state.ray, why=log.read_text)
+            until(lambda: head.state.head != before and head.state.ray, why=log.read_text)
             yield head
         finally:
             if process.poll() is None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,107 @@ def test_later_head_wins(place: Place, caplog: pytest.LogCaptureFixture) -> None
     until(lambda: place.starts("other"))
     assert len(place.starts("other")) == 1
     assert psutil.pid_exists(place.starts()[0]), "a healthy run goes on"
+
+
+def test_stop_of_a_lost_run_ends_it_for_good(place: Place) -> None:
+    for with_state in (True, False):
+        name = f"mine-{with_state}"
+        head = place.head()
+        place.request(name)
+        work(head, lambda name=name: place.starts(name))
+        place.lose_head()
+        place.user().stop_job(name)
+        later = place.head(with_state=with_state)
+        work(later, lambda name=name: place.listed()[name]["status"] == "STOPPED")
+        later.work()
+        assert len(place.starts(name)) == 1
+
+
+def test_finished_run_of_a_stopped_head_is_not_started_again(place: Place) -> None:
+    head = place.head()
+    place.request()
+    work(head, place.starts)
+    place.end()
+    job = place.heads[0].job("mine")
+    (place.heads[0].log_file(job).parent / machine.INTERRUPT).touch()
+    work(head, lambda: place.listed()["mine"]["status"] == "SUCCEEDED")
+    later = place.head()
+    for _ in range(3):
+        later.work()
+    assert place.listed().keys() == {"mine"}
+
+
+def test_no_driver_starts_before_ray_is_up(place: Place) -> None:
+    is_up = threading.Event()
+    place.head()
+    head = Desk(place.documents, place.heads[-1], dict, is_up.is_set)
+    place.request()
+    for _ in range(3):
+        head.work()
+    assert not place.starts()
+    is_up.set()
+    work(head, place.starts)
+
+
+def test_old_run_is_known_to_the_next_head_beside_many_short_ones(place: Place) -> None:
+    head = place.head()
+    place.request()
+    work(head, place.starts)
+    version, state = place.documents.read_head()
+    later = [
+        {
+            **state.jobs[0],
+            **{"submission_id": f"s{number}", "log": f"s{number}", "status": "SUCCEEDED"},
+            "metadata": place.metadata(f"s{number}"),
+            "start_time": state.jobs[0]["start_time"] + 1000,
+        }
+        for number in range(150)
+    ]
+    assert place.documents.write_head(replace(state, jobs=[*state.jobs, *later], head="before"), version)
+    place.lose_head()
+    next_head = place.head()
+    work(next_head, lambda: len(place.starts()) == 2)
+    assert len(place.listed()) == 102
+
+
+def test_command_that_holds_the_lock_does_not_hold_up_the_desk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "LOCK_SECONDS", 0.1)
+    head = place.head()
+    work(head, lambda: head.is_current)
+    with MachineJobs(place.folder / "head-0", is_head=True).submitting():
+        place.request()
+        head.work()
+        assert not place.starts()
+    work(head, place.starts)
+
+
+def test_faulty_request_holds_up_no_other(place: Place) -> None:
+    head = place.head()
+    place.documents.write_request(JANE, RUN, uri="\0", metadata=place.metadata("faulty"))
+    place.request()
+    work(head, place.starts)
+
+
+def test_parts_of_a_log_are_merged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "PART_BYTES", 10)
+    head = place.head()
+    place.request()
+    work(head, place.starts)
+    job = place.heads[0].job("mine")
+    for number in range(20):
+        with place.heads[0].log_file(job).open("a") as log:
+            log.write(f"line {number}\n")
+        head.work()
+    place.end()
+    work(head, lambda: place.user().job("mine")["status"] in ENDED)
+    text = place.heads[0].log_file(job).read_text()
+    assert place.user().log("mine") == text
+    first = place.documents.read_log(job["log"], 0)
+    assert len(first) >= 10
+    for middle in (len(first), 7):
+        parts: list[bytes] = []
+        place.user().tail("mine", parts.append, middle)
+        assert text.encode().startswith(text.encode()[:middle] + b"".join(parts))
 
 
 def test_lost_answer_to_the_state_costs_no_head_its_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
