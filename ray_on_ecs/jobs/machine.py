@@ -161,7 +161,7 @@ class MachineJobs:
             processes.wait_for_driver(process, Path(folder), START_SECONDS)
             process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
             self._parents.append(process.pid)
-        except OSError as cause:
+        except (OSError, ValueError) as cause:  # the latter for a zero byte of a request
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
             if not self._is_head:

@@ -483,9 +483,10 @@ def test_command_that_holds_the_lock_does_not_hold_up_the_desk(place: Place, mon
 
 def test_faulty_request_holds_up_no_other(place: Place) -> None:
     head = place.head()
-    place.documents.write_request(JANE, RUN, uri="\0", metadata=place.metadata("faulty"))
+    request = place.documents.write_request(JANE, RUN, uri="\0", metadata=place.metadata("faulty"))
     place.request()
     work(head, place.starts)
+    work(head, lambda: request in place.documents.read_head()[1].refused)
 
 
 def test_parts_of_a_log_are_merged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
