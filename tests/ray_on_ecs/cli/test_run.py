@@ -146,9 +146,10 @@ def test_missing_head_is_one_line_and_status_3(
     [
         (
             ["old.py", "--lr", "1"],
-            "run first was of old.py, and train.py gets its files; another --run-name keeps them",
+            "run first ran old.py before, and train.py gets its files; another --run-name keeps them",
         ),
         (["train.py", "--lr", "1"], ""),
+        (["./train.py"], ""),
         ([], ""),
         (None, ""),
         (5, ""),
