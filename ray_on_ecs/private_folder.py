@@ -74,11 +74,15 @@ def machine() -> str:
 
 def place() -> str:
     """Return what distinguishes the processes that this one can see: a boot of a machine, and a container on it."""
-    try:
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "kern.bootsessionuuid"]
+        return f"{machine()} {subprocess.run(command, capture_output=True, text=True).stdout.strip()}"
+    boot, processes = machine(), ""
+    with suppress(OSError):  # a sandbox may hide them
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # macOS, which has neither
-        return subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True).stdout.strip()
+    with suppress(OSError):
+        processes = os.readlink("/proc/self/ns/pid")
+    return f"{boot} {processes}"
 
 
 @contextmanager

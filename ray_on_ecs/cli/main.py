@@ -56,10 +56,10 @@ MEANT = {
     **dict.fromkeys(("copy", "download", "get", "pull", "results"), "fetch"),
     **dict.fromkeys(("clean", "delete", "prune", "remove"), "rm"),
     **dict.fromkeys(("history", "jobs", "list", "ls", "ps"), "runs"),
-    **dict.fromkeys(("launch", "start", "submit", "train"), "run"),
+    **dict.fromkeys(("continue", "launch", "restart", "resume", "retry", "start", "submit", "train"), "run"),
     **dict.fromkeys(("report", "show", "view"), "open"),
     **dict.fromkeys(("attach", "follow", "tail"), "logs"),
-    **dict.fromkeys(("info", "nodes"), "status"),
+    **dict.fromkeys(("info", "nodes", "stat", "state"), "status"),
     **dict.fromkeys(("jupyter", "lab"), "notebook"),
     **dict.fromkeys(("check", "diagnose"), "doctor"),
 }
@@ -75,7 +75,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
         if cmd_name not in COMMANDS:
-            if nearest := get_close_matches(cmd_name, [*COMMANDS, *MEANT], n=1):
+            # A word that is only similar to another never leads to a deletion.
+            similar = get_close_matches(cmd_name, [*COMMANDS, *(word for word in MEANT if MEANT[word] != "rm")], n=1)
+            if nearest := [cmd_name] if cmd_name in MEANT else similar:
                 ctx.fail(f"No such command '{cmd_name}'. Did you mean {MEANT.get(nearest[0], nearest[0])}?")
             return None
         return import_module(f"ray_on_ecs.cli.{cmd_name}").command
@@ -128,7 +130,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except OSError as cause:
         if cause.errno in DISK_FULL:  # such as that of the log into which the output goes
             with suppress(OSError):
-                return _failed(f"{cause.strerror}: the output, or a file, can't be written; a submitted run goes on", 1)
+                return _failed(f"{cause.strerror}: the output or a file can't be written; a submitted run continues", 1)
             return 1
         error = getattr(cause, "error", None)  # of S3
         if not isinstance(error, TrainingError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -186,9 +187,9 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     if lacking:
         note(f"the earlier command of this run also had {', '.join(lacking)}")
     before, script = settings.get("command"), config.command[0]
-    if isinstance(before, list) and before[:1] not in ([], [script]):
+    if isinstance(before, list) and before and os.path.normpath(str(before[0])) != os.path.normpath(script):
         apart = "another --run-name keeps them apart"
-        note(f"run {config.run_name} was of {before[0]}, and {script} gets its files; {apart}")
+        note(f"run {config.run_name} ran {before[0]} before, and {script} gets its files; {apart}")
     return earlier
 
 

@@ -98,7 +98,10 @@ def missing_file_hint(text: str, left_out: Sequence[str]) -> str:
 def misplaced_flag_hint(text: str, config: RunConfig) -> str:
     """Return a hint if a script refuses an argument that is a flag of the run, else nothing."""
     typed = [word.partition("=")[0] for word in config.command[1:]]
-    refused = [word for word in typed if word in FLAGS and re.search(rf"(?<!\w){word.strip('-')}(?![\w-])", text)]
+    forms = {
+        word: rf"(?<![\w-]){word}(?![\w-])|(?:flag|argument) '{word.strip('-')}'" for word in typed if word in FLAGS
+    }
+    refused = [word for word, form in forms.items() if re.search(form, text)]
     if not refused or not REFUSAL.search(text):
         return ""
     return f"; {refused[0]} is a flag of ray-on-ecs run, and belongs before {config.command[0]}"

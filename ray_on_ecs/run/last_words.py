@@ -39,7 +39,7 @@ PYTEST = re.compile(r"=*\s*\d+ (?:failed|passed|error).* in [\d.]+s\b")
 PYTEST_ERROR = re.compile(r"(?:FAILED|ERROR) (\S+)(?: - (.+))?")
 # An answer from a person was wanted: by input(), click, getpass() and pdb.
 NO_INPUT = re.compile(
-    r"^EOFError: EOF when reading a line$|(?:^|: )Aborted[!.]$|/getpass\.py:\d+$"
+    r"^EOFError: EOF when reading a line$|(?:^|: )Aborted[!.]$"
     r"|^(?:bdb\.BdbQuit|click\.exceptions\.Abort)$"
 )
 # Prefixes of Ray's lines on a lost process or node; the last such line has the reason.
@@ -93,7 +93,8 @@ def read(lines: Sequence[str], status: int) -> LastWords:
     elif status > 0:
         words = _exception(output)
     words = words or LastWords(_last_line(output, status))
-    if status > 0 and (NO_INPUT.search(words.text) or NO_INPUT.search(words.place or "")):
+    asks_for_password = words.exception == "EOFError" and "/getpass.py:" in (words.place or "")
+    if status > 0 and (NO_INPUT.search(words.text) or asks_for_password):
         return replace(words, text=f"{words.text} (a run has no standard input)", is_mistake=True)
     return words
 

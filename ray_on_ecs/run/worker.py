@@ -33,7 +33,7 @@ from ray_on_ecs.run.exchange import DRIVER_LOST_SECONDS, Exchange
 from ray_on_ecs.run.files.folder import POLL_SECONDS as FOLDER_SECONDS
 from ray_on_ecs.run.files.folder import RunFolder
 from ray_on_ecs.run.files.node_files import NodeFiles, writers_of
-from ray_on_ecs.run.files.scan import Looks
+from ray_on_ecs.run.files.scan import TICK_SECONDS, Looks
 from ray_on_ecs.run.group import Directive, Peer, Place, WorkerRank
 from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
@@ -50,8 +50,9 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
-# How long SIGTERM waits for a moment at which the script does not write a file, and how often the worker looks.
-REST_SECONDS, LOOK_SECONDS = 2.0, 0.02
+# How long SIGTERM waits for a moment at which the script does not write a file, and the time between two looks: a file
+# that was written before the first is older than a tick of the disk's clock at the second, and so counts as whole.
+REST_SECONDS, LOOK_SECONDS = 2.0, TICK_SECONDS + 0.01
 # How long a worker whose node stops waits for the driver to end the start.
 DRAIN_SECONDS = 30.0
 

@@ -332,13 +332,14 @@ class RunFolder:
         return None
 
     def changed_since(self, rested_at: float | None) -> list[str]:
-        """Return the files that a kill may have left half-written, as they have changed since the folder was at rest.
+        """Return the files that a kill may have left half-written, as they have changed since a rest; the newest first.
 
         `rested_at` is a time (Unix time) at which it was, if `self.rested_at` is not later; None if it never was.
         """
         since = -math.inf if rested_at is None else (max(rested_at, self.rested_at) - TICK_SECONDS) * 1e9
         files = without_logs(self._changed_files(), self._activity.held)
-        return sorted(name for name, each in files.items() if each.written_at >= since)
+        changed = [name for name, each in files.items() if each.written_at >= since]
+        return sorted(changed, key=lambda name: (-files[name].written_at, name))
 
     def finish(self) -> None:
         """Store the last part: the script has ended, so that every file is complete.

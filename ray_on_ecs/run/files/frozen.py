@@ -25,8 +25,9 @@ SQLITE = b"SQLite format 3\0"
 # Files beside a SQLite database that complete it; a backup has their content.
 COMPANIONS = ("-wal", "-shm", "-journal")
 LOCKED_SECONDS = 1.0
-# Pages of a database that are copied at once: a commit waits so long.
-PAGES = 256
+# Pages of a database that are copied at once, as a commit waits so long. One that changes all the time is copied whole
+# if it is not larger than this, which takes some two seconds.
+PAGES, WHOLE_BYTES = 256, 2**28
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _back_up(source: Path, target: Path) -> None:
     """
     import sqlite3  # a Python may be built without it
 
-    attempts, missing = 0, math.inf
+    attempts, missing, is_whole = 0, math.inf, False
 
     def look(status: int, remaining: int, total: int) -> None:
         nonlocal attempts, missing
@@ -147,7 +148,7 @@ def _back_up(source: Path, target: Path) -> None:
         missing = remaining
         if status not in (sqlite3.SQLITE_OK, sqlite3.SQLITE_DONE):  # `backup` would wait for a lock for ever
             raise sqlite3.OperationalError("database is locked")
-        if attempts == TRIES:
+        if attempts == TRIES and not is_whole:
             raise sqlite3.OperationalError(f"it has changed in {TRIES} attempts to copy it")
 
     address = f"{source.absolute().as_uri()}?mode=ro"
@@ -158,7 +159,13 @@ def _back_up(source: Path, target: Path) -> None:
         ):
             # With a write-ahead log, a script commits while the database is read.
             is_logged = database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-            database.backup(copy, pages=-1 if is_logged else PAGES, progress=look)
+            try:
+                database.backup(copy, pages=-1 if is_logged else PAGES, progress=look)
+            except sqlite3.Error:
+                if attempts < TRIES or source.stat().st_size > WHOLE_BYTES:
+                    raise
+                is_whole = True  # a commit waits for it
+                database.backup(copy, pages=-1, progress=look)
     except sqlite3.Error as cause:
         raise OSError(f"SQLite: {one_line(cause)}") from cause
 

@@ -121,7 +121,9 @@ def _below(top: str, left: Iterator[int]) -> Iterator[str]:
     folders = [top]
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry, _ in zip(entries, left, strict=False):
+            for entry in entries:
+                if next(left, None) is None:
+                    return
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 else:

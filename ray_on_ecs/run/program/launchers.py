@@ -18,7 +18,7 @@ TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 # A launcher where a command begins, on a line of a shell.
 LAUNCHER = re.compile(
     r"(?m)(?:^|[;&|(){`]|\b(?:if|while|until|then|do|else|exec|time|nohup|env|run|nice|timeout|stdbuf|numactl|srun|sudo)\s"
-    r"(?:\s*(?:-[np]\s+\S+|-\S+|\d\S*)(?=\s))*)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
+    r"(?:\s*(?:-[np]\s+\S+|-(?![np]\s)\S+|\d\S*)(?=\s))*)\s*(?:\w+=\S*\s+)*[\"']?(?:[\w.~${}-]*/)*"
     r"(torchrun|accelerate[ -]launch|deepspeed|composer|horovodrun|mpirun|mpiexec|ray-on-ecs run|colossalai run"
     r"|(?:fabric|lightning) run|tune run(?=\s.*--nproc[_-]per[_-]node)"
     r"|(?:python[\d.]*\s+(?:-\w\s+)*)?-m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
@@ -75,7 +75,7 @@ def told(words: Sequence[str]) -> str:
     command = shlex.join(words)
     if TELLING.search(command):
         return "how to train"
-    names = [re.split("=", word.replace("-", "_"))[0].replace("__", "--", 1) for word in words if word.startswith("--")]
+    names = [word.partition("=")[0].replace("-", "_").replace("__", "--", 1) for word in words if word.startswith("--")]
     more = [name for name in dict.fromkeys(names) if not PLACES.fullmatch(name)]
     return ", ".join(more) if re.search(r"accelerate[ -]launch|accelerate\.commands\.launch", command) else ""
 
@@ -97,7 +97,10 @@ def nested(config: RunConfig) -> tuple[str, bool] | None:
     if found := MAY_LAUNCH.match(commands):
         return f"{found[1]} starts workers itself where it sees several GPUs", False
     source = source_of(config)
-    return _started(source) if source else None
+    started = _started(source) if source else None
+    if started and JOINS.search(shlex.join(config.command)):  # the command hands over the ranks
+        return started[0], False
+    return started
 
 
 def _started(source: Source) -> tuple[str, bool] | None:
@@ -109,14 +112,17 @@ def _started(source: Source) -> tuple[str, bool] | None:
         for keyword in call.node.keywords
     )
     reads_ranks = not source.words.isdisjoint(RANKS | OF_TORCHRUN)
-    named = next(filter(None, map(_launcher_of, source.values)), "")
+    has_processes = any("multiprocessing" in call.name for call in source.calls)
     for call in source.calls:
         starts = bool(PROGRAMS.fullmatch(call.name))
         launcher = _launcher_of(call.node) if starts else ""
+        given = [node.id for node in ast.walk(call.node) if isinstance(node, ast.Name)] if starts else ()
+        named = next(filter(None, (_launcher_of(source.values[name]) for name in given if name in source.values)), "")
         is_own = gives_ranks and not reads_ranks and PROCESS.fullmatch(call.name)
-        if launcher or is_own or SPAWNERS.fullmatch(call.name) or (starts and named):
-            is_sure = bool(launcher or (gives_ranks and not starts)) and not reads_ranks and source.is_certain(call)
-            name = launcher or (named if starts else call.name.lstrip("."))
+        if launcher or named or is_own or SPAWNERS.fullmatch(call.name):
+            is_known = bool(launcher) or (gives_ranks and (not is_own or has_processes))
+            is_sure = is_known and not (named or reads_ranks) and source.is_certain(call)
+            name = launcher or named or call.name.lstrip(".")
             return f"{source.name}:{call.line} calls {name}, which starts workers itself", is_sure
     return None
 

@@ -62,7 +62,7 @@ class Source:
         imported: What is imported under each name, such as `torch.multiprocessing` under `mp`.
         packages: The packages that it imports from.
         assigned: The texts under which it assigns something, as in `os.environ["RANK"] = "0"`.
-        values: What it assigns to anything.
+        values: What it assigns, by the name.
         words: The names in it, what it imports, and its other texts.
         calls: All calls.
     """
@@ -75,7 +75,13 @@ class Source:
         self.packages: set[str] = set()
         self.words: set[str] = set()
         self.assigned: set[str] = set()
-        self.values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+        self.values = {
+            target.id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
         keys: set[int] = set()
         for node in ast.walk(tree):  # a subscript comes before its key
             if isinstance(node, ast.Import):

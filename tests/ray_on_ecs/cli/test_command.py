@@ -224,7 +224,9 @@ def test_wrong_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [
         *(
             ("report", "open"),
-            ("repport", "open"),
+            ("resume", "run"),
+            ("continue", "run"),
+            ("stat", "status"),
             ("show", "open"),
             ("list", "runs"),
             ("ps", "runs"),

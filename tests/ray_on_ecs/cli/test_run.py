@@ -138,9 +138,10 @@ def test_job_has_its_limit_of_resubmissions(
     [
         (
             ["old.py", "--lr", "1"],
-            "run first was of old.py, and train.py gets its files; another --run-name keeps them",
+            "run first ran old.py before, and train.py gets its files; another --run-name keeps them",
         ),
         (["train.py", "--lr", "1"], ""),
+        (["./train.py"], ""),
         ([], ""),
         (None, ""),
         (5, ""),

@@ -12,6 +12,7 @@ from ray_on_ecs.cli.run_flags import settings_of
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.run.program.launchers import LAUNCHER
 
 FILES = {
     "train.py": "",
@@ -353,6 +354,9 @@ def test_launcher_in_a_shell_script_is_found(text: str, is_refused: bool | None,
         (GROUP + "ctx = mp.get_context('spawn')\nctx.Process(target=work, args=(0,)).start()", True),
         (GROUP + "mp.get_context('spawn').Process(target=work, args=(0,)).start()", True),
         (GROUP + "import psutil\npsutil.Process()", None),
+        (GROUP.replace("multiprocessing", "nn") + "import simpy\nenv = simpy.Environment()\nenv.Process(work)", False),
+        ("import subprocess\nstrategy = 'deepspeed'\nsubprocess.check_output(['git', 'rev-parse'])", None),
+        ("import os\nnames = ['composer', 'ddp']\nos.system('nvidia-smi')", None),
         ("import subprocess\ncmd = ['torchrun', 'train.py']\nsubprocess.run(cmd)", False),
         ("import os\ncmd = f'torchrun --nproc-per-node {2} x.py'\nos.system(cmd)", False),
         ("from detectron2.engine import launch\nlaunch(print, 2)", False),
@@ -387,6 +391,15 @@ def test_source_that_starts_workers_is_found(source: str, is_refused: bool | Non
             hint = typed(f"--num-workers 2 {words}")[1]
             assert (hint is not None) is (is_refused is False)
         assert typed(f"--num-workers 1 {words}")[1] is None
+
+
+def test_ranks_that_the_command_hands_over_are_no_launcher(folder: Path) -> None:
+    (folder / "train.py").write_text(GROUP + "ctx = mp.get_context('spawn')\nctx.Process(target=load).start()")
+    assert typed("--num-workers 2 train.py --rank '$RANK' --world-size '$WORLD_SIZE'")[1] is not None
+
+
+def test_many_flags_of_a_wrapper_end_the_search() -> None:
+    assert not LAUNCHER.search(f"timeout {'-p 1 ' * 200} x")  # a search that is exponential would not end
 
 
 @pytest.mark.parametrize("words", ["--no-python trl sft", "--no-python llamafactory-cli train x.yaml"])

@@ -172,6 +172,9 @@ def test_access_denied_by_the_bucket_is_explained(text: str, storage: str, said:
         ("train.py: error: unrecognized arguments: --num-workers-x", ("--num-workers-x",), None),
         ("train.py: error: argument --metric: invalid choice: 'x'", ("--metric", "x"), None),
         ("RuntimeError: --num-workers 2", ("--num-workers", "2"), None),
+        ("ValueError: Unknown env Foo-v0", ("--env", "Foo-v0"), None),
+        ("ValueError: Unknown metric: acc", ("--metric", "acc"), None),
+        ("ValueError: unexpected input shape (3, 4)", ("--input", "x"), None),
     ],
 )
 def test_flag_of_the_run_after_the_script_is_named(text: str, arguments: tuple[str, ...], flag: str | None) -> None:
