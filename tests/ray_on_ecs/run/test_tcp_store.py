@@ -78,7 +78,8 @@ def test_each_group_has_an_empty_store() -> None:
 def test_script_without_a_process_group_starts_no_server() -> None:
     with serving("not-an-interpreter", 2) as (_, port):
         assert servers(os.getpid()) == []
-    assert not listens(port)
+    own = psutil.Process().net_connections("all")  # another program may have the port by now
+    assert port not in {each.laddr.port for each in own if each.status == psutil.CONN_LISTEN}
 
 
 def test_interpreter_without_pytorch_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
