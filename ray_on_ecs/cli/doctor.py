@@ -5,6 +5,7 @@ A failed one raises a Problem or a Notice, or any TrainingError, which is a prob
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,7 +17,7 @@ from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, session
 from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
-from ray_on_ecs.cluster.clusters import Cluster, StackCluster, choose
+from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, StackCluster, choose
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
@@ -72,7 +73,8 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
     states: dict[str, str] = {}
     results = []
     findings = Findings(flags)
-    checks = ON_THIS_MACHINE if flags["local"] else ON_COMPOSE if flags["compose"] else ON_AWS
+    is_bucket = os.environ.get(CLUSTER_VARIABLE) and not (flags["stack"] or flags["outputs"])
+    checks = ON_THIS_MACHINE if flags["local"] else ON_BUCKET if flags["compose"] or is_bucket else ON_AWS
     for check in checks:
         missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
         if missing:
@@ -222,10 +224,17 @@ def ray(findings: Findings) -> str:
     return "scripts need none on this machine; a Ray program starts it"
 
 
+def cluster(findings: Findings) -> str:
+    """Find the cluster that the flags or the environment name."""
+    try:
+        findings.cluster = choose(**findings.flags)
+    except UsageError as cause:
+        raise Problem(str(cause)) from cause
+    return findings.cluster.name
+
+
 def head(findings: Findings) -> str:
     """Read the head's state, and send it an empty request."""
-    if findings.flags["compose"]:
-        findings.cluster = choose(**findings.flags)
     jobs = findings.cluster.jobs()
     if not isinstance(jobs, RemoteJobs):
         raise Problem("this is the head; ask it from another machine")
@@ -299,7 +308,13 @@ class Check(NamedTuple):
 
 OF_NODES, OF_CODE = Check("nodes", nodes, ("head",)), Check("code", code, ("head",))
 ON_THIS_MACHINE = (Check("Ray", ray), Check("storage", storage, ("Ray",)))
-ON_COMPOSE = (Check("head", head), OF_NODES, OF_CODE, Check("storage", storage, ("head",)))
+ON_BUCKET = (
+    Check("cluster", cluster),
+    Check("bucket", storage, ("cluster",)),
+    Check("head", head, ("bucket",)),
+    OF_NODES,
+    OF_CODE,
+)
 ON_AWS = (
     Check("stack", stack),
     Check("credentials", credentials, ("stack",)),
