@@ -252,4 +252,4 @@ def test_doctor_passes_all_checks(composed: Type) -> None:
     status, out, err = composed("doctor")
     assert status == 0, out + err
     names = [line.partition(":")[0] for line in out.splitlines()]
-    assert names == ["ok  head", "ok  nodes", "ok  code", "ok  storage"]
+    assert names == ["ok  cluster", "ok  bucket", "ok  head", "ok  nodes", "ok  code"]

@@ -298,7 +298,7 @@ def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> N
         assert f'"{name}"' in typed("runs", "--compose", "--json").stdout
         checked = typed("doctor", "--compose").stdout
         assert "ok  head: wrote its state" in checked
-        assert f"ok  storage: s3://{BUCKET}/runs can be read and written" in checked
+        assert f"ok  bucket: s3://{BUCKET}/runs can be read and written" in checked
     finally:
         laptop.processes(PLUGIN, signal.SIGKILL)
 
