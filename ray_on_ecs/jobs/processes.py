@@ -21,6 +21,7 @@ LOG = "log"
 POLL_SECONDS = 0.01
 # How long killed processes may take to end.
 KILL_SECONDS = 10.0
+EMPTY_LOOKS = 3
 # Variables that lead to another cluster.
 OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -56,11 +57,15 @@ def kill_all(folder: Path) -> None:
     import psutil
 
     deadline = time.monotonic() + KILL_SECONDS
-    while (processes := _processes_of(folder)) and time.monotonic() < deadline:  # they may start others meanwhile
+    looks = 0  # that have found none: a process that is replaced by another program has no variables for a moment
+    while looks < EMPTY_LOOKS and time.monotonic() < deadline:  # they may start others meanwhile
+        processes = _processes_of(folder)
+        looks = 0 if processes else looks + 1
         for process in processes:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(processes, max(deadline - time.monotonic(), 0.0))
+        time.sleep(POLL_SECONDS)
 
 
 def _processes_of(folder: Path) -> list[psutil.Process]:

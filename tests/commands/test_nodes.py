@@ -43,7 +43,7 @@ dist.init_process_group("gloo")
 value = torch.ones(1)
 dist.all_reduce(value)
 # In one piece: both processes of a node write to one pipe.
-os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()} sum {value.item()}\n".encode())
+os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()} sum {value.item()}\\n".encode())
 open(f"rank{dist.get_rank()}", "w").write("done")
 dist.destroy_process_group()
 """
