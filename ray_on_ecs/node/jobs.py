@@ -42,9 +42,8 @@ SUPERVISOR_LOST = {
 }
 # Exit codes of a driver that was killed or crashed. SIGINT and SIGTERM are not among them: they are a user's stop.
 FATAL_SIGNALS = {signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV}
-KILL_STATUSES = {-number for number in FATAL_SIGNALS} | {
-    128 + number for number in FATAL_SIGNALS
-}  # Python's and a shell's
+# Python's exit statuses of a killed process, and a shell's.
+KILL_STATUSES = {-number for number in FATAL_SIGNALS} | {128 + number for number in FATAL_SIGNALS}
 # A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
 # waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
