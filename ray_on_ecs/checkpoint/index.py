@@ -155,7 +155,7 @@ class CheckpointIndex:
         before, self._complete[name] = self.best, manifest
         if before and before[1].get("left_out", 0) > manifest.get("left_out", 0):
             line = "parameters that it lacks, as save_frozen is False, have changed"
-            self._say(f"{before[0]} is no longer the best checkpoint: {line}; the best counts from {name}")
+            self._say(f"{before[0]} is no longer the best checkpoint: {line}; the best is chosen from {name} on")
         self._prune()
 
     def end(self) -> None:

@@ -248,10 +248,10 @@ def _without(flags: Sequence[str], *names: str) -> list[str]:
     kept: list[str] = []
     skips = False
     for word in flags:
-        name, equals, _ = word.partition("=")
-        if not skips and name.replace("_", "-") not in names:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if not skips and name not in names:
             kept.append(word)
-        skips = name.replace("_", "-") == "--working-dir" in names and not equals
+        skips = name == "--working-dir" in names and not equals
     return kept
 
 

@@ -33,7 +33,7 @@ class Extent:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Return an extent that was stored as a document; LookupError, TypeError or ValueError if it is none."""
+        """Return an extent that was stored as a document; LookupError, TypeError or ValueError if it is not one."""
         epoch_and_step = {name: (float(at[0]), float(at[1])) for name in POSITIONS if (at := document[name])}
         return cls(**epoch_and_step, falls=bool(document["falls"]), is_reported=bool(document["is_reported"]))
 

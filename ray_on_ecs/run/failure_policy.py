@@ -30,7 +30,7 @@ SETTLING_SECONDS = 60.0
 SAME_AGE = 0.2
 # Signals by which a person or a machine's end stops a script.
 OF_OTHERS = (-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM)
-# Folders that a program makes anew at each start: `2026-11-27/12-00-01`, `20261127-120001-resnet50`, `version_3`,
+# Folders that a program creates at each start: `2026-11-27/12-00-01`, `20261127-120001-resnet50`, `version_3`,
 # TensorBoard's `Nov27_12-00-01_host`, seconds since 1970, and MLflow's IDs.
 DATE = (
     r"\d{4}[-_.]\d\d[-_.]\d\d|(?<!\d)\d\d[-_.]\d\d[-_.]20\d\d|(?<!\d)20\d\d(?:0[1-9]|1[0-2])[0-3]\d(?:\d{4}(?:\d\d)?)?(?!\d)"

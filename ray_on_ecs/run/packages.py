@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 LAST_LINES = 30
 # Interval of the progress lines of a long installation.
 NEWS_SECONDS = 30.0
-# What pip says of an installed package that another version hides.
+# pip's lines about an installed package that another version hides.
 KEPT = re.compile(r"\s+(?:Attempting uninstall|Found existing installation|Not uninstalling|Can't uninstall)")
 # TensorFlow with CUDA has 6 GiB.
 ROOM_BYTES = 8 * 2**30

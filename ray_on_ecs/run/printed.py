@@ -105,8 +105,8 @@ class PrintedNumbers:
             self._block = None
         if self._block is None and VALIDATION.match(line):
             self._block = depth
-        is_training = OF_EPOCH.match(line) or TRAINING_BAR.match(line)
-        self._is_over = bool(RESULTS.match(line)) or (self._is_over and not is_training)
+        trains = self._is_over and (OF_EPOCH.match(line) or TRAINING_BAR.match(line))
+        self._is_over = bool(RESULTS.match(line)) or (self._is_over and not trains)
         return self._block is not None or self._is_over
 
     def _loss_of(self, values: list[str]) -> float | None:

@@ -133,7 +133,7 @@ def companions(databases: Iterable[str]) -> set[str]:
 
 
 def _back_up(source: Path, target: Path) -> None:
-    """Copy a SQLite database by its own backup, between two transactions of the script, which can commit meanwhile.
+    """Copy a SQLite database by SQLite's backup, between two transactions of the script, which can commit meanwhile.
 
     Raises:
         OSError: It is locked, broken, or changes in each of several attempts.

@@ -34,8 +34,6 @@ SLOW_BYTES = 16 * 2**20
 PAUSE_SECONDS = 2.0
 # The clock of a disk may be this late.
 TICK_SECONDS = 0.05
-
-
 # Looks take at most one part in so many of the time.
 SHARE = 20
 
