@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.jobs import driver_exit_status, of_run, resubmitted, say
+from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run, resubmitted, say
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.jobs.record import ENDED, Job, under_way
 from ray_on_ecs.storage import layout
@@ -56,11 +56,12 @@ class Follower:
             TrainingError: The exit status of the driver is unknown, or the head no longer lists the job.
         """
         self._job, job = job_id, None
+        held = self._cluster.jobs(note)
         try:
             with _ProgressLine(self._cluster, self._name, lambda: self._job):
                 while job is None:
                     try:
-                        job = self._follow()
+                        job = self._follow(held)
                     except ResourceError as cause:
                         self._wait(cause)
                 self._end_line()
@@ -76,13 +77,12 @@ class Follower:
         shows = self._cluster.command(f"logs --follow {self._name}")
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
-    def _follow(self) -> Job:
+    def _follow(self, held: Jobs) -> Job:
         """Show the log as long as the storage answers; return the last job.
 
         Raises:
             TrainingError: The head doesn't know the run.
         """
-        held = self._cluster.jobs(note)
         listed = held.list_jobs()
         jobs = of_run(listed, self._run)
         if not jobs:

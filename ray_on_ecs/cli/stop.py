@@ -11,7 +11,8 @@ from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import Jobs
-from ray_on_ecs.errors import ResourceError, UsageError, counted
+from ray_on_ecs.config import OWNER
+from ray_on_ecs.errors import Interrupted, ResourceError, UsageError, counted, one_line
 from ray_on_ecs.jobs.record import ENDED, Job, stored_secrets
 
 POLL_SECONDS = 0.2
@@ -26,13 +27,11 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
     jobs = cluster.jobs(note)
-    if run:
-        was_under_way = stop_run(cluster, jobs, run)
-    else:
-        listed = _under_way({job["submission_id"]: job for job in jobs.list_jobs()})
-        for job_id in listed:
-            note(f"stopping job {job_id}")
-        was_under_way = _stop(cluster, jobs, listed, counted(len(listed), "job"))
+    try:
+        was_under_way = stop_run(cluster, jobs, run) if run else _stop_all(cluster, jobs)
+    except KeyboardInterrupt as interrupt:
+        line = f"the stop was requested, and goes on; {cluster.command('runs')} shows the state"
+        raise Interrupted(line) from interrupt
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
@@ -47,6 +46,15 @@ def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
     return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
+def _stop_all(cluster: Cluster, head: Jobs) -> bool:
+    """Stop all jobs; return True if one was under way. Raises as `_stop` does."""
+    running = _under_way({job["submission_id"]: job for job in head.list_jobs()})
+    for job_id, job in running.items():
+        owner = "" if cluster.is_here else job["metadata"].get(OWNER)
+        note(f"stopping job {job_id}" + (f" of {one_line(owner)}" if owner else ""))
+    return _stop(cluster, head, running, counted(len(running), "job"))
+
+
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
     """Stop those jobs that are under way, and wait for their end; then delete what is left of all.
 
@@ -59,13 +67,16 @@ def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool
     running = _under_way(jobs)
     for job_id in running:
         head.stop_job(job_id)
+    if running and head.is_away():
+        note(f"waiting for the head, which stops {what} as soon as it is up")
     deadline = time.monotonic() + head.stop_seconds
     with out.status(f"stopping {what}"):
         for job_id in running:
             while head.job(job_id)["status"] not in ENDED:
                 if time.monotonic() > deadline and not head.kill_job(job_id):
-                    line = f"job {job_id} has not ended in {head.stop_seconds:.0f} s; its log shows what it does"
-                    raise ResourceError(line)
+                    late = f"job {job_id} has not ended in {head.stop_seconds:.0f} s"
+                    cause = "the head stops it once it is up" if head.is_away() else "its log shows what it does"
+                    raise ResourceError(f"{late}; {cause}")
                 time.sleep(POLL_SECONDS)
     for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)

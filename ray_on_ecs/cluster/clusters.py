@@ -303,7 +303,7 @@ class BucketCluster(Cluster):
         address: `s3://BUCKET/clusters/CLUSTER`; `s3://BUCKET` if the bucket is one cluster's.
 
     Raises:
-        UsageError: The address has another form, or the bucket has not exactly one cluster.
+        UsageError: The address has another form.
     """
 
     def __init__(self, address: str) -> None:
@@ -311,20 +311,28 @@ class BucketCluster(Cluster):
         if not found:
             wanted = f"s3://BUCKET or s3://BUCKET/{CLUSTERS_PREFIX}/CLUSTER"
             raise UsageError(f"{CLUSTER_VARIABLE}: {address!r} is not a cluster's bucket; give {wanted}")
-        self._bucket = found[1]
+        self._bucket, self._given = found[1], found[2]
         self.storage_path = f"s3://{found[1]}/{RUNS_PREFIX}"
-        self.name = self._cluster = found[2] or self._only_cluster()
+        self.name = address.rstrip("/")
 
-    def _only_cluster(self) -> str:
+    @cached_property
+    def _cluster(self) -> str:
+        """The cluster's name; UsageError if it is not in the bucket, or if the bucket has several and none is given."""
         try:
             names = Bucket(**self.s3_options()).listing(f"{self._bucket}/{CLUSTERS_PREFIX}").folders
         except StorageFault as cause:
             raise cause.error from cause
-        if len(names) == 1:
+        if self._given in names or (self._given and not names):  # the first head is starting
+            return str(self._given)
+        if len(names) == 1 and not self._given:
             return names[0]
         choice = ", ".join(f"s3://{self._bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
         way_out = f"give one of {choice}" if names else "pulumi up creates a cluster, whose head then writes its state"
-        raise UsageError(f"{CLUSTER_VARIABLE}: s3://{self._bucket} has {counted(len(names), 'cluster')}; {way_out}")
+        bucket = f"s3://{self._bucket}"
+        count = f"{bucket} has {counted(len(names), 'cluster')}"
+        raise UsageError(
+            f"{CLUSTER_VARIABLE}: {f'{bucket} has not a cluster {self._given}' if self._given else count}; {way_out}"
+        )
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
         documents = Documents(Bucket(**self.s3_options()), f"{self._bucket}/{CLUSTERS_PREFIX}/{self._cluster}")
@@ -351,6 +359,8 @@ class BucketCluster(Cluster):
 
 class ComposeCluster(BucketCluster):
     """Cluster of docker/compose.yaml on this machine."""
+
+    _cluster = COMPOSE.rpartition("/")[2]
 
     def __init__(self) -> None:
         super().__init__(COMPOSE)

@@ -289,7 +289,8 @@ class Desk:
     def _resubmit_lost(self) -> None:
         """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
         jobs = self._list()
-        for job in record.last_jobs(jobs):
+        # In the order of the queue: after the loss of a head, all of them start at once.
+        for job in sorted(record.last_jobs(jobs), key=lambda job: job["metadata"].get(SUBMITTED, "")):
             if self._stopping.is_set():
                 return
             if is_lost(job) and job["log"] not in self._dropped:

@@ -96,10 +96,13 @@ def test_json_lists_all_checks(stack: Laptop) -> None:
 
 def test_missing_plugin_has_installation_instructions(stack: Laptop) -> None:
     done = stack.run("doctor", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    failed(done, "Session Manager plugin")
-    assert "command not found: session-manager-plugin | " in line_of(done, "Session Manager plugin")
-    assert "https://docs.aws.amazon.com/systems-manager/" in line_of(done, "Session Manager plugin")
-    assert (states(done)["services"], states(done)["head"]) == ("ok", "ok")
+    assert done.returncode == 0, done.stdout
+    assert {check for check, mark in states(done).items() if mark != "ok"} == {"Session Manager plugin"}
+    line = line_of(done, "Session Manager plugin")
+    assert line.startswith(
+        "command not found: session-manager-plugin; install it: https://docs.aws.amazon.com/systems-"
+    )
+    assert "; dashboard, notebook and shell need it | " in line
 
 
 def test_stack_requires_pulumi_or_a_file(stack: Laptop) -> None:
@@ -310,13 +313,6 @@ def test_user_who_may_not_request_runs(stack: Laptop) -> None:
     done = stack.run("doctor")
     assert (done.returncode, states(done)["head"]) == (0, "!"), done.stdout
     assert "but takes no request of yours (" in line_of(done, "head")
-
-
-def test_denied_session_is_a_failure(stack: Laptop) -> None:
-    stack.front.refused = {"StartSession"}
-    done = stack.run("doctor")
-    failed(done, "Ray")
-    assert "(AccessDeniedException)" in line_of(done, "Ray")
 
 
 def test_other_code_is_a_note(stack: Laptop) -> None:

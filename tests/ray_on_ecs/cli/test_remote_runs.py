@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from ray_on_ecs.cli import follow, stop
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.jobs import machine, remote
+from ray_on_ecs.jobs.documents import HeadState
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import ENDED, Job
 from ray_on_ecs.node import desk
@@ -219,6 +221,8 @@ def test_request_that_can_not_be_withdrawn_is_named(
     laptop.put_state()
 
     def interrupt(jobs: remote.RemoteJobs, found: Callable[..., str]) -> str:
+        laptop.head.jobs = ["RUNNING"]  # since the command has read the state
+        laptop.put_state()
         laptop.refuse(f"{refused} /{{bucket}}/clusters")
         raise KeyboardInterrupt
 
@@ -277,6 +281,7 @@ def test_log_goes_on_over_a_new_head(laptop: Laptop, heads: Heads, monkeypatch: 
     assert out.endswith(f"{lost}begins \N{EURO SIGN}\nends\n"), out
     assert out.count("begins") == 2
     assert "waiting for the log (the head wrote its state 0:0" in err
+    assert err.count("the head is silent") <= 1
 
 
 def test_driver_that_is_killed_is_followed_to_its_successor(laptop: Laptop, heads: Heads) -> None:
@@ -305,6 +310,7 @@ def test_run_is_stopped_with_its_secrets(laptop: Laptop, heads: Heads, words: tu
     assert any("TOKEN" in name for name in names)
     status, _, err = run(laptop, "stop", *words)
     assert status == 0, err
+    assert words == ("mine",) or err.startswith("stopping job mine of ")  # IAM's identity
     assert heads.listed["mine"]["status"] == "STOPPED"
     names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert not any("TOKEN" in name for name in names)
@@ -341,6 +347,66 @@ def test_age_of_a_silent_state_is_said_once(
     laptop.head.silent_seconds = 0
     laptop.put_state()
     assert "is silent" not in run(laptop, *words)[2]
+
+
+@pytest.mark.parametrize("words", [("run-0",), ("--all",)], ids=["one", "all"])
+def test_stop_on_a_silent_head_says_that_it_waits(
+    laptop: Laptop, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote.RemoteJobs, "stop_seconds", 0.0)
+    laptop.head.jobs, laptop.head.silent_seconds = ["RUNNING"], 240
+    laptop.put_state()
+    status, _, err = run(laptop, "stop", *words)
+    what = "1 job" if words == ("--all",) else "run run-0"
+    assert f"waiting for the head, which stops {what} as soon as it is up\n" in err
+    assert err.endswith("job run-0 has not ended in 0 s; the head stops it once it is up\n")
+    assert status == 3
+
+
+def test_interrupted_stop_says_that_it_goes_on(laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    laptop.head.jobs = ["RUNNING"]
+    laptop.put_state()
+
+    def interrupt(jobs: remote.RemoteJobs, job_id: str) -> Job:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote.RemoteJobs, "job", interrupt)
+    status, _, err = run(laptop, "stop", "run-0")
+    assert status == 130
+    assert err.endswith("the stop was requested, and goes on; ray-on-ecs runs shows the state\n")
+    [request] = heads.documents.requests()
+    assert not isinstance(request, tuple)
+    assert request.content["jobs"] == ["run-0"]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("s3://{bucket}/clusters/typo", "s3://{bucket} has not a cluster typo; give one of s3://{bucket}/clusters/"),
+        ("s3://{bucket}", "s3://{bucket} has 2 clusters; give one of s3://{bucket}/clusters/"),
+    ],
+)
+@pytest.mark.parametrize("words", [("stop", "x"), ("run", "--detach", *RUN[1:])])
+def test_cluster_that_the_bucket_has_not_is_one_line(
+    laptop: Laptop, words: tuple[str, ...], address: str, reason: str
+) -> None:
+    laptop.put_state()
+    documents = replace(laptop.documents, root=f"{laptop.outputs['bucket']}/clusters/other")
+    documents.write_head(HeadState(), None)
+    names = {"bucket": laptop.outputs["bucket"]}
+    laptop.variables |= {"RAY_ON_ECS_CLUSTER": address.format(**names), "RAY_ON_ECS_OUTPUTS": ""}
+    status, _, err = run(laptop, *words)
+    assert status == 2
+    assert f"RAY_ON_ECS_CLUSTER: {reason.format(**names)}" in err.splitlines()[-1]
+
+
+def test_runs_of_a_bucket_whose_cluster_is_gone_are_listed(laptop: Laptop) -> None:
+    laptop.put_run("first")
+    laptop.variables |= {"RAY_ON_ECS_CLUSTER": f"s3://{laptop.outputs['bucket']}", "RAY_ON_ECS_OUTPUTS": ""}
+    status, out, err = run(laptop, "runs")
+    assert status == 0, err
+    assert "first" in out
+    assert "has 0 clusters; pulumi up creates a cluster" in err
 
 
 COMMANDS = (("runs",), ("status",), ("logs", "x"), ("stop", "x"), ("rm", "x"), ("run", "--detach", *RUN[1:]))

@@ -124,17 +124,11 @@ def test_run_of_another_storage_path_on_a_stack(paths: list[str]) -> None:
     cluster = ComposeCluster()
     cluster.storage_path = "s3://bucket/training"
     if paths == ["/a", "/b"]:
-        with pytest.raises(UsageError, match=r"each of /a, /b: in .* ray job stop night-0 or ray job stop night-1$"):
+        of_jobs = "ray-on-ecs stop night-0 or ray-on-ecs stop night-1"
+        with pytest.raises(UsageError, match=f"each of /a, /b: {of_jobs}$"):
             jobs_of(cluster, jobs, "night", "stop")
     else:
         assert list(jobs_of(cluster, jobs, "night", "stop")) == [f"night-{len(paths) - 1}"]
-
-
-def test_notebook_is_stopped_by_its_name(head: Jobs) -> None:
-    metadata = {"run_name": "notebook-1", "storage_path": "jupyterlab"}
-    head.jobs["notebook-1"] = job("notebook-1", metadata=metadata)
-    assert main(["stop", "--local", "notebook-1"]) == 0
-    assert [name for name, state in head.states.items() if state == "STOPPED"] == ["notebook-1"]
 
 
 @pytest.mark.parametrize("stored", ["not json", "5", "[]", "[5, 6]", "null", "{}", "[" * 9000, '["s3://b/r"]', "[[]]"])

@@ -253,6 +253,7 @@ def test_process_with_a_reused_id_is_not_the_driver(submit: Submit, home: Path, 
     bystander = subprocess.Popen(["sleep", "600"])
     try:
         rewrite(home, "processes", driver=[bystander.pid, known], parent=[bystander.pid, known])
+        local = MachineJobs()  # which has not read the end
         assert local.job("mine")["status"] == "FAILED"
         local.stop_job("mine")
         local.kill_job("mine")
@@ -291,6 +292,7 @@ def test_driver_that_never_starts_has_ended(submit: Submit, home: Path, monkeypa
     ended(local)
     for name in ("processes", "end"):
         next(home.glob(f"*/*/{name}.json")).unlink()
+    local = MachineJobs()  # which has not read the end
     assert local.job("mine")["status"] == "PENDING"
     monkeypatch.setattr(machine, "START_SECONDS", 0.0)
     assert local.job("mine")["status"] == "FAILED"

@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,22 @@ def test_next_head_continues_what_was_under_way(place: Place, with_state: bool) 
     assert [job["status"] for job in place.listed().values()] == ["SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
+def test_next_head_continues_the_runs_in_the_order_of_their_requests(place: Place) -> None:
+    """They start at once, and the first of them that is in the queue begins."""
+    first = place.head()
+    for name in "cab":
+        place.request(name)
+        work(first, lambda name=name: place.starts(name))
+    jobs = place.heads[-1]
+    jobs.kill_job("c")  # so that its last job is the youngest
+    work(first, lambda: len(place.starts("c")) == 2)
+    place.lose_head()
+    second = place.head()
+    work(second, lambda: all(place.starts(name)[1:] for name in "cab"))
+    again = [job["metadata"]["run_name"] for job in place.heads[-1].list_jobs()]
+    assert again == ["c", "a", "b"]
+
+
 def test_stopped_head_ends_its_jobs_and_the_next_one_continues_them(place: Place) -> None:
     head = place.head()
     place.request()
@@ -592,6 +609,10 @@ class Memory(MachineJobs):
 
     def __init__(self) -> None:
         self.listed: list[Job] = []
+
+    @contextmanager
+    def submitting(self, seconds: float = -1) -> Generator[None]:
+        yield
 
     def list_jobs(self) -> list[Job]:
         return [*self.listed]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.cli.main import main as command
-from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.command import RAY_SETTINGS
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted
@@ -90,8 +89,6 @@ def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> N
 def test_too_much_code_is_one_line(
     large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Head, "list_jobs", lambda head: [])
-    monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     assert command(["run", "--num-workers", "1", "train.py"]) == 2
     out, err = capsys.readouterr()
