@@ -38,14 +38,14 @@ def dashboard(head: RayHead) -> psutil.Process:
 
 
 def test_failed_dashboard_is_restarted_without_effect_on_runs(environment: dict[str, str], tmp_path: Path) -> None:
-    for name in ("state", "documents", "runs"):
+    for name in ("state", "documents", "runs", "code"):
         (tmp_path / name).mkdir()
-    (tmp_path / "wait.py").write_text(SCRIPT)
+    (tmp_path / "code" / "wait.py").write_text(SCRIPT)
     go_on = tmp_path / "go-on"
     words = ("--num-workers", "1", "wait.py", str(go_on))
     with (
         ray_head(environment, tmp_path, ray=(sys.executable, "-c", RAY)) as head,
-        commands("ray_on_ecs", head.shell, tmp_path) as typed,
+        commands("ray_on_ecs", head.shell, tmp_path / "code") as typed,
     ):
         before = typed("run", "--run-name=before", *words)
         read_until(before, "begins")
@@ -53,7 +53,7 @@ def test_failed_dashboard_is_restarted_without_effect_on_runs(environment: dict[
         hung.suspend()
         assert head.is_healthy, "a new head would cost every run a restart"
         during = typed("run", "--run-name=during", *words)
-        read_until(during, "begins")
+        read_until(during, "queued behind before")
         until(lambda: "the dashboard has not answered for" in head.log.read_text(), SECONDS, head.log.read_text)
         until(lambda: have_ended([hung]))
         until(lambda: head.state.ray, SECONDS, head.log.read_text)

@@ -174,7 +174,7 @@ def test_one_command_trains_and_fetches_results(laptop: Start, tmp_path: Path) -
     status, out, err = end(laptop(*run))
     assert status == 0, out + err
     assert "step 4: loss 0.25" in out
-    assert (tmp_path / "copies" / "whole" / "files" / "tiny" / "model.txt").read_text() == "0.25\n"
+    assert (tmp_path / "copies" / "whole" / "files" / "model.txt").read_text() == "0.25\n"
     status, again, err = end(laptop(*run))
     assert (status, again) == (2, ""), err
     assert "is finished" in err
