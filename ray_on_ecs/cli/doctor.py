@@ -143,12 +143,17 @@ def parameters(findings: Findings) -> str:
     """Read the SSM parameters with Ray's token and the cluster's description, which only the right account has."""
     stack = findings.stack
     try:
-        aws.token(stack)
         findings.workers = aws.workers(stack)
+        try:
+            aws.token(stack)
+        except aws.Refused as refused:
+            raise Notice(
+                f"access denied to {stack.token_parameter} ({one_line(refused)}); dashboard and notebook need "
+                "ssm:GetParameter for it, and kms:Decrypt if the stack has kmsKeyArn"
+            ) from refused
     except aws.Refused as refused:
         raise Problem(
-            f"access denied to {stack.token_parameter} and {stack.cluster_info_parameter} ({one_line(refused)}); ask "
-            "for ssm:GetParameter, and kms:Decrypt if the stack has kmsKeyArn"
+            f"access denied to {stack.cluster_info_parameter} ({one_line(refused)}); ask for ssm:GetParameter"
         ) from refused
     except ResourceError as cause:
         raise Problem(str(cause), UP) from cause

@@ -73,8 +73,8 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
     held = cluster.jobs()
     seconds, ray = 0.0, {}
     if isinstance(held, RemoteJobs):
-        state, seconds = held.state()
-        ray, jobs = state.ray, held.with_requests(state)
+        state, seconds, jobs = held.read()
+        ray = state.ray
     else:
         ray = {} if cluster.is_here else ray_status.read()
         jobs = held.list_jobs()
@@ -82,7 +82,7 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
     return {
         "seconds_ago": round(seconds),
         "ray_version": ray.get("ray_version"),
-        "nodes": [Node(**node) for node in ray.get("nodes", ())],
+        "nodes": ray_status.nodes_of(ray),
         "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
         "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
         "queue": queue(cluster, jobs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import click
 
@@ -12,8 +13,8 @@ from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.config import OWNER
-from ray_on_ecs.errors import Interrupted, ResourceError, UsageError, counted, one_line
-from ray_on_ecs.jobs.record import ENDED, Job, stored_secrets
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.jobs.record import ENDED, MAX_RESUBMISSIONS, RUN, Job, is_lost, is_of, number_in, stored_secrets
 
 POLL_SECONDS = 0.2
 
@@ -27,11 +28,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
     jobs = cluster.jobs(note)
-    try:
-        was_under_way = stop_run(cluster, jobs, run) if run else _stop_all(cluster, jobs)
-    except KeyboardInterrupt as interrupt:
-        line = f"the stop was requested, and goes on; {cluster.command('runs')} shows the state"
-        raise Interrupted(line) from interrupt
+    was_under_way = stop_run(cluster, jobs, run) if run else _stop_all(cluster, jobs)
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
@@ -48,7 +45,7 @@ def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
 
 def _stop_all(cluster: Cluster, head: Jobs) -> bool:
     """Stop all jobs; return True if one was under way. Raises as `_stop` does."""
-    running = _under_way({job["submission_id"]: job for job in head.list_jobs()})
+    running = {job["submission_id"]: job for job in filter(_goes_on, head.list_jobs())}
     for job_id, job in running.items():
         owner = "" if cluster.is_here else job["metadata"].get(OWNER)
         note(f"stopping job {job_id}" + (f" of {one_line(owner)}" if owner else ""))
@@ -56,7 +53,7 @@ def _stop_all(cluster: Cluster, head: Jobs) -> bool:
 
 
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
-    """Stop those jobs that are under way, and wait for their end; then delete what is left of all.
+    """Stop those jobs that are under way, and wait for the end of their runs; then delete what is left of all.
 
     Returns:
         True if a job was under way.
@@ -64,25 +61,43 @@ def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool
     Raises:
         ResourceError: One has not ended in time, or AWS doesn't answer.
     """
-    running = _under_way(jobs)
-    for job_id in running:
-        head.stop_job(job_id)
-    if running and head.is_away():
-        note(f"waiting for the head, which stops {what} as soon as it is up")
-    deadline = time.monotonic() + head.stop_seconds
-    with out.status(f"stopping {what}"):
+    running = [job_id for job_id, job in jobs.items() if _goes_on(job)]
+    try:
         for job_id in running:
-            while head.job(job_id)["status"] not in ENDED:
-                if time.monotonic() > deadline and not head.kill_job(job_id):
-                    late = f"job {job_id} has not ended in {head.stop_seconds:.0f} s"
-                    cause = "the head stops it once it is up" if head.is_away() else "its log shows what it does"
-                    raise ResourceError(f"{late}; {cause}")
-                time.sleep(POLL_SECONDS)
+            head.stop_job(job_id)
+        if running:
+            _wait_for_end(head, [jobs[job_id] for job_id in running], what)
+    except KeyboardInterrupt:
+        if running and not cluster.is_here:
+            note(f"the head stops {what} as soon as it reads the request")
+        raise
     for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
     cluster.end_unused()
     return bool(running)
 
 
-def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:
-    return {job_id: job for job_id, job in jobs.items() if job["status"] not in ENDED}
+def _wait_for_end(head: Jobs, jobs: Collection[Job], what: str) -> None:
+    """Wait for the end of jobs, and of those that a head submits in their place; ResourceError if it takes too long."""
+    ids = {job["submission_id"] for job in jobs}
+    runs = [run for job in jobs if (run := {key: job["metadata"][key] for key in RUN if key in job["metadata"]})]
+
+    def is_meant(job: Job) -> bool:
+        return job["submission_id"] in ids or any(is_of(job, run) for run in runs)
+
+    deadline = time.monotonic() + head.stop_seconds
+    if head.is_away():
+        note(f"waiting for the head, which stops {what} as soon as it is up")
+    with out.status(f"stopping {what}"):
+        while going_on := [job["submission_id"] for job in head.list_jobs() if _goes_on(job) and is_meant(job)]:
+            for job_id in going_on if time.monotonic() > deadline else ():
+                if not head.kill_job(job_id):
+                    late = f"job {job_id} has not ended in {head.stop_seconds:.0f} s"
+                    cause = "the head stops it once it is up" if head.is_away() else "its log shows what it does"
+                    raise ResourceError(f"{late}; {cause}")
+            time.sleep(POLL_SECONDS)
+
+
+def _goes_on(job: Job) -> bool:
+    """Return True if a job is under way, or was lost and is about to be submitted again."""
+    return job["status"] not in ENDED or (is_lost(job) and number_in(job["metadata"], MAX_RESUBMISSIONS) > 0)

@@ -139,11 +139,45 @@ class Cluster(ABC):
         """Return a context that yields the Head, without checking that it answers."""
 
 
-class StackCluster(Cluster):
+class RemoteCluster(Cluster):
+    """Cluster whose head is reached through a bucket."""
+
+    bucket: str
+
+    @property
+    @abstractmethod
+    def cluster_name(self) -> str:
+        """The name that distinguishes it from others of the bucket."""
+
+    @property
+    @abstractmethod
+    def client_options(self) -> dict[str, Any]:
+        """Options of clients of services other than S3."""
+
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
+        documents = Documents(Bucket(**self.s3_options()), f"{self.bucket}/{CLUSTERS_PREFIX}/{self.cluster_name}")
+        return RemoteJobs(documents, partial(aws.user_id, **self.client_options), say, self.secrets_of)
+
+    def document_storage(self, storage: RunStorage) -> RunStorage:
+        # In the bucket if the storage path is a folder of the nodes, apart from other runs.
+        if not storage.is_local:
+            return storage
+        of_path = hashlib.sha256(self.storage_path.encode()).hexdigest()[:12]
+        return self.storage(storage.run_name, f"s3://{self.bucket}/{RUNS_PREFIX}/.documents/{of_path}")
+
+    def code_storage(self, storage: RunStorage) -> RunStorage:
+        return storage if not storage.is_local else self.storage(storage.run_name, f"s3://{self.bucket}/{RUNS_PREFIX}")
+
+    def s3_options(self) -> dict[str, Any]:
+        return aws.limits()  # also for a storage path on the nodes: the document is in the bucket
+
+
+class StackCluster(RemoteCluster):
     """Cluster of a stack."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = self._stack = stack
+        self.bucket = stack.bucket
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
         self.default_workers = stack.default_gpus or None  # a worker for each GPU; the run waits for them
@@ -170,25 +204,18 @@ class StackCluster(Cluster):
         with forwarded_port(self._stack, host, port) as local:
             yield local
 
-    def document_storage(self, storage: RunStorage) -> RunStorage:
-        # In the stack's bucket if the storage path is a folder of the nodes, apart from other runs.
-        if not storage.is_local:
-            return storage
-        of_path = hashlib.sha256(self.storage_path.encode()).hexdigest()[:12]
-        return self.storage(storage.run_name, f"{self._stack.storage_path}/.documents/{of_path}")
-
-    def code_storage(self, storage: RunStorage) -> RunStorage:
-        return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
-
     def explain(self, cause: AnswerError) -> ResourceError:
         from ray_on_ecs.cluster.aws_status import explain_head
 
         return explain_head(self._stack) or cause
 
-    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
-        bucket = Bucket(**self.s3_options())
-        documents = Documents(bucket, f"{self._stack.bucket}/{CLUSTERS_PREFIX}/{self._stack.cluster_name}")
-        return RemoteJobs(documents, partial(aws.user_id, **self.s3_options()), say)
+    @property
+    def cluster_name(self) -> str:
+        return self._stack.cluster_name
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        return self.s3_options()
 
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
@@ -296,7 +323,7 @@ class LocalCluster(HeadCluster):
         return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stop} ends it with its runs")
 
 
-class BucketCluster(Cluster):
+class BucketCluster(RemoteCluster):
     """Cluster of which only the bucket is known.
 
     Args:
@@ -311,42 +338,38 @@ class BucketCluster(Cluster):
         if not found:
             wanted = f"s3://BUCKET or s3://BUCKET/{CLUSTERS_PREFIX}/CLUSTER"
             raise UsageError(f"{CLUSTER_VARIABLE}: {address!r} is not a cluster's bucket; give {wanted}")
-        self._bucket, self._given = found[1], found[2]
+        self.bucket, self._given = found[1], found[2]
         self.storage_path = f"s3://{found[1]}/{RUNS_PREFIX}"
         self.name = address.rstrip("/")
 
     @cached_property
-    def _cluster(self) -> str:
-        """The cluster's name; UsageError if it is not in the bucket, or if the bucket has several and none is given."""
+    def cluster_name(self) -> str:
+        """See RemoteCluster; UsageError if it is not in the bucket, or if the bucket has several and none is given."""
         try:
-            names = Bucket(**self.s3_options()).listing(f"{self._bucket}/{CLUSTERS_PREFIX}").folders
+            names = Bucket(**self.s3_options()).listing(f"{self.bucket}/{CLUSTERS_PREFIX}").folders
         except StorageFault as cause:
             raise cause.error from cause
         if self._given in names or (self._given and not names):  # the first head is starting
             return str(self._given)
         if len(names) == 1 and not self._given:
             return names[0]
-        choice = ", ".join(f"s3://{self._bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
+        choice = ", ".join(f"s3://{self.bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
         way_out = f"give one of {choice}" if names else "pulumi up creates a cluster, whose head then writes its state"
-        bucket = f"s3://{self._bucket}"
+        bucket = f"s3://{self.bucket}"
         count = f"{bucket} has {counted(len(names), 'cluster')}"
         raise UsageError(
             f"{CLUSTER_VARIABLE}: {f'{bucket} has not a cluster {self._given}' if self._given else count}; {way_out}"
         )
 
-    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
-        documents = Documents(Bucket(**self.s3_options()), f"{self._bucket}/{CLUSTERS_PREFIX}/{self._cluster}")
-        return RemoteJobs(documents, partial(aws.user_id, **self._options), say)
-
     def secrets_of(self, uri: str) -> secrets.Store:
         return secrets.parameters(
-            secrets_prefix(self._cluster), uri, partial(secrets.ask, "ssm", options=self._options)
+            secrets_prefix(self.cluster_name), uri, partial(secrets.ask, "ssm", options=self.client_options)
         )
 
     @cached_property
-    def _options(self) -> dict[str, Any]:
-        """Options of clients of other services, in the bucket's region: this machine may have another one, or none."""
-        answer = Bucket(**self.s3_options()).call("head_bucket", self._bucket)
+    def client_options(self) -> dict[str, Any]:
+        """See RemoteCluster; of the bucket's region: this machine may have another one, or none."""
+        answer = Bucket(**self.s3_options()).call("head_bucket", self.bucket)
         region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
         return {**({"region_name": region} if region else {}), **self.s3_options()}
 
@@ -360,7 +383,7 @@ class BucketCluster(Cluster):
 class ComposeCluster(BucketCluster):
     """Cluster of docker/compose.yaml on this machine."""
 
-    _cluster = COMPOSE.rpartition("/")[2]
+    cluster_name = COMPOSE.rpartition("/")[2]
 
     def __init__(self) -> None:
         super().__init__(COMPOSE)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.machine import MachineJobs
-from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, STOPPED, Job, is_lost, is_of, under_way
+from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, STOPPED, Job, is_of, under_way, was_lost
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage import layout
@@ -74,15 +74,18 @@ def of_run(jobs: Iterable[Job], run: Mapping[str, str]) -> dict[str, Job]:
 
 def resubmitted(jobs: Jobs, run: Mapping[str, str], lost: Job) -> str | None:
     """Wait for this head or the next one to resubmit the run if it lost this job; return the new ID, or None."""
-    if not is_lost(lost) or lost["metadata"].get(MAX_RESUBMISSIONS, "0") == "0":
+    if not was_lost(lost) or lost["metadata"].get(MAX_RESUBMISSIONS, "0") == "0":
         return None
     said = False
     latest = time.monotonic() + HEAD_SECONDS
     deadline = time.monotonic() + RESUBMISSION_SECONDS
     while time.monotonic() < deadline:
-        for job_id, job in of_run(jobs.list_jobs(), run).items():
+        listed = of_run(jobs.list_jobs(), run)
+        for job_id, job in listed.items():
             if job["start_time"] > lost["start_time"]:
                 return job_id
+        if listed.get(lost["submission_id"], {}).get("is_settled"):  # it was lost too often
+            return None
         if jobs.is_away() and time.monotonic() < latest:
             deadline = time.monotonic() + RESUBMISSION_SECONDS
             if not said:

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_on_ecs.jobs.record import Job
+from ray_on_ecs.errors import one_line
+from ray_on_ecs.jobs.record import Job, is_job
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.storage.bucket import Bucket
 from ray_on_ecs.storage.disk import Disk
@@ -25,6 +26,7 @@ from ray_on_ecs.storage.disk import Disk
 FORMAT = 1
 HEAD, REQUESTS, BELL, LOGS = "head.json", "requests", "bell", "logs"
 RUN, STOP = "run", "stop"
+MAX_REQUEST_BYTES = 2**18  # metadata alone: code and settings are in the run's folder
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class Request:
 
 
 class BrokenError(ValueError):
-    """A document can't be used; `is_other_format` if another version has written it."""
+    """A document can't be used: `is_other_format` if another version has written it; `version`, of the head's state."""
+
+    version: str | None = None
 
     def __init__(self, reason: str, *, is_other_format: bool = False) -> None:
         super().__init__(reason)
@@ -111,11 +115,11 @@ class Documents:
         version, content = self.store.read_version(self.path(HEAD))
         if version is None:
             return None, HeadState()
-        document = _document(content)
         try:
-            return version, HeadState(**{key: value for key, value in document.items() if key != "format"})
-        except TypeError as cause:
-            raise BrokenError(str(cause)) from cause
+            return version, _head_state(_document(content))
+        except BrokenError as cause:
+            cause.version = version
+            raise
 
     def write_head(self, state: HeadState, version: str | None) -> str | None:
         """Write the head's state if it has this version; return the new one.
@@ -124,9 +128,9 @@ class Documents:
         """
         return self.store.write_if(self.path(HEAD), state.to_json(), version)
 
-    def write_request(self, user: str, kind: str, **content: Any) -> str:
-        """Write a request, and ring; return its ID."""
-        request = uuid.uuid4().hex
+    def write_request(self, user: str, kind: str, request: str = "", **content: Any) -> str:
+        """Write a request under this ID or a new one, and ring; return the ID."""
+        request = request or uuid.uuid4().hex
         document = {"format": FORMAT, "kind": kind, **content}
         self._write(self.path(REQUESTS, user, f"{request}.json"), json.dumps(document).encode())
         self.ring()
@@ -146,6 +150,8 @@ class Documents:
         for name, file in sorted(listing.files.items(), key=lambda item: item[1].mtime_ns):
             user, _, last = name.rpartition("/")
             try:
+                if file.size > MAX_REQUEST_BYTES or "/" in user:
+                    raise BrokenError("it is not a request")
                 content = _document(self.store.read(file.path))
                 _check_request(content)
             except FileNotFoundError:  # withdrawn
@@ -193,8 +199,22 @@ def _document(content: bytes) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError) as cause:
         raise BrokenError("it is not such a document") from cause
     if found != FORMAT:
-        raise BrokenError(f"its format is {found}, and this version's is {FORMAT}", is_other_format=True)
+        raise BrokenError(
+            f"its format is {one_line(str(found))[:20]}, and this version's is {FORMAT}", is_other_format=True
+        )
     return document
+
+
+def _head_state(document: Mapping[str, Any]) -> HeadState:
+    """Return the head's state in a document, without what has another type."""
+    jobs, refused, ray = document.get("jobs"), document.get("refused"), document.get("ray")
+    return HeadState(
+        jobs=[job for job in jobs if is_job(job)] if isinstance(jobs, list) else [],
+        refused={key: str(reason) for key, reason in refused.items()} if isinstance(refused, dict) else {},
+        ray=ray if isinstance(ray, dict) else {},
+        code=str(document.get("code", "")),
+        head=str(document.get("head", "")),
+    )
 
 
 def _check_request(content: Mapping[str, Any]) -> None:

@@ -10,6 +10,8 @@ A driver is in a separate session, and outlives the command that started it. Eac
     interrupted      exists once the head has stopped it because it is itself being stopped
     end.json         the driver's exit status, which its parent writes
 
+A head's folder also has `taken.json`, the IDs of jobs of earlier heads.
+
 A local driver that was killed is not started again: the same command resumes its run. If its parent was killed, too,
 the next command that reads the job deletes the secrets of its run, and writes an end without an exit status. A head
 submits a job that has lost its driver again, and keeps its secrets until then (node/desk.py).
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +57,7 @@ from ray_on_ecs.private_folder import at_home, held, machine, place
 # Arguments of Python; -P keeps the driver's working directory off sys.path.
 DRIVER = ("-P", "-m", "ray_on_ecs.run")
 STOP, INTERRUPT = "stopped", "interrupted"
+TAKEN = "taken.json"
 # Jobs that have ended, of which the records and logs are kept.
 KEPT_JOBS = 100
 # A job without a driver after this time counts as failed.
@@ -135,7 +138,8 @@ class MachineJobs:
         Raises:
             ResourceError: The job's folder can't be written; a local run's secrets are then deleted.
         """
-        job_id = job_id or next_id(metadata["run_name"], {job["submission_id"] for job in self.list_jobs()})
+        taken = {job["submission_id"] for job in self.list_jobs()} | set(_document(self._folder / TAKEN).get("ids", ()))
+        job_id = job_id or next_id(metadata["run_name"], taken)
         metadata = {**metadata, "job_submission_id": job_id}
         command = [sys.executable, *DRIVER, uri]
         parent = [sys.executable, "-I", "-S", driver_parent.__file__]
@@ -167,10 +171,15 @@ class MachineJobs:
             if not self._is_head:
                 _delete_secrets(metadata)
             line = f"the driver can't be started in {self._folder} ({one_line(cause)})"
-            cure = "try again on a less busy machine" if isinstance(cause, TimeoutError) else WAYS_OUT
+            ways_out = "free some space on the head" if self._is_head else WAYS_OUT
+            cure = "try again on a less busy machine" if isinstance(cause, TimeoutError) else ways_out
             raise ResourceError(f"{line}; {cure}") from cause
         self._delete_old()
         return job_id
+
+    def reserve(self, ids: Collection[str]) -> None:
+        """Keep `submit` from using IDs, which jobs of earlier heads have."""
+        write(str(self._folder / TAKEN), {"ids": sorted(ids)})
 
     def stop_job(self, job_id: str, mark: str = STOP) -> None:
         """Ask the driver of a job to end, for a user or, with the mark INTERRUPT, for a head that is being stopped."""
@@ -239,7 +248,8 @@ class MachineJobs:
             if status in ENDED and not end:
                 end = self._end_lost(folder, record["metadata"])
             exit_status = end.get("status")
-            if status == FAILED and (folder / STOP).exists():
+            is_stopped = (folder / STOP).exists()
+            if status == FAILED and is_stopped:
                 status = STOPPED
             lost = "it was killed with its parent, the machine went down, or its disk was full"
             job = {
@@ -250,6 +260,7 @@ class MachineJobs:
                 "ray": record["ray"],
                 "status": status,
                 "is_interrupted": (folder / INTERRUPT).exists(),
+                "is_stopped": is_stopped,
                 "start_time": int(1000 * record["start"]),
                 "end_time": int(1000 * end["time"]) if end else None,
                 "driver_exit_code": None if exit_status is None else int(exit_status),

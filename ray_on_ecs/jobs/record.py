@@ -12,8 +12,21 @@ from ray_on_ecs import secrets
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import SIGNALLED
 
-# submission_id, metadata, uri, log, status, start_time and end_time (ms), driver_exit_code, message, is_interrupted.
+# submission_id, metadata, uri, log, status, start_time and end_time (ms), driver_exit_code, message, is_interrupted;
+# is_stopped, a user has asked it to end; is_settled, it was lost, and another job has continued its run, or none will.
 Job = dict[str, Any]
+TYPES: dict[str, Any] = {
+    "submission_id": str,
+    "metadata": dict,
+    "uri": str,
+    "log": str,
+    "status": str,
+    "start_time": int,
+    "end_time": int | None,
+    "driver_exit_code": int | None,
+    "message": str | None,
+    "is_interrupted": bool,
+}
 
 # Keys of a job's metadata. Jobs belong to the same run if they agree in RUN; the run's name is the first job's ID.
 RUN = ("run_name", "storage_path")
@@ -52,7 +65,24 @@ def under_way(jobs: Iterable[Job], run: Mapping[str, str]) -> Job | None:
     return next((job for job in jobs if job["status"] not in ENDED and is_of(job, run)), None)
 
 
+def is_job(value: Any) -> bool:
+    """Return True if a document's value has all that a job has."""
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), kind) for key, kind in TYPES.items()):
+        return False
+    return all(isinstance(text, str) for text in value["metadata"].values())
+
+
+def key_of(job: Job) -> str:
+    """Return what identifies a job over all heads: its log, or its request as long as it has not started."""
+    return job["log"] or job["metadata"].get(REQUEST, "")
+
+
 def is_lost(job: Job) -> bool:
+    """Return True if a job was lost (`was_lost`), and its run is to be continued."""
+    return was_lost(job) and not job.get("is_settled")
+
+
+def was_lost(job: Job) -> bool:
     """Return True if a job has lost its driver or its head: it has neither ended by itself, nor did a user stop it."""
     if job["status"] != FAILED:
         return False

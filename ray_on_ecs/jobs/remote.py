@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError
+from ray_on_ecs import secrets
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
-from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, Job
+from ray_on_ecs.jobs.record import ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets
 from ray_on_ecs.storage.bucket import StorageFault
 
 # A head writes its state every 10 s. After these times it may be away, and is silent.
 AWAY_SECONDS, SILENT_SECONDS = 20.0, 60.0
 POLL_SECONDS = 0.5
 STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
-# For the rest of the log of a job that has ended.
+# For each next part of the log of a job that has ended.
 LAST_SECONDS = 15.0
+WITHDRAW_SECONDS = 10.0  # for the head to start a driver
+DAY = 86400.0
 # A head that is starting pulls its image first.
 ACCEPT_SECONDS = 1800.0
 
@@ -31,13 +36,20 @@ class RemoteJobs:
         documents: The cluster's documents.
         user: Returns the user's ID, `aws:userid`.
         say: Prints a line about a wait.
+        secrets_of: Returns the store of a run's secrets, by the run's folder.
     """
 
     # For a job that is asked to end: its driver writes a last checkpoint, and the head kills it after 70 s.
     stop_seconds = 180.0
 
-    def __init__(self, documents: Documents, user: Callable[[], str], say: Callable[[str], None]) -> None:
-        self._documents, self._user, self._say = documents, user, say
+    def __init__(
+        self,
+        documents: Documents,
+        user: Callable[[], str],
+        say: Callable[[str], None],
+        secrets_of: Callable[[str], secrets.Store] = secrets.store,
+    ) -> None:
+        self._documents, self._user, self._say, self._secrets_of = documents, user, say, secrets_of
         self._version, self._state = "", HeadState()
         self._said: set[str] = set()
 
@@ -61,7 +73,14 @@ class RemoteJobs:
                 ) from cause
         self._version = version
         if not version:
-            raise HeadUnavailable("the head has not written its state yet; ray-on-ecs doctor looks for the cause")
+            raise HeadUnavailable(
+                "the head has not written its state yet: it is starting, or its image is older than this command, and "
+                "pulumi up replaces it"
+            )
+        if age > DAY:  # no head continues them: see node/desk.py
+            lost = {"status": FAILED, "message": "its head was lost", "is_settled": True}
+            jobs = [job if job["status"] in ENDED else {**job, **lost} for job in self._state.jobs]
+            return replace(self._state, jobs=jobs), age
         return self._state, age
 
     def is_away(self) -> bool:
@@ -76,18 +95,19 @@ class RemoteJobs:
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs in the order of their start, and last the requests that the head has not accepted yet."""
-        state, age = self.state()
+        _, age, jobs = self.read()
         if age > SILENT_SECONDS:
             self._say_once("silent", f"the head is silent: this is its state of {_ago(age)}")
-        return self.with_requests(state)
+        return jobs
 
-    def with_requests(self, state: HeadState) -> list[Job]:
-        """Return the jobs of a state, and last the requests that the head has not accepted yet."""
-        answered = {job["metadata"].get(REQUEST) for job in state.jobs}
-        with _answers():
+    def read(self) -> tuple[HeadState, float, list[Job]]:
+        """Return the head's state, the seconds since it was written, and all jobs as `list_jobs` does."""
+        with _answers():  # before the state: a request that is accepted meanwhile is in both, and not in neither
             requests = [each for each in self._documents.requests() if not isinstance(each, tuple)]
+        state, age = self.state()
+        answered = {job["metadata"].get(REQUEST) for job in state.jobs} | state.refused.keys()
         pending = [each for each in requests if each.kind == RUN and each.id not in answered]
-        return [*state.jobs, *map(_requested, pending)]
+        return state, age, [*state.jobs, *map(_requested, pending)]
 
     def job(self, job_id: str) -> Job:
         """Return a job, or the one that answers a request of this ID."""
@@ -100,33 +120,50 @@ class RemoteJobs:
 
         Raises:
             UsageError: The head refuses the request.
-            ResourceError: It does not accept it in time; the request is then withdrawn.
+            ResourceError: It does not accept it in time; the request is then withdrawn, and its secrets are deleted.
         """
-        user = self._user()
-        with _answers():
-            request = self._documents.write_request(user, RUN, uri=uri, metadata=dict(metadata))
+        user, request = self._user(), uuid.uuid4().hex
         try:
-            return self._wait(partial(self._answer, request))
-        except BaseException:
-            if job := self._withdraw(user, request):
+            with _answers():  # also a write whose answer is lost may have succeeded
+                self._documents.write_request(user, RUN, request, uri=uri, metadata=dict(metadata))
+            return self._wait(partial(self._answer, request), is_patient=True)
+        except BaseException as end:
+            job = self._withdraw(user, request)
+            if job:
                 self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
+            elif job is not None and not isinstance(end, UsageError):  # a refused one may be that of another command
+                self._delete_secrets(metadata)
             raise
 
-    def _withdraw(self, user: str, request: str) -> str:
-        """Withdraw a request; return the ID of its job if the head was faster."""
+    def _withdraw(self, user: str, request: str) -> str | None:
+        """Withdraw a request; return the ID of its job if the head was faster, and None if that is not known."""
+        deadline = time.monotonic() + WITHDRAW_SECONDS
         try:
             with _answers():
                 self._documents.withdraw(user, request)
-            found = _find(self.state()[0].jobs, request)  # also one that is about to start
-            return str(found["submission_id"]) if found else ""
+            while found := _find(self.state()[0].jobs, request):
+                # Without a log it is about to start, or to be dropped, as its request is gone.
+                if found["log"] or found["status"] in ENDED or time.monotonic() > deadline:
+                    return str(found["submission_id"])
+                time.sleep(POLL_SECONDS)
+            return ""
         except (HeadUnavailable, UsageError):  # there is not a head, or it is of another version
             return ""
         except ResourceError as cause:
             self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
-            return ""
+            return None
 
-    def _wait(self, found: Callable[[HeadState], str]) -> str:
-        """Return what is found in the head's state, as soon as there is something; else ResourceError."""
+    def _delete_secrets(self, metadata: Mapping[str, str]) -> None:
+        uri, *names = stored_secrets(metadata) or [""]
+        if names:
+            with suppress(OSError, TrainingError):  # `rm` does it
+                self._secrets_of(uri).delete(names)
+
+    def _wait(self, found: Callable[[HeadState], str], *, is_patient: bool = False) -> str:
+        """Return what is found in the head's state, as soon as there is something; else ResourceError.
+
+        If it is patient, a bucket that does not answer is asked again.
+        """
         deadline = time.monotonic() + ACCEPT_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -134,7 +171,9 @@ class RemoteJobs:
                 if answer := found(state):
                     return answer
                 reason = f"the head wrote its state {_ago(age)}" if age > SILENT_SECONDS else ""
-            except HeadUnavailable as cause:
+            except ResourceError as cause:
+                if not (is_patient or isinstance(cause, HeadUnavailable)):
+                    raise
                 reason = str(cause)
             if reason:
                 self._say_once("waits", f"waiting for the head, which starts the run as soon as it is up ({reason})")
@@ -184,22 +223,34 @@ class RemoteJobs:
         Raises:
             HeadUnavailable: The head is silent; the log goes on from the same offset.
         """
-        looked_at, ended_at, job = 0.0, 0.0, self.job(job_id)
+        looked_at, ended_at, read_at, job = 0.0, 0.0, 0.0, self.job(job_id)
         while True:
             if time.monotonic() - looked_at > STATE_SECONDS:
                 state, age = self.state()
                 if age > SILENT_SECONDS:
                     raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
-                job = _find(state.jobs, job_id) or job
+                job = _find(state.jobs, job_id) or self._still_listed(job_id, job)
                 looked_at = time.monotonic()
                 ended_at = ended_at or (looked_at if job["status"] in ENDED else 0.0)
                 show(b"")
+            before = offset
             with _answers():
                 offset = self._read_log(job, offset, show)
-            is_late = ended_at and time.monotonic() - ended_at > LAST_SECONDS  # the rest was lost with its head
+            read_at = time.monotonic() if offset > before else read_at
+            # The rest was lost with its head.
+            is_late = ended_at and time.monotonic() - max(ended_at, read_at) > LAST_SECONDS
             if job["status"] in ENDED and (is_late or offset >= (job.get("log_size") or 0)):
                 return
             time.sleep(POLL_SECONDS)
+
+    def _still_listed(self, job_id: str, job: Job) -> Job:
+        """Return a job that is not in the head's state; TrainingError if it was a request that is gone."""
+        if job["log"]:  # the head has forgotten it
+            return job
+        if found := _find(self.list_jobs(), job_id):
+            return found
+        refused = self._state.refused.get(job["metadata"].get(REQUEST, job_id))
+        raise TrainingError(refused or f"the request of run {job['metadata'].get('run_name')} was withdrawn")
 
     def _read_log(self, job: Job, offset: int, show: Callable[[bytes], None]) -> int:
         """Show the parts of a log from an offset; return the next one."""
@@ -210,8 +261,10 @@ class RemoteJobs:
 
 
 def _find(jobs: Sequence[Job], job_id: str) -> Job | None:
-    """Return a job by its ID, or by the ID of the request that it answers."""
-    return next((job for job in jobs if job_id in (job["submission_id"], job["metadata"].get(REQUEST))), None)
+    """Return the last job of an ID, or the first one that answers a request of this ID."""
+    of_id = [job for job in jobs if job["submission_id"] == job_id]
+    answers = [job for job in jobs if job["metadata"].get(REQUEST) == job_id]
+    return next(iter([*of_id[::-1], *answers]), None)
 
 
 def _requested(request: Request) -> Job:

@@ -28,7 +28,7 @@ from ray_on_ecs.errors import TrainingError, failure_of
 from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
-from ray_on_ecs.jobs.record import ENDED, REQUEST, Job, is_lost, next_id, number_in
+from ray_on_ecs.jobs.record import ENDED, REQUEST, Job, is_lost, is_of, key_of, next_id, number_in
 from ray_on_ecs.node import labels
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,9 @@ POLL_SECONDS = 1.0
 # Between two looks at the requests if the bell is not heard, and between two writes of a state that has not changed.
 LOOK_SECONDS, STATE_SECONDS = 60.0, 10.0
 PRUNE_SECONDS = 3600.0
-PART_BYTES = 2**20
+# Parts of a log that are copied in one go, and those after which they are merged: a reader gets them one by one.
+PART_BYTES, PARTS_AT_ONCE, MERGED_PARTS = 2**20, 8, 60
+SECRETS_SECONDS = 60.0  # until secrets that could not be deleted are tried again
 LOCK_SECONDS = 5.0  # for a command in the head's shell that submits a run; the next look tries again
 # A request that no head has accepted in this time is dropped, and a run whose head has been away for longer is not
 # continued.
@@ -72,14 +74,16 @@ class Desk:
         self._documents, self._jobs, self._ray, self._can_start = documents, jobs, ray, can_start
         self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint())
         self._version: str | None = None
-        self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their logs
+        self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their keys (`record.key_of`)
         self._claim: list[Job] = []  # the job whose driver is about to start
-        self._dropped: set[str] = set()  # logs of jobs that are too old to be continued
+        self._settled: set[str] = set()  # keys of lost jobs whose run another job has continued, or none will
         self._pushed: dict[str, int] = {}  # bytes of each log that are in the bucket
         self._merged: dict[str, int] = {}  # those of them that are in large parts
+        self._pieces: dict[str, int] = {}  # parts after these
         self._parts: dict[str, bytes] = {}  # parts whose write may have succeeded, or not
         self._kill_at: dict[str, float] = {}
-        self._without_secrets: set[str] = set()
+        self._without_secrets: set[str] = set()  # keys of jobs
+        self._secrets_at = float("-inf")
         self._bell: str | None = None
         self._looked_at = self._wrote_at = float("-inf")
         self._pruned_at = time.monotonic()
@@ -101,13 +105,15 @@ class Desk:
 
     def work(self) -> None:
         """Do once what is to be done; one fault does not hold up the rest."""
-        steps: tuple[Callable[[], None], ...] = (self._kill_late,)
+        self._try(self._kill_late, "stopping jobs")
         if not self._version:
-            steps += (self._take_over,)
-        elif self.is_current:
-            steps += (self._look, self._resubmit_lost, self._prune) if self._can_start() else ()
-        for step in (*steps, self._push_logs, self._write):
-            self._try(step, step.__name__.strip("_").replace("_", " "))
+            if self._can_start():  # until then the state says what the head before had under way
+                self._try(self._take_over, "the state of the head before")
+        elif self.is_current and self._try(self._look, "requests"):  # a lost run may have been stopped
+            self._try(self._resubmit_lost, "lost runs")
+            self._try(self._prune, "old logs")
+        self._try(self._push_logs, "logs")
+        self._try(self._write, "the state")
 
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
@@ -139,21 +145,22 @@ class Desk:
         try:
             version, state = self._documents.read_head()
         except BrokenError as cause:
-            version, state = self._documents.head_age()[0], HeadState()
+            version, state = cause.version, HeadState()
             self._say(f"the state of the head before can't be used ({cause}); its runs are not continued")
         age = self._documents.head_age()[1]
-        own = self._jobs.list_jobs()
-        known = {job["log"] for job in own} | {job["metadata"].get(REQUEST) for job in own}
-        earlier = [job for job in state.jobs if (job["log"] or job["metadata"].get(REQUEST)) not in known]
-        ended = [job for job in earlier if job["status"] in ENDED and not is_lost(job)]
-        for job in earlier:
-            if job not in ended[:-KEPT_JOBS]:
-                key = job["log"] or job["metadata"].get(REQUEST, "")
-                self._earlier[key] = job if job["status"] in ENDED else self._lost(job, age)
-        if age > DAY:
-            self._dropped |= {job["log"] for job in [*own, *self._earlier.values()] if job["status"] in ENDED}
         # The head before has deleted them; there may already be those of a request that is not read yet.
-        self._without_secrets |= {job["submission_id"] for job in state.jobs if job["status"] in ENDED}
+        self._without_secrets |= {key_of(job) for job in state.jobs if job["status"] in ENDED and not is_lost(job)}
+        self._settled |= {key_of(job) for job in state.jobs if job.get("is_settled")}
+        own = self._jobs.list_jobs()
+        known = {key_of(job) for job in own} | {job["metadata"].get(REQUEST) for job in own}
+        earlier = [job for job in state.jobs if key_of(job) not in known]
+        earlier = [job if job["status"] in ENDED else self._lost(job, age) for job in earlier]
+        self._settle([*earlier, *own])
+        if age > DAY:
+            self._settled |= {key_of(job) for job in [*own, *earlier] if job["status"] in ENDED}
+        ended = [job for job in earlier if key_of(job) in self._settled or not is_lost(job)]
+        self._earlier = {key_of(job): job for job in earlier if job not in ended[:-KEPT_JOBS]}
+        self._jobs.reserve({job["submission_id"] for job in self._earlier.values()})
         self._state = replace(self._state, refused=state.refused)
         self._version = self._documents.write_head(self._current(), version)
         self.is_current = self._version is not None
@@ -161,7 +168,8 @@ class Desk:
     def _lost(self, job: Job, age: float) -> Job:
         """Return a job that was under way on a head that is gone, and that wrote its state so many seconds ago."""
         size = self._documents.log_size(job["log"]) if job["log"] else 0
-        ended = {"status": record.FAILED, "end_time": int(1000 * (time.time() - age)), "log_size": size}
+        status = record.STOPPED if job.get("is_stopped") else record.FAILED
+        ended = {"status": status, "end_time": int(1000 * (time.time() - age)), "log_size": size}
         return {**job, **ended, "driver_exit_code": None, "message": "its head was lost"}
 
     def _list(self) -> list[Job]:
@@ -171,7 +179,14 @@ class Desk:
             if job["status"] in ENDED:
                 with suppress(OSError):
                     job["log_size"] = self._jobs.log_file(job).stat().st_size
-        return sorted([*self._earlier.values(), *own, *self._claim], key=lambda job: job["start_time"])
+        jobs = [*self._earlier.values(), *own, *self._claim]
+        marked = [{**job, "is_settled": True} if key_of(job) in self._settled else job for job in jobs]
+        return sorted(marked, key=lambda job: job["start_time"])
+
+    def _settle(self, jobs: list[Job]) -> None:
+        """Settle the lost jobs that are not the last ones of their runs: a later job has continued each."""
+        last = {key_of(job) for job in record.last_jobs(jobs)}
+        self._settled |= {key_of(job) for job in jobs if is_lost(job) and key_of(job) not in last}
 
     # Requests
 
@@ -181,28 +196,41 @@ class Desk:
         has_rung = bell is not None and bell.version != self._bell
         if not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
             return
-        have_failed = False
+        failed: dict[str, Request | None] = {}
         for request in self._documents.requests():
-            answer = (
-                partial(self._refuse_broken, *request) if isinstance(request, tuple) else partial(self._answer, request)
-            )
-            have_failed |= not self._try(answer, "a request")
-        if not have_failed:
+            if isinstance(request, tuple):
+                if not self._try(partial(self._refuse_broken, *request), "a request"):
+                    failed[request[0]] = None
+            elif not self._try(partial(self._answer, request, failed), "a request"):
+                failed[request.id] = request
+        if not failed:
             self._looked_at = time.monotonic()
             self._bell = bell.version if bell else None  # as it was before the look: it may have rung meanwhile
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request, failed: Mapping[str, Request | None]) -> None:
+        """Answer a request; `failed` are those before it that could not be answered, and will be tried again."""
         if self._stopping.is_set():
             return
         if request.age > DAY:
-            self._refuse(request.id, request.path, "the request is older than a day; start the run again")
+            self._drop(request, "the request is older than a day; start the run again")
         elif request.kind == RUN:
             with self._jobs.submitting(LOCK_SECONDS):
                 self._accept(request)
         else:
-            for job in request.content["jobs"]:
-                self._stop(job)
-            self._documents.store.delete(request.path)
+            for wanted in request.content["jobs"]:
+                if begun := failed.get(wanted):
+                    self._drop(begun, "the run was stopped before it began")
+                else:
+                    self._stop(wanted)
+            self._has_changed = True
+            if self._write():  # the next head knows it, too
+                self._documents.store.delete(request.path)
+
+    def _drop(self, request: Request, reason: str) -> None:
+        """Refuse a request for good, and delete its secrets unless a job of its run uses them."""
+        if request.kind == RUN and not record.under_way(self._list(), _run_of(request)):
+            self._delete_secrets(self._job("", "", {**request.content["metadata"], REQUEST: request.id}))
+        self._refuse(request.id, request.path, reason)
 
     def _refuse_broken(self, path: str, cause: BrokenError) -> None:
         hint = "; the command and the head have different versions: pulumi up" if cause.is_other_format else ""
@@ -213,8 +241,8 @@ class Desk:
         refused = {**self._state.refused, request: reason}
         self._state = replace(self._state, refused=dict(list(refused.items())[-KEPT_REFUSALS:]))
         self._has_changed = True
-        self._write()
-        self._documents.store.delete(path)
+        if self._write():
+            self._documents.store.delete(path)
 
     def _accept(self, request: Request) -> None:
         """Record the job of a request, then start its driver: a head that dies in between leaves a lost job.
@@ -225,7 +253,7 @@ class Desk:
         if any(job["metadata"].get(REQUEST) == request.id for job in jobs):
             self._documents.store.delete(request.path)
             return
-        run = {key: request.content["metadata"][key] for key in record.RUN}
+        run = _run_of(request)
         if active := record.under_way(jobs, run):
             line = f"run {run['run_name']} is already active as job {active['submission_id']}"
             self._refuse(request.id, request.path, line)
@@ -240,6 +268,8 @@ class Desk:
             if self._documents.store.find(request.path) is not None:
                 self._jobs.submit(request.content["uri"], metadata, job_id)
                 logger.info(f"job {job_id} of {request.owner} is started")
+            else:
+                self._delete_secrets(self._claim[0])
         except TrainingError as cause:
             self._delete_secrets(self._claim[0])
             self._refuse(request.id, request.path, str(cause))
@@ -262,18 +292,18 @@ class Desk:
         return {**job, "driver_exit_code": None, "message": None, "is_interrupted": False}
 
     def _stop(self, wanted: str) -> None:
-        """Stop a job, by its ID or its request's; one that is lost is not submitted again."""
-        for job in self._list():
-            if wanted not in (job["submission_id"], job["metadata"].get(REQUEST)):
+        """Stop a job, by its ID or its request's, and those that continue it; a lost one is not submitted again."""
+        jobs = self._list()
+        meant = [job for job in jobs if wanted in (job["submission_id"], job["metadata"].get(REQUEST))]
+        for job in jobs:
+            if not any(job == each or _continues(job, each) for each in meant):
                 continue
-            key = job["log"] or job["metadata"].get(REQUEST, "")
-            if key in self._earlier:
+            if key_of(job) in self._earlier:
                 if is_lost(job):
-                    self._earlier[key] = {**job, "status": record.STOPPED}
+                    self._earlier[key_of(job)] = {**job, "status": record.STOPPED}
             elif job["status"] not in ENDED or is_lost(job):
                 self._jobs.stop_job(job["submission_id"])
                 self._kill_at.setdefault(job["submission_id"], time.monotonic() + STOP_SECONDS)
-        self._has_changed = True
 
     def _kill_late(self) -> None:
         """Kill the jobs that a user has stopped, and that have not ended in time."""
@@ -288,29 +318,30 @@ class Desk:
 
     def _resubmit_lost(self) -> None:
         """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
-        jobs = self._list()
+        self._settle(self._list())
         # In the order of the queue: after the loss of a head, all of them start at once.
-        for job in sorted(record.last_jobs(jobs), key=lambda job: job["metadata"].get(SUBMITTED, "")):
+        for job in sorted(record.last_jobs(self._list()), key=lambda job: job["metadata"].get(SUBMITTED, "")):
             if self._stopping.is_set():
                 return
-            if is_lost(job) and job["log"] not in self._dropped:
-                taken = {each["submission_id"] for each in jobs}
-                self._try(partial(self._resubmit, job, taken), f"job {job['submission_id']} is not submitted again")
+            if is_lost(job):
+                self._try(partial(self._resubmit, job), f"job {job['submission_id']} is not submitted again")
             elif job["status"] in ENDED:
                 self._delete_secrets(job)
 
-    def _resubmit(self, job: Job, taken: set[str]) -> None:
+    def _resubmit(self, job: Job) -> None:
         lost, metadata = job["submission_id"], job["metadata"]
         maximum = number_in(metadata, record.MAX_RESUBMISSIONS)
         seconds = ((job["end_time"] or 0) - job["start_time"]) / 1000
         # In a row: without progress in between, before this job was lost.
         resubmissions = 0 if seconds >= PROGRESS_SECONDS else number_in(metadata, record.RESUBMISSIONS)
         if resubmissions >= maximum:
+            self._settled.add(key_of(job))
+            self._has_changed = True
             self._delete_secrets(job)
             if maximum:
                 self._say(f"job {lost} is not submitted again: its run was lost {maximum + 1} times in a row")
             return
-        successor = next_id(metadata[record.RUN[0]], taken)
+        successor = next_id(metadata[record.RUN[0]], {each["submission_id"] for each in self._list()})
         own = {record.RESUBMISSIONS: str(resubmissions + 1)}
         with self._jobs.submitting(LOCK_SECONDS):
             self._jobs.submit(job["uri"], {**metadata, **own}, successor)
@@ -319,11 +350,13 @@ class Desk:
 
     def _delete_secrets(self, job: Job) -> None:
         """Delete the secrets of a run that has ended, once."""
-        stored = record.stored_secrets(job["metadata"])
-        if stored and job["submission_id"] not in self._without_secrets:
-            with suppress(OSError, TrainingError):  # the next look tries again
-                secrets.store(stored[0]).delete(stored[1:])
-                self._without_secrets.add(job["submission_id"])
+        stored, now = record.stored_secrets(job["metadata"]), time.monotonic()
+        if not stored or key_of(job) in self._without_secrets or now - self._secrets_at < SECRETS_SECONDS:
+            return
+        self._secrets_at = now
+        if self._try(lambda: secrets.store(stored[0]).delete(stored[1:]), f"the secrets in {stored[0]}"):
+            self._without_secrets.add(key_of(job))
+            self._secrets_at = float("-inf")
 
     # The bucket
 
@@ -333,23 +366,34 @@ class Desk:
             log = job["log"]
             if log not in self._pushed:
                 self._pushed[log] = self._merged[log] = self._documents.log_size(log)
+                self._pieces[log] = 0
             file = self._jobs.log_file(job)
             end = _size(file)
-            while self._pushed[log] < end and (part := self._parts.get(log) or _read(file, self._pushed[log])):
+            for _ in range(PARTS_AT_ONCE):
+                if self._pushed[log] >= end or not (part := self._parts.get(log) or _read(file, self._pushed[log])):
+                    break
                 self._parts[log] = part  # a write that fails is repeated with the same bytes: it may have succeeded
                 self._documents.write_log(log, self._pushed[log], part)
                 del self._parts[log]
                 self._pushed[log] += len(part)
+                self._pieces[log] += 1
                 self._merge(file, log)
-            if job["status"] in ENDED and self._pushed[log] > self._merged[log]:
+            if job["status"] in ENDED and self._pushed[log] >= end:
                 self._merge(file, log, is_last=True)
 
     def _merge(self, file: Path, log: str, *, is_last: bool = False) -> None:
         """Write the last parts as one, where the first of them is: a reader from the start has few to read."""
         start, size = self._merged[log], self._pushed[log] - self._merged[log]
-        if size >= PART_BYTES or is_last:
-            self._documents.write_log(log, start, _read(file, start, size))
-            self._merged[log] += size
+        is_whole = size >= PART_BYTES or is_last
+        if self._pieces[log] < (2 if is_whole else MERGED_PARTS):
+            self._merged[log] += size if is_whole else 0
+            self._pieces[log] = 0 if is_whole else self._pieces[log]
+            return
+        content = _read(file, start, size)
+        if len(content) == size:  # else another program has emptied it
+            self._documents.write_log(log, start, content)
+        self._merged[log] += size if is_whole else 0
+        self._pieces[log] = 0 if is_whole else 1
 
     def _prune(self) -> None:
         """Delete the logs of jobs that are no longer listed, each hour."""
@@ -373,7 +417,7 @@ class Desk:
         self._has_changed = True  # until it is written
         self._state = self._current()
         while (written := self._documents.write_head(self._state, self._version)) is None:
-            self._version, other = self._documents.read_head()
+            self._version, other = self._read_other()
             if self._version is not None and other.head != self._state.head:  # else the answer to a write was lost
                 self.is_current = False
                 logger.warning("a later head has taken the cluster over; this one answers no more requests")
@@ -381,6 +425,13 @@ class Desk:
         self._version, self._has_changed = written, False
         self._wrote_at = time.monotonic() if is_due else self._wrote_at
         return True
+
+    def _read_other(self) -> tuple[str | None, HeadState]:
+        """Return the state that is there in the place of this head's; a broken one counts as its own."""
+        try:
+            return self._documents.read_head()
+        except BrokenError as cause:
+            return cause.version, HeadState() if cause.is_other_format else self._state
 
     def _read_ray(self) -> dict[str, Any]:
         try:
@@ -403,6 +454,17 @@ class Desk:
         if line not in self._said:
             self._said.add(line)
             logger.warning(line)
+
+
+def _run_of(request: Request) -> dict[str, str]:
+    return {key: request.content["metadata"][key] for key in record.RUN}
+
+
+def _continues(job: Job, lost: Job) -> bool:
+    """Return True if a head has submitted a job in the place of a lost one, or of one after it."""
+    run = {key: lost["metadata"].get(key, "") for key in record.RUN}
+    is_later = job["start_time"] > lost["start_time"]
+    return is_later and is_of(job, run) and number_in(job["metadata"], record.RESUBMISSIONS) > 0
 
 
 def _size(file: Path) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +56,15 @@ def read() -> dict[str, Any]:
         }
     except (AttributeError, LookupError, TypeError, ValueError) as cause:
         raise AnswerError(url, f"not an answer of Ray's: {cause!r}") from cause
+
+
+def nodes_of(ray: Mapping[str, Any]) -> list[Node]:
+    """Return the nodes in a document with what `read` returns, without those that are broken."""
+    nodes = []
+    for node in ray.get("nodes", ()):
+        with suppress(TypeError):
+            nodes.append(Node(**node))
+    return nodes
 
 
 def _node(node: dict[str, Any], load: dict[str, Any]) -> Node:

@@ -203,7 +203,7 @@ def test_ctrl_c_after_the_acceptance_names_the_job(
     until(lambda: heads.documents.head_age()[0])
     wait = remote.RemoteJobs._wait
 
-    def interrupt(jobs: remote.RemoteJobs, found: Callable[..., str]) -> str:
+    def interrupt(jobs: remote.RemoteJobs, found: Callable[..., str], **patience: bool) -> str:
         wait(jobs, found)
         raise KeyboardInterrupt
 
@@ -220,7 +220,7 @@ def test_request_that_can_not_be_withdrawn_is_named(
 ) -> None:
     laptop.put_state()
 
-    def interrupt(jobs: remote.RemoteJobs, found: Callable[..., str]) -> str:
+    def interrupt(jobs: remote.RemoteJobs, found: Callable[..., str], **patience: bool) -> str:
         laptop.head.jobs = ["RUNNING"]  # since the command has read the state
         laptop.put_state()
         laptop.refuse(f"{refused} /{{bucket}}/clusters")
@@ -367,13 +367,16 @@ def test_interrupted_stop_says_that_it_goes_on(laptop: Laptop, heads: Heads, mon
     laptop.head.jobs = ["RUNNING"]
     laptop.put_state()
 
-    def interrupt(jobs: remote.RemoteJobs, job_id: str) -> Job:
+    def interrupt(jobs: remote.RemoteJobs) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(remote.RemoteJobs, "job", interrupt)
+    monkeypatch.setattr(remote.RemoteJobs, "is_away", interrupt)
     status, _, err = run(laptop, "stop", "run-0")
     assert status == 130
-    assert err.endswith("the stop was requested, and goes on; ray-on-ecs runs shows the state\n")
+    assert err.splitlines()[-3::2] == [
+        "the head stops run run-0 as soon as it reads the request",
+        "ray-on-ecs: interrupted",
+    ]
     [request] = heads.documents.requests()
     assert not isinstance(request, tuple)
     assert request.content["jobs"] == ["run-0"]

@@ -625,6 +625,7 @@ class Memory(MachineJobs):
         return Path(os.devnull)
 
 
+@pytest.mark.ray  # with the tests that take long
 @pytest.mark.usefixtures("s3_client")
 def test_each_of_200_requests_starts_once_though_answers_are_lost(
     aws_server: str, monkeypatch: pytest.MonkeyPatch, place: Place
