@@ -18,6 +18,7 @@ from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, session
 from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
 from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, StackCluster, choose
+from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
@@ -73,8 +74,12 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
     states: dict[str, str] = {}
     results = []
     findings = Findings(flags)
-    is_bucket = os.environ.get(CLUSTER_VARIABLE) and not (flags["stack"] or flags["outputs"])
-    checks = ON_THIS_MACHINE if flags["local"] else ON_BUCKET if flags["compose"] or is_bucket else ON_AWS
+    address = os.environ.get(CLUSTER_VARIABLE) if not (flags["stack"] or flags["outputs"]) else None
+    checks = ON_AWS
+    if flags["local"]:
+        checks = ON_THIS_MACHINE
+    elif flags["compose"] or address:
+        checks = ON_BUCKET if address != HEAD_CLUSTER else ON_BUCKET[:2]  # the others are about its connection
     for check in checks:
         missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
         if missing:

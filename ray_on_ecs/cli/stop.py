@@ -14,7 +14,7 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
-from ray_on_ecs.jobs.record import ENDED, MAX_RESUBMISSIONS, RUN, Job, is_lost, is_of, number_in, stored_secrets
+from ray_on_ecs.jobs.record import RUN, Job, goes_on, is_of, stored_secrets
 
 POLL_SECONDS = 0.2
 
@@ -45,7 +45,7 @@ def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
 
 def _stop_all(cluster: Cluster, head: Jobs) -> bool:
     """Stop all jobs; return True if one was under way. Raises as `_stop` does."""
-    running = {job["submission_id"]: job for job in filter(_goes_on, head.list_jobs())}
+    running = {job["submission_id"]: job for job in filter(goes_on, head.list_jobs())}
     for job_id, job in running.items():
         owner = "" if cluster.is_here else job["metadata"].get(OWNER)
         note(f"stopping job {job_id}" + (f" of {one_line(owner)}" if owner else ""))
@@ -61,7 +61,7 @@ def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool
     Raises:
         ResourceError: One has not ended in time, or AWS doesn't answer.
     """
-    running = [job_id for job_id, job in jobs.items() if _goes_on(job)]
+    running = [job_id for job_id, job in jobs.items() if goes_on(job)]
     try:
         for job_id in running:
             head.stop_job(job_id)
@@ -89,15 +89,10 @@ def _wait_for_end(head: Jobs, jobs: Collection[Job], what: str) -> None:
     if head.is_away():
         note(f"waiting for the head, which stops {what} as soon as it is up")
     with out.status(f"stopping {what}"):
-        while going_on := [job["submission_id"] for job in head.list_jobs() if _goes_on(job) and is_meant(job)]:
+        while going_on := [job["submission_id"] for job in head.list_jobs() if goes_on(job) and is_meant(job)]:
             for job_id in going_on if time.monotonic() > deadline else ():
                 if not head.kill_job(job_id):
                     late = f"job {job_id} has not ended in {head.stop_seconds:.0f} s"
                     cause = "the head stops it once it is up" if head.is_away() else "its log shows what it does"
                     raise ResourceError(f"{late}; {cause}")
             time.sleep(POLL_SECONDS)
-
-
-def _goes_on(job: Job) -> bool:
-    """Return True if a job is under way, or was lost and is about to be submitted again."""
-    return job["status"] not in ENDED or (is_lost(job) and number_in(job["metadata"], MAX_RESUBMISSIONS) > 0)

@@ -90,6 +90,12 @@ def was_lost(job: Job) -> bool:
     return status is None or status in KILL_STATUSES or (job["is_interrupted"] and status in INTERRUPTED)
 
 
+def goes_on(job: Job) -> bool:
+    """Return True if a job is under way, or was lost and is about to be submitted again."""
+    given, most = number_in(job["metadata"], RESUBMISSIONS), number_in(job["metadata"], MAX_RESUBMISSIONS)
+    return job["status"] not in ENDED or (is_lost(job) and given < most)
+
+
 def last_jobs(jobs: Iterable[Job]) -> list[Job]:
     """Return the job of each run that ended last, or that still runs.
 

@@ -348,3 +348,9 @@ def test_silent_aws_has_a_timeout(stack: Laptop, monkeypatch: pytest.MonkeyPatch
     failed(done, "credentials")
     assert "AWS can't be reached" in line_of(done, "credentials")
     assert (aws.CONNECT_SECONDS, aws.READ_SECONDS, aws.ATTEMPTS) == (0.1, 0.1, 2)
+
+
+def test_in_the_heads_container_the_connection_is_not_checked(stack: Laptop) -> None:
+    results = stack.folder / "results"
+    done = stack.run_alone("doctor", RAY_ON_ECS_CLUSTER="head", RAY_ON_ECS_STORAGE_PATH=str(results))
+    assert (done.returncode, states(done)) == (0, {"cluster": "ok", "bucket": "ok"}), done.stdout

@@ -23,6 +23,7 @@ from ray_on_ecs.jobs.record import ENDED, Job
 from ray_on_ecs.node import desk
 from ray_on_ecs.node.desk import Desk
 from tests.ray_on_ecs.cli.account import Laptop
+from tests.ray_on_ecs.cli.folders import job
 from tests.waiting import until
 
 # In the place of a run's driver: prints, and ends as a file of this name says.
@@ -62,9 +63,9 @@ class Heads:
             desk, thread = self._desk
             desk._stopping.set()
             thread.join()
-        for job in self.jobs[-1].list_jobs() if self.jobs else ():
-            if job["status"] not in ENDED:
-                self.jobs[-1].kill_job(job["submission_id"])
+        for each in self.jobs[-1].list_jobs() if self.jobs else ():
+            if each["status"] not in ENDED:
+                self.jobs[-1].kill_job(each["submission_id"])
         self._desk = None
 
     def end(self, name: str = "mine", status: int = 0) -> None:
@@ -347,6 +348,41 @@ def test_age_of_a_silent_state_is_said_once(
     laptop.head.silent_seconds = 0
     laptop.put_state()
     assert "is silent" not in run(laptop, *words)[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "goes_on"),
+    [
+        ({}, True),
+        ({"is_settled": True}, False),
+        ({"status": "STOPPED"}, False),
+        ({"status": "SUCCEEDED"}, False),
+        ({"driver_exit_code": 1}, False),
+        ({"driver_exit_code": -9}, True),
+        ({"is_interrupted": True, "driver_exit_code": 130}, True),
+        ({"metadata": {"max_resubmissions": "0"}}, False),
+        ({"metadata": {"max_resubmissions": "3", "resubmissions": "3"}}, False),
+        ({"metadata": {"max_resubmissions": "3", "resubmissions": "2"}}, True),
+    ],
+)
+def test_run_that_is_about_to_be_submitted_again_is_under_way(
+    laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], goes_on: bool
+) -> None:
+    """The head reads the stop before it submits the run again."""
+    metadata = {"run_name": "mine", "storage_path": f"s3://{laptop.outputs['bucket']}/runs"}
+    metadata |= {"max_resubmissions": "3", **changed.pop("metadata", {})}
+    heads.documents.write_head(
+        HeadState(jobs=[job("mine", **{"status": "FAILED", "metadata": metadata, **changed})]), None
+    )
+    laptop.put_run("mine", "lost")
+    assert ("stop mine ends it" in run(laptop, "rm", "mine")[2]) == goes_on
+    if goes_on:
+        start_after(heads, monkeypatch, "stop_job")
+        assert run(laptop, "stop", "mine")[0] == 0
+        assert heads.listed["mine"]["status"] == "STOPPED"
+        assert heads.listed.keys() == {"mine"}
+    else:
+        assert run(laptop, "stop", "mine")[0] == 2
 
 
 @pytest.mark.parametrize("words", [("run-0",), ("--all",)], ids=["one", "all"])
