@@ -30,11 +30,12 @@ class Follower:
 
     Args:
         cluster: The cluster of the run.
+        jobs: What has its jobs.
         run: Metadata that all jobs of the run share.
     """
 
-    def __init__(self, cluster: Cluster, run: dict[str, str]) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, jobs: Jobs, run: dict[str, str]) -> None:
+        self._cluster, self._jobs = cluster, jobs
         self._run = run
         self._name = run["run_name"]
         self._job = ""
@@ -56,12 +57,11 @@ class Follower:
             TrainingError: The exit status of the driver is unknown, or the head no longer lists the job.
         """
         self._job, job = job_id, None
-        held = self._cluster.jobs(note)
         try:
             with _ProgressLine(self._cluster, self._name, lambda: self._job):
                 while job is None:
                     try:
-                        job = self._follow(held)
+                        job = self._follow()
                     except ResourceError as cause:
                         self._wait(cause)
                 self._end_line()
@@ -77,12 +77,13 @@ class Follower:
         shows = self._cluster.command(f"logs --follow {self._name}")
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
-    def _follow(self, held: Jobs) -> Job:
+    def _follow(self) -> Job:
         """Show the log as long as the storage answers; return the last job.
 
         Raises:
             TrainingError: The head doesn't know the run.
         """
+        held = self._jobs
         listed = held.list_jobs()
         jobs = of_run(listed, self._run)
         if not jobs:

@@ -33,12 +33,13 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
         if not (follow and active):
             text = "".join(held.log(job_id) for job_id in jobs)
     except (Elsewhere, ResourceError) as fault:
-        jobs, active, cause = {}, [], fault
-    if follow and active:
-        from ray_on_ecs.cli.follow import Follower
+        jobs, cause = {}, fault
+    else:
+        if follow and active:
+            from ray_on_ecs.cli.follow import Follower
 
-        metadata = jobs[active[-1]]["metadata"]
-        return Follower(cluster, {key: metadata[key] for key in RUN if key in metadata}).follow(active[-1])
+            metadata = jobs[active[-1]]["metadata"]
+            return Follower(cluster, held, {key: metadata[key] for key in RUN if key in metadata}).follow(active[-1])
     _print(text or _stored(cluster, run, cause), tail)
     return _exit_status(cluster, run, jobs) if follow else 0
 

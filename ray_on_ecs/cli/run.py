@@ -21,7 +21,7 @@ from ray_on_ecs.cli.run_flags import NEEDLESS, NEEDLESS_FLAGS, Needless, Own, Ru
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, find_or_submit, run_of
+from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit, run_of
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
@@ -132,9 +132,10 @@ def _run(
         with cluster.ready_for(config, note), contextlib.ExitStack() as opened:
             if as_json:
                 opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-            job_id = find_or_submit(cluster.jobs(note), run, of_document.uri, upload, follows=not detach)
+            jobs = cluster.jobs(note)
+            job_id = find_or_submit(jobs, run, of_document.uri, upload, follows=not detach)
         if not detach:
-            return _follow(cluster, run, job_id, fetch)
+            return _follow(cluster, jobs, run, job_id, fetch)
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
@@ -221,12 +222,12 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
         raise Interrupted(f"run {name} is stopped; {way_on(cluster, name)}") from end
 
 
-def _follow(cluster: Cluster, run: dict[str, str], job_id: str, fetch: str | None) -> int:
+def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetch: str | None) -> int:
     """Show the log to its end, and fetch the results; return the run's exit status."""
     from ray_on_ecs.cli.follow import Follower
 
     name = run["run_name"]
-    status = Follower(cluster, run).follow(job_id)
+    status = Follower(cluster, jobs, run).follow(job_id)
     if fetch is not None:
         from ray_on_ecs.cli.fetch import fetch_run
 
