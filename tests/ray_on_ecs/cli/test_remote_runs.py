@@ -371,9 +371,7 @@ def test_run_that_is_about_to_be_submitted_again_is_under_way(
     """The head reads the stop before it submits the run again."""
     metadata = {"run_name": "mine", "storage_path": f"s3://{laptop.outputs['bucket']}/runs"}
     metadata |= {"max_resubmissions": "3", **changed.pop("metadata", {})}
-    heads.documents.write_head(
-        HeadState(jobs=[job("mine", **{"status": "FAILED", "metadata": metadata, **changed})]), None
-    )
+    heads.documents.write_head(HeadState(jobs=[{**job("mine", "FAILED", metadata=metadata), **changed}]), None)
     laptop.put_run("mine", "lost")
     assert ("stop mine ends it" in run(laptop, "rm", "mine")[2]) == goes_on
     if goes_on:
