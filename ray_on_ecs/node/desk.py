@@ -160,7 +160,7 @@ class Desk:
             self._settled |= {key_of(job) for job in [*own, *earlier] if job["status"] in ENDED}
         ended = [job for job in earlier if key_of(job) in self._settled or not is_lost(job)]
         self._earlier = {key_of(job): job for job in earlier if job not in ended[:-KEPT_JOBS]}
-        self._jobs.reserve({job["submission_id"] for job in self._earlier.values()})
+        self._try(partial(self._jobs.reserve, [job["submission_id"] for job in self._earlier.values()]), "taken IDs")
         self._state = replace(self._state, refused=state.refused)
         self._version = self._documents.write_head(self._current(), version)
         self.is_current = self._version is not None

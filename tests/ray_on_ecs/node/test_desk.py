@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -620,6 +620,9 @@ class Memory(MachineJobs):
     def submit(self, uri: str, metadata: Any, job_id: str = "") -> str:
         self.listed.append({**Desk._job(job_id, uri, metadata), "log": job_id, "status": "RUNNING"})
         return job_id
+
+    def reserve(self, ids: Collection[str]) -> None:
+        pass
 
     def log_file(self, job: Job) -> Path:
         return Path(os.devnull)
