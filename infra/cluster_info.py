@@ -26,6 +26,7 @@ class ClusterInfoArgs:
     worker: NodeSpec
     cpu_worker: NodeSpec | None = None
     scales: Mapping[str, Scale]
+    default_gpus: int
     group_name: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
     placement_groups: Mapping[str, pulumi.Input[str]]
@@ -58,6 +59,7 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
         "group": args.group_name,
         "types": list(worker.instance_types),
         "gpus": worker.task.gpus,
+        "default_gpus": args.default_gpus,
         "zones": [
             {
                 "zone": zone,

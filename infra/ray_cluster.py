@@ -229,6 +229,7 @@ class RayCluster(pulumi.ComponentResource):
             worker=plan.worker,
             cpu_worker=plan.cpu_worker,
             scales=plan.scales,
+            default_gpus=plan.gpus,
             group_name=workers.group.name,
             subnets=network.ref.subnets,
             placement_groups=workers.placement_groups,

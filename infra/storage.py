@@ -10,6 +10,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.tags import tags
 from infra.types import ResourceRef
+from ray_on_ecs.contract import CLUSTERS_PREFIX
 
 # S3 keeps, and charges for, the parts of an incomplete multipart upload until a lifecycle rule removes them.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
@@ -111,7 +112,8 @@ class Storage(pulumi.ComponentResource):
     def _expire(self, name: str, version_days: int, opts: pulumi.ResourceOptions) -> None:
         """Lifecycle rules for incomplete uploads and noncurrent versions.
 
-        The second rule also applies without versioning: versions may remain from a time when `version_days` was set.
+        The latter also apply without versioning: versions may remain from a time when `version_days` was set. The head
+        writes its state every ten seconds, so its versions stay for a day.
         """
         after = aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
             days_after_initiation=UNFINISHED_UPLOAD_DAYS
@@ -120,6 +122,7 @@ class Storage(pulumi.ComponentResource):
             noncurrent_days=max(version_days, 1)
         )
         marker = aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True)
+        of_state = aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(noncurrent_days=1)
         everything = aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix="")
         aws.s3.BucketLifecycleConfiguration(
             f"{name}-lifecycle",
@@ -137,6 +140,12 @@ class Storage(pulumi.ComponentResource):
                     filter=everything,
                     noncurrent_version_expiration=old,
                     expiration=marker,
+                ),
+                aws.s3.BucketLifecycleConfigurationRuleArgs(
+                    id="expire-old-versions-of-clusters",
+                    status="Enabled",
+                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{CLUSTERS_PREFIX}/"),
+                    noncurrent_version_expiration=of_state,
                 ),
             ],
             opts=opts,

@@ -65,6 +65,7 @@ class TaskFactory:
         inputs = pulumi.Output.all(
             common=self._common(size),
             bucket=self.bucket.name,
+            cluster=self.cluster.name,
             metrics_namespace=namespace,
             cluster_info_parameter=cluster_info_parameter.name,
         )

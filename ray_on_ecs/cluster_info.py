@@ -31,7 +31,13 @@ class Scaling(TypedDict):
     idle_minutes: int
 
 
-class ClusterInfo(TypedDict):
+class _Added(TypedDict, total=False):
+    """Keys that a stack of an earlier version does not have."""
+
+    default_gpus: int  # of a run that does not say how many workers it wants
+
+
+class ClusterInfo(_Added):
     """Workers of the stack."""
 
     group: str  # their Auto Scaling group

@@ -28,6 +28,9 @@ CLUSTER_INFO_VARIABLE = "CLUSTER_INFO"
 HEAD_HOST_VARIABLE = "RAY_HEAD_HOST"
 INSTANCE_FILE_VARIABLE = "INSTANCE_FILE"
 SECRETS_VARIABLE = "SECRETS_PREFIX"
+# The folder with the documents by which the head and its users reach each other: s3://BUCKET/clusters/CLUSTER.
+DOCUMENTS_VARIABLE = "CLUSTER_DOCUMENTS"
+CLUSTERS_PREFIX = "clusters"
 
 # EC2's markets, as its instance metadata names them.
 SPOT, ON_DEMAND = "spot", "on-demand"

@@ -86,15 +86,17 @@ def place() -> str:
 
 
 @contextmanager
-def held(lock: BaseFileLock, what: str) -> Generator[None]:
+def held(lock: BaseFileLock, what: str, seconds: float = -1) -> Generator[None]:
     """Hold a lock until the block ends; after two seconds print a line about the wait.
 
     Args:
         lock: The lock.
         what: What another command does that holds it; empty to wait without a line.
+        seconds: How long to wait; -1 for ever.
 
     Raises:
         ResourceError: Its file can't be written.
+        Timeout: Another command has held it for so long.
     """
     from filelock import Timeout
 
@@ -102,9 +104,11 @@ def held(lock: BaseFileLock, what: str) -> Generator[None]:
         try:
             lock.acquire(timeout=QUIET_SECONDS)
         except Timeout:
-            if what:
+            if what and seconds < 0:
                 print(f"waiting: another command on this machine {what}", file=sys.stderr, flush=True)
-            lock.acquire()
+            lock.acquire(timeout=seconds)
+    except Timeout:
+        raise
     except OSError as cause:
         line = f"{lock.lock_file} can't be written ({one_line(cause)})"
         raise ResourceError(f"{line}; free some space, or set HOME to another folder") from cause

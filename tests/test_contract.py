@@ -21,7 +21,9 @@ from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import (
+    CLUSTERS_PREFIX,
     DASHBOARD_URL,
+    DOCUMENTS_VARIABLE,
     NODE_GROUP_VARIABLE,
     NOTEBOOK_PORT,
     RUNS_PREFIX,
@@ -29,21 +31,24 @@ from ray_on_ecs.contract import (
     secrets_prefix,
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
-from ray_on_ecs.node import jobs, ports
+from ray_on_ecs.jobs import record, remote
+from ray_on_ecs.jobs.documents import REQUESTS
+from ray_on_ecs.node import desk, ports
 from tests.containers import cluster
 
 ROOT = Path(__file__).parents[1]
+LAPTOP = laptop.COMPOSE.rpartition("/")[2]
 SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=1)
 COMMON = containers.ContainerDefaults(
     image="i",
     log_group="l",
     region="us-west-2",
     token_arn="arn",
-    secrets_prefix=secrets_prefix(laptop.COMPOSE_CLUSTER),
+    secrets_prefix=secrets_prefix(LAPTOP),
     size=SIZE,
 )
 HEAD = containers.head(
-    COMMON, bucket="bucket", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
+    COMMON, bucket="bucket", cluster="dev", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
 WORKER = containers.worker(COMMON, head_host="head.internal")
 # The size of containers on a laptop and in tests/containers: without a GPU, and small enough for three.
@@ -177,7 +182,11 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
         (
             "head",
             containers.head(
-                LOCAL, bucket="training", metrics_namespace="ray-on-ecs/laptop", cluster_info_parameter="cluster-info"
+                LOCAL,
+                bucket="training",
+                cluster=LAPTOP,
+                metrics_namespace=f"ray-on-ecs/{LAPTOP}",
+                cluster_info_parameter="cluster-info",
             ),
         ),
         ("worker", containers.worker(LOCAL, head_host="head")),
@@ -206,23 +215,28 @@ def test_laptop_finds_the_ports_of_compose() -> None:
     assert f"127.0.0.1:{laptop.COMPOSE_PORTS[NOTEBOOK_PORT]}:{NOTEBOOK_PORT}" in COMPOSE["head"]["ports"]
     environment = COMPOSE["head"]["environment"]
     assert environment["RAY_AUTH_TOKEN"] == "${RAY_AUTH_TOKEN:?make docker/.env writes a token}"
-    assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.COMPOSE_STORAGE
+    assert environment["RAY_ON_ECS_STORAGE_PATH"] == laptop.ComposeCluster().storage_path
+    assert environment[DOCUMENTS_VARIABLE] == laptop.COMPOSE
 
 
 def test_compose_trains_like_the_train_command() -> None:
     submitted = re.search(r"\$c (ray-on-ecs .*)$", commands.train(2))
     assert submitted is not None
     assert COMPOSE["train"]["command"].startswith(f"{submitted[1]} ")
-    assert COMPOSE["train"]["environment"]["RAY_API_SERVER_ADDRESS"] == f"http://head:{ports.DASHBOARD}"
+    assert COMPOSE["train"]["environment"][laptop.CLUSTER_VARIABLE] == laptop.COMPOSE
 
 
 def test_head_resubmits_with_the_metadata_of_a_job() -> None:
     of_run = client.run_of("mine", "s3://bucket/runs")
-    assert tuple(of_run) == jobs.RUN, "a lost job and its successor would belong to different runs"
+    assert tuple(of_run) == record.RUN, "a lost job and its successor would belong to different runs"
 
 
 def test_lost_run_is_resubmitted_before_its_follower_stops() -> None:
-    assert jobs.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
+    assert desk.POLL_SECONDS < client.RESUBMISSION_SECONDS / 2
+
+
+def test_head_writes_its_state_before_it_counts_as_silent() -> None:
+    assert desk.STATE_SECONDS < remote.SILENT_SECONDS / 3
 
 
 def test_image_lock_has_the_versions_of_the_project() -> None:
@@ -263,23 +277,29 @@ ACTIONS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"
 FREE = {"sts:GetCallerIdentity"}
 
 
-def test_trainer_policy_allows_the_calls_of_the_cli() -> None:
-    statements = json.loads((ROOT / "docs" / "policies" / "trainer.json").read_text())["Statement"]
-    allowed = {
-        action
-        for each in statements
-        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
-    }
+def allowed_by(policy: str) -> tuple[list[dict[str, Any]], set[str]]:
+    """The statements of a policy for people, and all of its actions."""
+    statements = json.loads((ROOT / "docs" / "policies" / f"{policy}.json").read_text())["Statement"]
+    actions = [[each["Action"]] if isinstance(each["Action"], str) else each["Action"] for each in statements]
+    return statements, {action for each in actions for action in each}
+
+
+def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
+    (statements, allowed), (sessions, of_sessions) = allowed_by("trainer"), allowed_by("sessions")
     called = set()
     for path in (ROOT / "ray_on_ecs").rglob("*.py"):
         for service, method in re.findall(r'\bcall\(\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', path.read_text()):
             action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
             called.add(ACTIONS.get(action, action))
     assert called, "the calls are written in another way"
-    assert called - FREE <= allowed
+    assert called - FREE <= allowed | of_sessions
+    assert (called - FREE) & of_sessions - allowed == {"ssm:StartSession", "ssm:TerminateSession"}
     [of_status] = [set(each["Action"]) for each in statements if each["Sid"] == "StatusAndDoctor"]
     assert of_status <= called
     stored = [each for each in statements if secrets_prefix("CLUSTER") in str(each["Resource"])]
     assert [each["Action"] for each in stored] == [[policies.DELETE_PARAMETERS, policies.PUT_PARAMETER]]
-    documents = [each for each in statements if ":document/" in str(each["Resource"])]
+    assert not any("StartSession" in action for action in allowed), "that is a shell on the head"
+    [own] = [each["Resource"] for each in statements if each["Sid"] == "OwnRequests"]
+    assert own == "arn:aws:s3:::BUCKET/" + "/".join([CLUSTERS_PREFIX, "CLUSTER", REQUESTS, "${aws:userid}", "*"])
+    documents = [each for each in sessions if ":document/" in str(each["Resource"])]
     assert [each["Resource"] for each in documents] == ["arn:aws:ssm:REGION:ACCOUNT:document/ray-on-ecs-sessions-*"]

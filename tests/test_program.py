@@ -349,6 +349,7 @@ PARTS = {
     f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/*": "their IDs are random; a condition names the cluster",
     f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/*": "an instance's agent answers for itself alone",
     "arn:aws:s3:::training-bucket/*": "the stack's own bucket",
+    "arn:aws:s3:::training-bucket/clusters/*/requests/*": "denied: only people request runs",
     f"arn:aws:service:{REGION}:{ACCOUNT}:ray-on-ecs-ray-logs:*": "the streams of the stack's own log group",
     f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-on-ecs-ray-dev-c0ffee/*": "tasks of the stack's own cluster",
     f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ray-on-ecs/ray-on-ecs-ray-dev-c0ffee/runs/*": "secrets of its runs",

@@ -15,8 +15,10 @@ from infra.definitions.user_data import INSTANCE_FILE
 from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CLUSTER_INFO_VARIABLE,
+    CLUSTERS_PREFIX,
     CPU_WORKERS,
     CPU_WORKERS_VARIABLE,
+    DOCUMENTS_VARIABLE,
     HEAD,
     HEAD_HOST_VARIABLE,
     HEAD_STATE_VARIABLE,
@@ -59,6 +61,7 @@ OWN_VARIABLES = {
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CLUSTER_INFO_VARIABLE,
     CPU_WORKERS_VARIABLE,
+    DOCUMENTS_VARIABLE,
     HEAD_HOST_VARIABLE,
     HEAD_STATE_VARIABLE,
     INSTANCE_FILE_VARIABLE,
@@ -87,6 +90,7 @@ def head(
     common: ContainerDefaults,
     *,
     bucket: str,
+    cluster: str,
     metrics_namespace: str,
     cluster_info_parameter: str,
     cpu_workers: bool = False,
@@ -102,6 +106,7 @@ def head(
         "RAY_ON_ECS_STORAGE_PATH": f"s3://{bucket}/{RUNS_PREFIX}",
         "RAY_ON_ECS_WORKER_TIMEOUT": str(WORKER_TIMEOUT),
         CLUSTER_INFO_VARIABLE: cluster_info_parameter,
+        DOCUMENTS_VARIABLE: f"s3://{bucket}/{CLUSTERS_PREFIX}/{cluster}",
     }
     if cpu_workers:
         environment[CPU_WORKERS_VARIABLE] = "true"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
+from ray_on_ecs.contract import CLUSTERS_PREFIX
+
 
 class Statement(TypedDict):
     """Statement of a policy document."""
@@ -167,7 +169,7 @@ def training(
     job_secrets: Sequence[str] = (),
     kms_key_arn: str = "",
 ) -> Policy:
-    """Policy of a task role: read and write the stack's bucket, and use the given resources.
+    """Policy of a task role: read and write the stack's bucket but for requests, and use the given resources.
 
     The whole bucket, since a cluster is one trust domain and a Ray program may store checkpoints anywhere in it.
 
@@ -188,6 +190,8 @@ def training(
     statements: list[Statement] = [
         _listing(bucket_arn, ""),
         _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], f"{bucket_arn}/*"),
+        # Only people request runs; their policies name the folder of each user.
+        {"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": f"{bucket_arn}/{CLUSTERS_PREFIX}/*/requests/*"},
         *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
     ]
     for source in data_buckets:

@@ -41,7 +41,7 @@ CLUSTER_FLAGS = (
     click.option(
         "--local",
         is_flag=True,
-        help="This machine, or the Ray head on it that RAY_API_SERVER_ADDRESS names.",
+        help="This machine.",
     ),
     click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
 )

@@ -6,12 +6,9 @@ A failed one raises a Problem or a Notice, or any TrainingError, which is a prob
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import click
@@ -19,15 +16,17 @@ import click
 from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, session
-from ray_on_ecs.cluster import head as cluster_head
-from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, HEAD, Service, read_group, read_services
-from ray_on_ecs.cluster.clusters import Cluster, LocalCluster, StackCluster, choose
-from ray_on_ecs.cluster.head import ALIVE, Head
+from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
+from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, StackCluster, choose
+from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.jobs.documents import HeadState
+from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import labels
+from ray_on_ecs.node.ray_status import HEAD
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 MARKS = {OK: "ok", WARNING: "! ", FAILED: "✗ ", SKIPPED: "\N{EN DASH} "}
@@ -37,7 +36,7 @@ DENIED = {
     *("NotImplemented", "InvalidAction"),
 }
 ANSWER_SECONDS = 5  # of AWS
-PROGRAM_SECONDS, PULUMI_SECONDS = 10.0, 20.0  # a program may hang, and Pulumi reads a remote state
+PULUMI_SECONDS = 20.0  # it reads a remote state
 UP = "pulumi up"
 LOG_IN = "aws sso login    # or: aws configure, or: export AWS_PROFILE=NAME"
 
@@ -59,10 +58,9 @@ class Findings:
     """Results of the checks so far; a check that needs one runs after the check that sets it has passed."""
 
     flags: dict[str, Any]
-    connections: ExitStack
     cluster: Cluster = field(init=False)
     stack: Stack = field(init=False)
-    head: Head = field(init=False)
+    head: HeadState = field(init=False)
     workers: ClusterInfo = field(init=False)
     services: dict[str, Service] = field(default_factory=dict)
 
@@ -75,24 +73,25 @@ def command(as_json: bool, flags: dict[str, Any]) -> int:
     _shorten_timeouts()
     states: dict[str, str] = {}
     results = []
-    with ExitStack() as connections:
-        findings = Findings(flags, connections)
-        if flags["local"]:
-            checks = AT_ADDRESS if os.environ.get("RAY_API_SERVER_ADDRESS") else ON_THIS_MACHINE
+    findings = Findings(flags)
+    address = os.environ.get(CLUSTER_VARIABLE) if not (flags["stack"] or flags["outputs"]) else None
+    checks = ON_AWS
+    if flags["local"]:
+        checks = ON_THIS_MACHINE
+    elif flags["compose"] or address:
+        checks = ON_BUCKET if address != HEAD_CLUSTER else ON_BUCKET[:2]  # the others are about its connection
+    for check in checks:
+        missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
+        if missing:
+            state, line, fix = SKIPPED, f"not checked without {missing[0]}", ""
         else:
-            checks = ON_COMPOSE if flags["compose"] else ON_AWS
-        for check in checks:
-            missing = [name for name in check.needs if states.get(name) in (FAILED, SKIPPED)]
-            if missing:
-                state, line, fix = SKIPPED, f"not checked without {missing[0]}", ""
-            else:
-                state, line, fix = _outcome(check, findings)
-            states[check.name] = state
-            results.append({"check": check.name, "state": state, "line": line, "type": fix})
-            if not as_json:
-                out.print(f"{MARKS[state]}  {check.name}: {line}")
-                if fix:
-                    out.print(f"      {fix}")
+            state, line, fix = _outcome(check, findings)
+        states[check.name] = state
+        results.append({"check": check.name, "state": state, "line": line, "type": fix})
+        if not as_json:
+            out.print(f"{MARKS[state]}  {check.name}: {line}")
+            if fix:
+                out.print(f"      {fix}")
     has_failed = FAILED in states.values()
     if as_json:
         print_json({"ok": not has_failed, "checks": results})
@@ -103,7 +102,6 @@ def _shorten_timeouts() -> None:
     """Let the checks fail sooner than other commands: several may have to."""
     aws.CONNECT_SECONDS = aws.READ_SECONDS = ANSWER_SECONDS
     aws.ATTEMPTS = 2
-    session.OPEN_SECONDS = cluster_head.REQUEST_SECONDS = 10.0
 
 
 def _outcome(check: Check, findings: Findings) -> tuple[str, str, str]:
@@ -120,19 +118,6 @@ def _outcome(check: Check, findings: Findings) -> tuple[str, str, str]:
         return FAILED, one_line(refused), ""
     except TrainingError as cause:
         return FAILED, str(cause), UP if isinstance(cause, StackNotFound) else ""
-
-
-def program(findings: Findings, name: str, instructions: str) -> str:
-    """Run a program of this machine."""
-    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    try:
-        done = subprocess.run([name, "--version"], **options, timeout=PROGRAM_SECONDS, check=True)
-    except FileNotFoundError as cause:
-        raise Problem(f"command not found: {name}", f"install it: {instructions}") from cause
-    except (OSError, subprocess.SubprocessError) as cause:
-        reason = one_line(getattr(cause, "stderr", None) or cause)
-        raise Problem(f"{name} --version fails ({reason})", f"install it again: {instructions}") from cause
-    return done.stdout.partition(" ")[0].strip()
 
 
 def stack(findings: Findings) -> str:
@@ -163,12 +148,17 @@ def parameters(findings: Findings) -> str:
     """Read the SSM parameters with Ray's token and the cluster's description, which only the right account has."""
     stack = findings.stack
     try:
-        aws.token(stack)
         findings.workers = aws.workers(stack)
+        try:
+            aws.token(stack)
+        except aws.Refused as refused:
+            raise Notice(
+                f"access denied to {stack.token_parameter} ({one_line(refused)}); dashboard and notebook need "
+                "ssm:GetParameter for it, and kms:Decrypt if the stack has kmsKeyArn"
+            ) from refused
     except aws.Refused as refused:
         raise Problem(
-            f"access denied to {stack.token_parameter} and {stack.cluster_info_parameter} ({one_line(refused)}); ask "
-            "for ssm:GetParameter, and kms:Decrypt if the stack has kmsKeyArn"
+            f"access denied to {stack.cluster_info_parameter} ({one_line(refused)}); ask for ssm:GetParameter"
         ) from refused
     except ResourceError as cause:
         raise Problem(str(cause), UP) from cause
@@ -222,54 +212,66 @@ def scale_in(findings: Findings) -> str:
 
 
 def head_instance(findings: Findings) -> str:
-    """Look up the head's instance in Session Manager."""
+    """Look up the head's instance in Session Manager, for dashboard, notebook and shell."""
     instance_id = aws.head_instance(findings.stack)
     filters = [{"Key": "InstanceIds", "Values": [instance_id]}]
     answer = aws.call("ssm", findings.stack, "describe_instance_information", Filters=filters)
     listed = answer["InstanceInformationList"]
     state = listed[0]["PingStatus"] if listed else "not registered"
     if state != "Online":
-        raise Problem(
+        raise Notice(
             f"Session Manager does not reach {instance_id} ({state}): it is starting, which takes a minute, or was "
-            "replaced, or its network does not reach AWS",
+            "replaced, or its network does not reach AWS; dashboard, notebook and shell need it",
             UP,
         )
     return f"{instance_id} is connected to Session Manager"
 
 
 def ray(findings: Findings) -> str:
-    """Connect to the head."""
-    if findings.flags["local"] or findings.flags["compose"]:
+    """Look at this machine's jobs."""
+    findings.cluster = choose(**findings.flags)
+    findings.cluster.jobs().list_jobs()
+    return "scripts need none on this machine; a Ray program starts it"
+
+
+def cluster(findings: Findings) -> str:
+    """Find the cluster that the flags or the environment name."""
+    try:
         findings.cluster = choose(**findings.flags)
-    if isinstance(findings.cluster, LocalCluster):
-        with findings.cluster.connect() as jobs:
-            jobs.list_jobs()
-        return "scripts need none on this machine; a Ray program starts it"
-    head = findings.head = findings.connections.enter_context(findings.cluster.connect_to_ray())
-    return f"answers at {head.url}" + (", and accepts the token" if head.token else "")
+    except UsageError as cause:
+        raise Problem(str(cause)) from cause
+    return findings.cluster.name
+
+
+def head(findings: Findings) -> str:
+    """Read the head's state, and send it an empty request."""
+    jobs = findings.cluster.jobs()
+    if not isinstance(jobs, RemoteJobs):
+        raise Problem("this is the head; ask it from another machine")
+    findings.head, age = jobs.state()
+    if age > SILENT_SECONDS:
+        raise Problem(f"the head wrote its state {timedelta(seconds=round(age))} ago: it is being replaced, or hangs")
+    try:
+        jobs.check_requests()
+    except TrainingError as cause:
+        raise Notice(f"wrote its state {age:.0f} s ago, but takes no request of yours ({cause})") from cause
+    version = findings.head.ray.get("ray_version")
+    return f"wrote its state {age:.0f} s ago" + (f"; Ray {version}" if version else ", and waits for Ray")
 
 
 def nodes(findings: Findings) -> str:
-    """Look for nodes that died or are missing."""
-    listed = findings.head.nodes()
-    alive = [node for node in listed if node["state"] == ALIVE]
-    line = f"{len(alive) - 1} and the head"
-    now = time.time()
-    dead = [node for node in listed if node["state"] != ALIVE and now - node["end_time_ms"] / 1000 < 3600]
-    failed = [node for node in dead if "unexpected" in (node["state_message"] or "").lower()]
-    if failed:
-        reason = one_line(failed[-1]["state_message"])
-        raise Notice(f"{line}; {len(failed)} ended unexpectedly within an hour, the last one: {reason}")
+    """Look for nodes that are missing."""
+    count = sum(node["kind"] != HEAD for node in findings.head.ray.get("nodes", ()))
+    line = f"{count} and the head"
     expected = sum(service.running for kind, service in findings.services.items() if kind != HEAD)
-    if expected > len(alive) - 1:
+    if expected > count:
         raise Notice(f"{line}, and ECS runs {expected} tasks of them: they are starting, or have not joined Ray")
-    return f"{line}; {len(dead)} have left within an hour" if dead else line
+    return line
 
 
 def code(findings: Findings) -> str:
     """Compare the code of the image with this package."""
-    heads = [node for node in findings.head.nodes() if node["is_head_node"] and node["state"] == ALIVE]
-    remote, local = heads[0]["labels"].get(labels.CODE) if heads else None, labels.fingerprint()
+    remote, local = findings.head.code, labels.fingerprint()
     build = "docker compose --file docker/compose.yaml up --build --detach" if findings.flags["compose"] else UP
     if remote != local:
         raise Notice(f"the code in the image ({remote}) differs from the code here ({local})", build)
@@ -298,6 +300,14 @@ def storage(findings: Findings) -> str:
     return f"{cluster.storage_path} can be read and written"
 
 
+def plugin(findings: Findings) -> str:
+    """Look for the plugin, which dashboard, notebook and shell need."""
+    try:
+        return session.plugin_version()
+    except TrainingError as cause:
+        raise Notice(f"{cause}; dashboard, notebook and shell need it") from cause
+
+
 class Check(NamedTuple):
     """Check of one part of the way to the cluster, and the checks that must have passed before it."""
 
@@ -306,25 +316,26 @@ class Check(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-AWS_CLI = partial(program, name="aws", instructions=session.AWS_CLI)
-PLUGIN = partial(program, name="session-manager-plugin", instructions=session.PLUGIN)
-OF_NODES, OF_CODE = Check("nodes", nodes, ("Ray",)), Check("code", code, ("Ray",))
-OF_STORAGE = Check("storage", storage, ("Ray",))
-ON_THIS_MACHINE = (Check("Ray", ray), OF_STORAGE)
-AT_ADDRESS = (Check("Ray", ray), OF_NODES, OF_STORAGE)
-ON_COMPOSE = (Check("Ray", ray), OF_NODES, OF_CODE, OF_STORAGE)
+OF_NODES, OF_CODE = Check("nodes", nodes, ("head",)), Check("code", code, ("head",))
+ON_THIS_MACHINE = (Check("Ray", ray), Check("storage", storage, ("Ray",)))
+ON_BUCKET = (
+    Check("cluster", cluster),
+    Check("bucket", storage, ("cluster",)),
+    Check("head", head, ("bucket",)),
+    OF_NODES,
+    OF_CODE,
+)
 ON_AWS = (
-    Check("AWS CLI", AWS_CLI),
-    Check("Session Manager plugin", PLUGIN),
     Check("stack", stack),
     Check("credentials", credentials, ("stack",)),
-    Check("parameters", parameters, ("credentials",)),
     Check("bucket", storage, ("credentials",)),
+    Check("parameters", parameters, ("credentials",)),
     Check("services", services, ("parameters",)),
     Check("workers", workers, ("services",)),
     Check("scale-in", scale_in, ("parameters",)),
-    Check("head's instance", head_instance, ("services",)),
-    Check("Ray", ray, ("AWS CLI", "Session Manager plugin", "head's instance")),
+    Check("head", head, ("bucket",)),
     OF_NODES,
     OF_CODE,
+    Check("Session Manager plugin", plugin),
+    Check("head's instance", head_instance, ("services",)),
 )

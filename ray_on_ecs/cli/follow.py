@@ -1,7 +1,8 @@
-"""Log of a run on the screen, with reconnections to the cluster and a progress line."""
+"""Log of a run on the screen, with a progress line; it goes on where it was once the head or S3 answers again."""
 
 from __future__ import annotations
 
+import codecs
 import threading
 import time
 from collections.abc import Callable
@@ -12,11 +13,9 @@ from rich.text import Text
 
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.jobs import UnreadLog, driver_exit_status, of_run, resubmitted, say, under_way
-from ray_on_ecs.cluster.local_jobs import Jobs
-from ray_on_ecs.errors import HeadGone, Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
-from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run, resubmitted, say
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
+from ray_on_ecs.jobs.record import ENDED, Job, under_way
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
@@ -31,15 +30,17 @@ class Follower:
 
     Args:
         cluster: The cluster of the run.
+        jobs: What has its jobs.
         run: Metadata that all jobs of the run share.
     """
 
-    def __init__(self, cluster: Cluster, run: dict[str, str]) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, jobs: Jobs, run: dict[str, str]) -> None:
+        self._cluster, self._jobs = cluster, jobs
         self._run = run
         self._name = run["run_name"]
         self._job = ""
-        self._log = UnreadLog()
+        self._offset = 0  # bytes of its log that were read
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # the last character may be half written
         self._line = ""
         self._filter = Filter()
         # When the connection was lost, or None while the log is read.
@@ -60,14 +61,10 @@ class Follower:
             with _ProgressLine(self._cluster, self._name, lambda: self._job):
                 while job is None:
                     try:
-                        with self._cluster.connect() as head:
-                            job = self._follow_at(head)
-                    except HeadGone:
-                        raise
+                        job = self._follow()
                     except ResourceError as cause:
                         self._wait(cause)
-                if self._line:
-                    show(self._filter.shown([self._line]))
+                self._end_line()
         except KeyboardInterrupt as stop:
             raise Interrupted(f"{self._goes_on}, {self._cluster.command(f'stop {self._name}')} stops it") from stop
         except UsageError as cause:
@@ -80,49 +77,59 @@ class Follower:
         shows = self._cluster.command(f"logs --follow {self._name}")
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
-    def _follow_at(self, head: Jobs) -> Job:
-        """Show the log as long as this head answers; return what Ray reports of the last job.
+    def _follow(self) -> Job:
+        """Show the log as long as the storage answers; return the last job.
 
         Raises:
             TrainingError: The head doesn't know the run.
         """
-        jobs = of_run(head.submitted_jobs(), self._run)
+        held = self._jobs
+        listed = held.list_jobs()
+        jobs = of_run(listed, self._run)
         if not jobs:
             raise TrainingError(
                 f"the head no longer lists run {self._name}; the same command with --run-name {self._name} resumes it"
             )
-        # Meanwhile the head may have submitted another job.
-        self._begin(under_way(jobs, self._run) or list(jobs)[-1])
+        if self._job not in jobs:  # a request that the head has accepted meanwhile, or a job that it has forgotten
+            active = under_way(listed, self._run)
+            self._begin(active["submission_id"] if active else list(jobs)[-1])
         while True:
-            self._log.connect()
-            head.tail(self._job, self._show)
-            job = head.job(self._job)
+            held.tail(self._job, self._show, self._offset)
+            job = held.job(self._job)
             if job["status"] not in ENDED:
                 raise ResourceError("the log ended before the job")
-            successor = resubmitted(head, self._run, job)
+            successor = resubmitted(held, self._run, job)
             if successor is None:
                 return job
-            say(f"job {self._job} lost its driver; the head has submitted run {self._name} again as job {successor}")
+            lost = self._job
             self._begin(successor)
+            say(f"job {lost} lost its driver; the head has submitted run {self._name} again as job {successor}")
 
     def _begin(self, job_id: str) -> None:
-        if job_id != self._job:
-            self._job, self._log = job_id, UnreadLog()
+        self._end_line()
+        self._job, self._offset = job_id, 0
+        self._decoder.reset()
 
-    def _show(self, text: str) -> None:
-        """Print whole lines of what is new: the progress line would cut a line that is not complete yet."""
+    def _end_line(self) -> None:
+        """Print a line that is not complete: its driver has ended."""
+        if self._line:
+            show(self._filter.shown([self._line]))
+        self._line = ""
+
+    def _show(self, part: bytes) -> None:
+        """Print whole lines: the progress line would cut a line that is not complete yet."""
         self._lost_at, self._pause = None, FIRST_PAUSE
-        *lines, self._line = (self._line + self._log.rest(text)).split("\n")
+        self._offset += len(part)
+        *lines, self._line = (self._line + self._decoder.decode(part)).split("\n")
         show(self._filter.shown(lines))
 
     def _wait(self, cause: ResourceError) -> None:
         now = time.monotonic()
-        reason = cause.reason if isinstance(cause, AnswerError) else one_line(cause)
         if self._lost_at is None:
             self._lost_at = now
-            note(f"lost the connection ({reason}); connecting again")
+            note(f"waiting for the log ({one_line(cause)})")
         if now - self._lost_at > LOST_SECONDS:
-            raise ResourceError(f"lost the connection ({reason}); {self._goes_on}") from cause
+            raise ResourceError(f"the log can't be read ({one_line(cause)}); {self._goes_on}") from cause
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

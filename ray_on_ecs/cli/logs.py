@@ -1,8 +1,6 @@
-"""`ray-on-ecs logs`: the log of a run, from the head or, when that is gone, from the run's folder."""
+"""`ray-on-ecs logs`: the log of a run, of its jobs or, once these are no longer listed, from the run's folder."""
 
 from __future__ import annotations
-
-from contextlib import suppress
 
 import click
 
@@ -10,16 +8,12 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.cluster.history import find_run, is_below
-from ray_on_ecs.cluster.jobs import driver_exit_status, of_run
-from ray_on_ecs.cluster.local_jobs import Jobs
+from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
-from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.jobs.record import ENDED, RUN, Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
 
-# In the place of a storage path, which keeps them out of the runs.
-NOTEBOOKS = "jupyterlab"
 # Exit statuses of a run by its state.
 STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": Interrupted.exit_status}
 
@@ -30,34 +24,24 @@ STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": I
 @click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
 @on_cluster
 def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
-    """Show the log of RUN, with all its jobs; from its folder if the head is gone."""
+    """Show the log of RUN, with all its jobs."""
+    text, cause = "", None
     try:
-        with cluster.connect() as head:
-            jobs = jobs_of(cluster, head, run, "logs")
-            under_way = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
-            if not (follow and under_way):
-                text = ""
-                for job_id in jobs:
-                    with suppress(AnswerError):  # it was on a head that is gone
-                        text += head.log(job_id)
-                _print(text or _stored(cluster, run), tail)
-                return _exit_status(cluster, run, jobs) if follow else 0
-            metadata = jobs[under_way[-1]]["metadata"]
-    except Elsewhere as cause:
-        try:
-            _print(_stored(cluster, run), tail)  # of an earlier run here
-        except TrainingError:
-            raise cause from None
-        return _exit_status(cluster, run, {}) if follow else 0
-    except ResourceError as cause:
-        stored = _stored(cluster, run)
-        note(f"{cause}; this is the log that the run stored last:")
-        _print(stored, tail)
-        return _exit_status(cluster, run, {}) if follow else 0
-    from ray_on_ecs.cli.follow import Follower
+        held = cluster.jobs(note)
+        jobs = jobs_of(cluster, held, run, "logs")
+        active = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
+        if not (follow and active):
+            text = "".join(held.log(job_id) for job_id in jobs)
+    except (Elsewhere, ResourceError) as fault:
+        jobs, cause = {}, fault
+    else:
+        if follow and active:
+            from ray_on_ecs.cli.follow import Follower
 
-    same = {key: metadata[key] for key in ("run_name", "storage_path") if key in metadata}
-    return Follower(cluster, same).follow(under_way[-1])
+            metadata = jobs[active[-1]]["metadata"]
+            return Follower(cluster, held, {key: metadata[key] for key in RUN if key in metadata}).follow(active[-1])
+    _print(text or _stored(cluster, run, cause), tail)
+    return _exit_status(cluster, run, jobs) if follow else 0
 
 
 class Elsewhere(UsageError):
@@ -65,28 +49,25 @@ class Elsewhere(UsageError):
 
 
 def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str, Job]:
-    """Return the jobs of a run or notebook, by ID, in the order of their start.
+    """Return the jobs of a run, or the one of this ID, by ID in the order of their start.
 
     A run of this name below another storage path is another run. On a stack it is meant if there is only that one.
     Elsewhere, with a hint for this subcommand, if there are other runs of this name, and on a stack several.
     """
-    jobs = of_run(head.submitted_jobs(), {"run_name": run})
-    paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
-    own = {
-        job_id: job
-        for job_id, job in jobs.items()
-        if paths[job_id] == NOTEBOOKS or is_below(job["metadata"], cluster.storage_path)
+    listed = head.list_jobs()
+    jobs = of_run(listed, {"run_name": run}) or {
+        job_id: job for job_id, job in of_run(listed, {}).items() if job_id == run
     }
+    paths = {job_id: str(job["metadata"].get("storage_path")) for job_id, job in jobs.items()}
+    own = {job_id: job for job_id, job in jobs.items() if is_below(job["metadata"], cluster.storage_path)}
     others = sorted(set(paths.values()))
     if own or len(others) < (1 if cluster.is_here else 2):
         return own or jobs
     if isinstance(cluster, HeadCluster):  # this machine, or the head's container
         cluster.typed_path = others[0]
         raise Elsewhere(f"run {run} is below {' and '.join(others)}: {cluster.command(f'{subcommand} {run}')}")
-    raise Elsewhere(
-        f"there is a run {run} below each of {', '.join(others)}: in {cluster.command('shell')}, "
-        f"{' or '.join(f'ray job {subcommand} {job_id}' for job_id in jobs)}"
-    )
+    of_jobs = " or ".join(cluster.command(f"{subcommand} {job_id}") for job_id in jobs if job_id != run)
+    raise Elsewhere(f"there is a run {run} below each of {', '.join(others)}: {of_jobs}")
 
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
@@ -104,14 +85,21 @@ def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
     return STATUSES[state]
 
 
-def _stored(cluster: Cluster, run: str) -> str:
-    """Return the logs in the run's folder; UsageError if there is none."""
+def _stored(cluster: Cluster, run: str, cause: TrainingError | None) -> str:
+    """Return the logs in the run's folder, as those of its jobs can't be read by this cause; UsageError without one.
+
+    There may be an earlier run here if the jobs are elsewhere.
+    """
     storage = cluster.storage(run)
     try:
         names = sorted(storage.file_sizes(layout.LOGS))
         texts = [storage.read(f"{layout.LOGS}/{name}").decode(errors="replace") for name in names]
-    except OSError as cause:
-        raise TrainingError(f"the logs of run {run} can't be read ({cause})") from cause
+    except OSError as fault:
+        raise TrainingError(f"the logs of run {run} can't be read ({fault})") from fault
+    if isinstance(cause, ResourceError) and texts:
+        note(f"{cause}; this is the log that the run stored last:")
+    elif cause and not texts:
+        raise cause
     if not texts:
         find_run(cluster, run)
         raise UsageError(f"run {run} has no log yet; {cluster.command('runs')} shows its state")

@@ -14,14 +14,13 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.dashboard import hold_open
-from ray_on_ecs.cli.logs import NOTEBOOKS
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.contract import NOTEBOOK_PORT
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.jobs.record import ENDED
 from ray_on_ecs.node.api import AnswerError
-from ray_on_ecs.node.jobs import ENDED
 from ray_on_ecs.private_folder import temporary
 
 PACKAGE = "jupyterlab"
@@ -57,8 +56,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
                 # A node of a stack is reached from its instance, which its security group alone lets in, and this
                 # machine from itself.
                 ENTRYPOINT.format(ip="127.0.0.1" if cluster.is_here else "0.0.0.0"),  # nosec B104
-                # `stop` finds it by this metadata; its separate storage path keeps it out of the runs.
-                {"run_name": job_id, "storage_path": NOTEBOOKS},
+                {},
                 runtime_env=environment,
                 entrypoint_num_gpus=1 if worker else None,
             )
@@ -101,7 +99,7 @@ def _stop(cluster: Cluster, head: Head, job_id: str) -> None:
         with cluster.connect_to_ray() as new:
             new.stop_job(job_id)
     except (OSError, TrainingError):
-        stop = cluster.command(f"stop {job_id}")
+        stop = f"ray job stop {job_id} in {cluster.command('shell')}"
         note(f"{job_id} could not be stopped, and ends after an hour without use; {stop} ends it now")
 
 

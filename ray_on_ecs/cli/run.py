@@ -1,4 +1,4 @@
-"""`ray-on-ecs run`: submit a run as a job of the cluster's head, follow it, and fetch its results."""
+"""`ray-on-ecs run`: request a run of the cluster's head, follow it, and fetch its results."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ from ray_on_ecs.cli.run_flags import NEEDLESS, NEEDLESS_FLAGS, Needless, Own, Ru
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.jobs import (
-    DEFAULT_MAX_RESUBMISSIONS,
-    MAX_RESUBMISSIONS,
-    Submission,
-    find_or_submit,
-    run_of,
-)
+from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit, run_of
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
-from ray_on_ecs.node.jobs import SECRETS
+from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, SECRETS
 from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
@@ -121,7 +115,7 @@ def _run(
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
     with _interruptible(cluster, name):
-        work = Submission(run_of(name, cluster.storage_path), of_document.uri)
+        run = run_of(name, cluster.storage_path)
 
         def upload() -> Callable[[], dict[str, str]]:
             note(f"uploading {config.folder}")
@@ -135,12 +129,13 @@ def _run(
 
             return write
 
-        with cluster.ready_for(config, note), cluster.connect_when_up(note) as head, contextlib.ExitStack() as opened:
+        with cluster.ready_for(config, note), contextlib.ExitStack() as opened:
             if as_json:
                 opened.enter_context(contextlib.redirect_stdout(sys.stderr))
-            job_id = find_or_submit(head, work, upload, follows=not detach)
+            jobs = cluster.jobs(note)
+            job_id = find_or_submit(jobs, run, of_document.uri, upload, follows=not detach)
         if not detach:
-            return _follow(cluster, work.run, job_id, fetch)
+            return _follow(cluster, jobs, run, job_id, fetch)
     if as_json:
         print_json({"run_name": name, "job": job_id, "storage_path": f"{cluster.storage_path}/{name}"})
     shows, stops = cluster.command(f"logs --follow {name}"), cluster.command(f"stop {name}")
@@ -212,7 +207,8 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
         from ray_on_ecs.cli.stop import stop_run
 
         was_under_way = False
-        with contextlib.suppress(Elsewhere), cluster.connect() as jobs:
+        with contextlib.suppress(Elsewhere):
+            jobs = cluster.jobs(note)
             try:
                 note(f"stopping run {name}; press Ctrl-C again to kill it")
                 was_under_way = stop_run(cluster, jobs, name)
@@ -226,12 +222,12 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
         raise Interrupted(f"run {name} is stopped; {way_on(cluster, name)}") from end
 
 
-def _follow(cluster: Cluster, run: dict[str, str], job_id: str, fetch: str | None) -> int:
+def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetch: str | None) -> int:
     """Show the log to its end, and fetch the results; return the run's exit status."""
     from ray_on_ecs.cli.follow import Follower
 
     name = run["run_name"]
-    status = Follower(cluster, run).follow(job_id)
+    status = Follower(cluster, jobs, run).follow(job_id)
     if fetch is not None:
         from ray_on_ecs.cli.fetch import fetch_run
 

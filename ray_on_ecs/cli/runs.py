@@ -1,8 +1,7 @@
-"""`ray-on-ecs runs`: a table of the runs, from their folders and Ray's jobs."""
+"""`ray-on-ecs runs`: a table of the runs, from their folders and the jobs of the head or of this machine."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import click
@@ -46,15 +45,11 @@ UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (2 * DAY, 3600.0, "h"))
     help="Number of runs to list, the newest first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
-@click.option("--no-head", is_flag=True, help="Read only the runs' folders: faster, but without queued runs.")
 @on_cluster
-def command(cluster: Cluster, limit: int, as_json: bool, no_head: bool) -> None:
+def command(cluster: Cluster, limit: int, as_json: bool) -> None:
     """List runs with their state, progress and cost."""
     storage = cluster.storage("")
-    with ThreadPoolExecutor(1) as elsewhere:  # a tunnel to the head takes seconds
-        listing = elsewhere.submit(list_folders, cluster, storage)
-        jobs = None if no_head else ask_head(cluster)
-        runs = listing.result().runs(jobs, limit + 1)
+    runs = list_folders(cluster, storage).runs(ask_head(cluster), limit + 1)
     if as_json:
         print_json(runs[:limit])
     elif not runs:
@@ -116,12 +111,11 @@ def _cut(name: str, longest: int) -> str:
 
 
 def ask_head(cluster: Cluster) -> list[Job] | None:
-    """Return Ray's jobs, or None, with a line, if the head can't be reached."""
+    """Return the jobs, or None, with a line, if the head's state can't be read."""
     try:
-        with cluster.connect() as head:
-            return list(head.submitted_jobs().values())
+        return cluster.jobs(note).list_jobs()
     except TrainingError as cause:
-        note(f"head unreachable: run states may be stale, and queued runs are not shown ({cause})")
+        note(f"run states may be stale, and requested runs are not shown ({cause})")
         return None
 
 

@@ -127,7 +127,7 @@ class ScriptName:
             if _find(folder / root, first):
                 self._refuse(f"{first!r} is a module in {root}/", *self._as_module(root))
         top = first.partition(".")[0]
-        is_here = "--local" in self._flags and "RAY_API_SERVER_ADDRESS" not in os.environ
+        is_here = "--local" in self._flags
         if False in found or (is_here and not _is_installed(top)):
             names = [str(name.with_suffix("")).replace("/", ".").removesuffix(".__main__") for name in self._scripts()]
             inner = [name for name in names if name.startswith(f"{first}.")]

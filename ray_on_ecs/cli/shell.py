@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import click
 
@@ -16,11 +17,20 @@ from ray_on_ecs.errors import UsageError
 @on_cluster
 def command(cluster: Cluster) -> int:
     """Open a shell where Ray's own commands find the cluster: on a stack, in the head's container."""
-    arguments = cluster.shell()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the shell
     try:
-        return subprocess.call(arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        with cluster.shell() as process, _keys_ignored():
+            return process.wait()
     except FileNotFoundError as cause:
-        raise UsageError(f"command not found: {arguments[0]}; ray-on-ecs doctor says what to install") from cause
+        raise UsageError(f"command not found: {cause.filename}") from cause
+
+
+@contextmanager
+def _keys_ignored() -> Generator[None]:
+    """Ignore these signals in this process: the keys that send them are for the shell."""
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

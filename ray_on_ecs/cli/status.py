@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,32 +13,18 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws
-from ray_on_ecs.cluster.aws_status import HEAD, WORKERS, Group, read_group, read_services
+from ray_on_ecs.cluster.aws_status import Group, explain_head, read_group, read_services
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.head import ALIVE
 from ray_on_ecs.cluster.history import Job, under_way
-from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
-from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
-from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.jobs.record import PENDING, RUNNING
+from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
+from ray_on_ecs.node import ray_status
+from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.storage import layout
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """Ray node; the instance's values are None on a node without labels, such as the head's."""
-
-    kind: str
-    instance_type: str | None
-    zone: str | None
-    market: str | None
-    gpus: float
-    cpus: float
-    gpus_used: float
-    cpus_used: float
-    up_seconds: int
 
 
 def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[str]) -> None:
@@ -56,12 +40,13 @@ def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[
 def command(cluster: Cluster, as_json: bool) -> int:
     """Show nodes, GPUs, queue, cost per hour and scale-in."""
     ray: dict[str, Any] = {}
-    unreached: ResourceError | None = None
+    unreached: TrainingError | None = None
     try:
-        with cluster.connect() as head:
-            ray = read_ray(cluster, head)
-    except ResourceError as cause:
-        unreached = cause
+        ray = read_jobs(cluster)
+    except (HeadUnavailable, OSError) as cause:
+        unreached = cause if isinstance(cause, TrainingError) else ResourceError(one_line(cause))
+        if cluster.stack:
+            unreached = explain_head(cluster.stack) or unreached
     of_aws = read_aws(cluster.stack, ray.get("nodes")) if cluster.stack else {}
     if as_json:
         document = {"cluster": cluster.name, **ray, **of_aws}
@@ -69,68 +54,39 @@ def command(cluster: Cluster, as_json: bool) -> int:
     # AWS has nothing of a stack that is down; the error is enough.
     elif ray or of_aws.get("services"):
         out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
-        for title, text in [*(_ray_lines(ray) if ray else ()), *(_aws_lines(of_aws, ray) if of_aws else ())]:
+        for title, text in [
+            *(_ray_lines(ray, is_here=cluster.is_here) if ray else ()),
+            *(_aws_lines(of_aws, ray) if of_aws else ()),
+        ]:
             out.print(f"  {title:8} {text}")
     if unreached:
         raise unreached
     return 0
 
 
-def read_ray(cluster: Cluster, head: Jobs) -> dict[str, Any]:
-    """Return the nodes that are alive, the GPUs, the numbers of jobs, and the queued runs; Ray's where it is needed.
+def read_jobs(cluster: Cluster) -> dict[str, Any]:
+    """Return the nodes that are alive, the GPUs, the numbers of jobs, and the queued runs.
 
     Raises:
-        TrainingError: The head doesn't answer, or its answers have another form.
+        TrainingError: The head's state can't be read.
     """
-    jobs = head.list_jobs()
-    states = Counter(job["status"] for job in jobs)
-    counts = {"running": states["RUNNING"], "queued": states["PENDING"]}
-    if isinstance(head, LocalJobs):
-        gpus = {"used": 0.0, "total": 0.0, "requested": 0.0}
-        return {"ray_version": None, "nodes": [], "gpus": gpus, "jobs": counts, "queue": queue(cluster, jobs)}
-    try:
-        status = head.get("/api/cluster_status", "data", "clusterStatus") or {}
-        load = status.get("loadMetricsReport") or {}
-        now = status.get("time") or time.time()  # the head's clock: this machine's may be wrong
-        nodes = [_node(node, load, now) for node in head.nodes() if node["state"] == ALIVE]
-        used = sum(node.gpus_used for node in nodes)
-        # Requests of pending tasks, actors and placement groups.
-        shapes = [*(load.get("resourceDemand") or ())]
-        for group, count in load.get("pgDemand") or ():
-            shapes += [(bundle, number * count) for bundle, number in group["bundles"]]
-        pending = sum(shape.get("GPU", 0) * count for shape, count in shapes)
-        return {
-            "ray_version": head.get("/api/version", "ray_version"),
-            "nodes": nodes,
-            "gpus": {"used": used, "total": sum(node.gpus for node in nodes), "requested": used + pending},
-            "jobs": counts,
-            "queue": queue(cluster, jobs),
-        }
-    except (AttributeError, LookupError, TypeError, ValueError) as cause:
-        raise AnswerError(head.url, f"not an answer of Ray's: {cause!r}") from cause
-
-
-def _node(node: dict[str, Any], load: dict[str, Any], now: float) -> Node:
-    labels = node["labels"] or {}
-    total = node["resources_total"]
-    usage = (load.get("usageByNode") or {}).get(node["node_id"]) or {}
-    if node["is_head_node"]:
-        kind = HEAD
-    elif labels.get(NODE_GROUP_LABEL) == CPU_WORKERS:
-        kind = CPU_WORKERS
+    held = cluster.jobs()
+    seconds, ray = 0.0, {}
+    if isinstance(held, RemoteJobs):
+        state, seconds, jobs = held.read()
+        ray = state.ray
     else:
-        kind = WORKERS
-    return Node(
-        kind=kind,
-        instance_type=labels.get(INSTANCE_LABELS["instance_type"]),
-        zone=labels.get(INSTANCE_LABELS["zone"]),
-        market=labels.get(INSTANCE_LABELS["market"]),
-        gpus=total.get("GPU", 0),
-        cpus=total.get("CPU", 0),
-        gpus_used=usage.get("GPU", [0])[0],  # Ray reports pairs: used and total
-        cpus_used=usage.get("CPU", [0])[0],
-        up_seconds=round(max(0.0, now - node["start_time_ms"] / 1000)),
-    )
+        ray = {} if cluster.is_here else ray_status.read()
+        jobs = held.list_jobs()
+    states = Counter(job["status"] for job in jobs)
+    return {
+        "seconds_ago": round(seconds),
+        "ray_version": ray.get("ray_version"),
+        "nodes": ray_status.nodes_of(ray),
+        "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
+        "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
+        "queue": queue(cluster, jobs),
+    }
 
 
 def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
@@ -146,16 +102,24 @@ def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
-    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked."""
+    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
+
+    Raises:
+        StackNotFound: The stack is down.
+    """
     found: dict[str, Any] = {"region": stack.region, "services": {}, "group": None, "scaling": {}, "hourly_usd": None}
     unknown: dict[str, str] = {}
     try:
         found["services"] = read_services(stack)
+    except StackNotFound:
+        raise
     except TrainingError as cause:
         unknown["services"] = one_line(cause)
     try:
         info = aws.workers(stack)
         found["scaling"] = info["scaling"]
+    except StackNotFound:
+        raise
     except TrainingError as cause:
         unknown["workers"], info = one_line(cause), None
     if info:
@@ -194,8 +158,10 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
     return round(sum(known), 4)
 
 
-def _ray_lines(ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _ray_lines(ray: Mapping[str, Any], *, is_here: bool) -> Iterator[tuple[str, str]]:
     """Yield a title and a text for each line."""
+    if ray["seconds_ago"] > SILENT_SECONDS:
+        yield "head", f"silent: this is its state of {timedelta(seconds=ray['seconds_ago'])} ago"
     groups: dict[tuple[str, str], list[Node]] = {}
     for node in ray["nodes"]:
         if node.kind == HEAD:
@@ -208,7 +174,8 @@ def _ray_lines(ray: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for (kind, place), nodes in sorted(groups.items(), reverse=True):
         yield kind, f"{len(nodes)} x {place}: {_usage(nodes)}"
     if ray["ray_version"] is None:
-        yield "Ray", "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
+        local = "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
+        yield "Ray", local if is_here else "does not answer the head: it is starting, or busy"
     else:
         yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray["gpus"])
     # The drivers of queued runs are running jobs.

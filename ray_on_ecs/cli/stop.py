@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import click
 
@@ -10,30 +11,24 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out
 from ray_on_ecs.cluster.clusters import Cluster
-from ray_on_ecs.cluster.local_jobs import Jobs
-from ray_on_ecs.errors import ResourceError, UsageError, counted
-from ray_on_ecs.node.api import AnswerError, Job
-from ray_on_ecs.node.jobs import ENDED, stored_secrets
+from ray_on_ecs.cluster.jobs import Jobs
+from ray_on_ecs.config import OWNER
+from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.jobs.record import RUN, Job, goes_on, is_of, stored_secrets
 
 POLL_SECONDS = 0.2
 
 
 @click.command("stop")
 @click.argument("run", required=False)
-@click.option("--all", "stops_all", is_flag=True, help="Stop every run, notebook and other job that is under way.")
+@click.option("--all", "stops_all", is_flag=True, help="Stop every run that is under way.")
 @on_cluster
 def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     """Stop RUN, which keeps its checkpoints; the same ray-on-ecs run with its --run-name resumes it."""
     if stops_all == bool(run):
         raise UsageError(f"RUN: give the name of one run, or --all; {cluster.command('runs')} lists the runs")
-    with cluster.connect() as head:
-        if run:
-            was_under_way = stop_run(cluster, head, run)
-        else:
-            jobs = _under_way(head.submitted_jobs())
-            for job_id in jobs:
-                note(f"stopping job {job_id}")
-            was_under_way = _stop(cluster, head, jobs, counted(len(jobs), "job"))
+    jobs = cluster.jobs(note)
+    was_under_way = stop_run(cluster, jobs, run) if run else _stop_all(cluster, jobs)
     if not run:
         note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
     elif was_under_way:
@@ -44,38 +39,60 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
 
 
 def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
-    """Stop the jobs of a run, and return whether one was under way; raise as `_stop` and `jobs_of` do."""
+    """Stop the jobs of a run; return True if one was under way. Raises as `_stop` and `jobs_of` do."""
     return _stop(cluster, head, jobs_of(cluster, head, run, "stop"), f"run {run}")
 
 
+def _stop_all(cluster: Cluster, head: Jobs) -> bool:
+    """Stop all jobs; return True if one was under way. Raises as `_stop` does."""
+    running = {job["submission_id"]: job for job in filter(goes_on, head.list_jobs())}
+    for job_id, job in running.items():
+        owner = "" if cluster.is_here else job["metadata"].get(OWNER)
+        note(f"stopping job {job_id}" + (f" of {one_line(owner)}" if owner else ""))
+    return _stop(cluster, head, running, counted(len(running), "job"))
+
+
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
-    """Stop those jobs that are under way, and wait for their end; then delete what is left of all.
+    """Stop those jobs that are under way, and wait for the end of their runs; then delete what is left of all.
 
     Returns:
         True if a job was under way.
 
     Raises:
-        ResourceError: One has not ended in time, or the head or AWS doesn't answer.
+        ResourceError: One has not ended in time, or AWS doesn't answer.
     """
-    running = _under_way(jobs)
+    running = [job_id for job_id, job in jobs.items() if goes_on(job)]
     try:
         for job_id in running:
             head.stop_job(job_id)
-        deadline = time.monotonic() + head.stop_seconds
-        with out.status(f"stopping {what}"):
-            for job_id in running:
-                while head.job(job_id)["status"] not in ENDED:
-                    if time.monotonic() > deadline and not head.kill_job(job_id):
-                        line = f"job {job_id} has not ended in {head.stop_seconds:.0f} s; its log shows what it does"
-                        raise ResourceError(line)
-                    time.sleep(POLL_SECONDS)
-    except AnswerError as cause:
-        raise ResourceError(f"{what} could not be stopped: {cause}") from cause
+        if running:
+            _wait_for_end(head, [jobs[job_id] for job_id in running], what)
+    except KeyboardInterrupt:
+        if running and not cluster.is_here:
+            note(f"the head stops {what} as soon as it reads the request")
+        raise
     for uri, *names in {tuple(stored_secrets(job.get("metadata"))) for job in jobs.values()} - {()}:
         cluster.secrets_of(uri).delete(names)
     cluster.end_unused()
     return bool(running)
 
 
-def _under_way(jobs: dict[str, Job]) -> dict[str, Job]:
-    return {job_id: job for job_id, job in jobs.items() if job["status"] not in ENDED}
+def _wait_for_end(head: Jobs, jobs: Collection[Job], what: str) -> None:
+    """Wait for the end of jobs, and of those that a head submits in their place; ResourceError if it takes too long."""
+    ids = {job["submission_id"] for job in jobs}
+    runs = [run for job in jobs if (run := {key: job["metadata"][key] for key in RUN if key in job["metadata"]})]
+
+    def is_meant(job: Job) -> bool:
+        return job["submission_id"] in ids or any(is_of(job, run) for run in runs)
+
+    deadline = time.monotonic() + head.stop_seconds
+    if head.is_away():
+        note(f"waiting for the head, which stops {what} as soon as it is up")
+    with out.status(f"stopping {what}"):
+        while going_on := [job["submission_id"] for job in head.list_jobs() if goes_on(job) and is_meant(job)]:
+            for job_id in going_on if time.monotonic() > deadline else ():
+                if not head.kill_job(job_id):
+                    late = f"job {job_id} has not ended in {head.stop_seconds:.0f} s"
+                    cause = "the head stops it once it is up" if head.is_away() else "its log shows what it does"
+                    raise ResourceError(f"{late}; {cause}")
+            time.sleep(POLL_SECONDS)

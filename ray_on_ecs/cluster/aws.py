@@ -25,7 +25,16 @@ def call(service: str, stack: Stack, method: str, **arguments: Any) -> Any:
         ResourceError: AWS can't be reached, or refuses; the message has its code. Or another program answers.
     """
     with translated(service):
-        return _answer(service, getattr(client(service, region_name=stack.region, **limits()), method)(**arguments))
+        return _answer(service, getattr(_client(service, stack), method)(**arguments))
+
+
+def endpoint(service: str, stack: Stack) -> str:
+    """Return the URL of a service."""
+    return _client(service, stack).meta.endpoint_url
+
+
+def _client(service: str, stack: Stack) -> Any:
+    return client(service, region_name=stack.region, **limits())
 
 
 def limits() -> dict[str, Any]:
@@ -93,6 +102,12 @@ def head_instance(stack: Stack) -> str:
     return stack.head_instance_id
 
 
+def user_id(**options: Any) -> str:
+    """Return the caller's `aws:userid`, by which IAM's policies name the folder of a user's requests."""
+    with translated("sts"):
+        return str(_answer("sts", client("sts", **options).get_caller_identity())["UserId"])
+
+
 def scaling_prefix(cluster_name: str, kind: str) -> str:
     """Return the prefix of the scaling alarms' names (see infra/node_scaling.py)."""
     return f"{cluster_name}-{kind}-"
@@ -112,11 +127,3 @@ def variables() -> dict[str, str]:
     if current.token:
         environment["AWS_SESSION_TOKEN"] = current.token
     return environment
-
-
-def shell_command(stack: Stack) -> list[str]:
-    """Return the command that opens a shell in the head's container."""
-    return [
-        *("aws", "ssm", "start-session", "--region", stack.region, "--target", head_instance(stack)),
-        *("--document-name", stack.shell_document),
-    ]

@@ -12,10 +12,9 @@ from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import GpuError, HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
+from ray_on_ecs.node.ray_status import HEAD
 from ray_on_ecs.run.zone_failover import newest_failure
 
-# Kinds of nodes, beside CPU_WORKERS.
-HEAD, WORKERS = "head", "workers"
 DEPLOYMENT_FAILED = "the last deployment failed"
 # Prefix of a task's stoppedReason after a scale-in or a deployment.
 SCALING = "Scaling activity initiated"

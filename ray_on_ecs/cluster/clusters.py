@@ -1,16 +1,17 @@
-"""Clusters that a command can use: a stack's, through Session Manager; this machine; or docker compose's."""
+"""Clusters that a command can use: a stack's or compose's, through its bucket; the head's own; or this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
+import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,31 +19,31 @@ from ray_on_ecs import secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
-from ray_on_ecs.cluster.local_jobs import Jobs, LocalJobs
+from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
-from ray_on_ecs.contract import DASHBOARD_URL, secrets_prefix
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
-from ray_on_ecs.node import api, ports
+from ray_on_ecs.jobs.documents import Documents
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.remote import RemoteJobs
+from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.rules import is_run_name
+from ray_on_ecs.storage.bucket import Bucket, StorageFault
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
-    from ray_on_ecs.config import RunConfig
     from ray_on_ecs.storage.run_storage import RunStorage
 
-# Set in the image, where commands are for the container's own cluster.
+# `head` in the image, where commands are for the container's own cluster; or a cluster's bucket.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
 # See docker/compose.yaml.
 COMPOSE_VARIABLES = Path("docker/.env")
-COMPOSE_STORAGE = "s3://training/runs"
+COMPOSE = f"s3://training/{CLUSTERS_PREFIX}/laptop"
 STORAGE_PATH = "RAY_ON_ECS_STORAGE_PATH"
 COMPOSE_S3 = "http://127.0.0.1:5001"
-COMPOSE_CLUSTER = "laptop"
 COMPOSE_PORTS = {8888: 18888}
-# A new head pulls its image first; in the head's container only its dashboard can be down.
-HEAD_SECONDS, DASHBOARD_SECONDS = 1800.0, 60.0
-RETRY_SECONDS = 5.0  # each opens a session
 # Number of workers of a run without GPUs.
 DEFAULT_WORKERS = 2
 
@@ -54,7 +55,6 @@ class Cluster(ABC):
     storage_path: str  # as this machine reaches it
     typed: str = ""  # the cluster flag that the user typed, with a space before it
     typed_path: str = ""  # the storage path that the user typed, which hints repeat as an environment variable
-    start_seconds: float = HEAD_SECONDS
     stack: Stack | None = None
     is_here: bool = False  # its jobs can read the files of this machine
     ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
@@ -78,11 +78,9 @@ class Cluster(ABC):
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
 
-    @contextmanager
-    def connect(self) -> Generator[Jobs]:
-        """Connect to what has the jobs, until the block ends; ResourceError if it can't be reached."""
-        with self.connect_to_ray() as head:
-            yield head
+    @abstractmethod
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
+        """Return what has the jobs; `say` prints a line about a wait."""
 
     @contextmanager
     def connect_to_ray(self) -> Generator[Head]:
@@ -94,25 +92,6 @@ class Cluster(ABC):
                 raise UsageError(f"{refused}; {self.token_hint}") from refused
             except AnswerError as cause:
                 raise self.explain(cause) from cause
-            yield head
-
-    @contextmanager
-    def connect_when_up(self, say: Callable[[str], None]) -> Generator[Jobs]:
-        """Connect like `connect`, and wait for a head that is starting; `say` prints each reason of the wait."""
-        deadline = time.monotonic() + self.start_seconds
-        last_reason = ""
-        with ExitStack() as connection:
-            while True:
-                try:
-                    head = connection.enter_context(self.connect())
-                    break
-                except HeadUnavailable as cause:
-                    if time.monotonic() > deadline:
-                        raise
-                    if str(cause) != last_reason:
-                        say(f"waiting for the Ray head: {cause}")
-                    last_reason = str(cause)
-                    time.sleep(RETRY_SECONDS)
             yield head
 
     @contextmanager
@@ -152,19 +131,53 @@ class Cluster(ABC):
         yield port
 
     @abstractmethod
-    def shell(self) -> list[str]:
-        """Return the command that opens a shell on the head."""
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        """Return a context that opens a shell on the head and yields its process."""
 
     @abstractmethod
     def _reach(self) -> Any:
         """Return a context that yields the Head, without checking that it answers."""
 
 
-class StackCluster(Cluster):
+class RemoteCluster(Cluster):
+    """Cluster whose head is reached through a bucket."""
+
+    bucket: str
+
+    @property
+    @abstractmethod
+    def cluster_name(self) -> str:
+        """The name that distinguishes it from others of the bucket."""
+
+    @property
+    @abstractmethod
+    def client_options(self) -> dict[str, Any]:
+        """Options of clients of services other than S3."""
+
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
+        documents = Documents(Bucket(**self.s3_options()), f"{self.bucket}/{CLUSTERS_PREFIX}/{self.cluster_name}")
+        return RemoteJobs(documents, partial(aws.user_id, **self.client_options), say, self.secrets_of)
+
+    def document_storage(self, storage: RunStorage) -> RunStorage:
+        # In the bucket if the storage path is a folder of the nodes, apart from other runs.
+        if not storage.is_local:
+            return storage
+        of_path = hashlib.sha256(self.storage_path.encode()).hexdigest()[:12]
+        return self.storage(storage.run_name, f"s3://{self.bucket}/{RUNS_PREFIX}/.documents/{of_path}")
+
+    def code_storage(self, storage: RunStorage) -> RunStorage:
+        return storage if not storage.is_local else self.storage(storage.run_name, f"s3://{self.bucket}/{RUNS_PREFIX}")
+
+    def s3_options(self) -> dict[str, Any]:
+        return aws.limits()  # also for a storage path on the nodes: the document is in the bucket
+
+
+class StackCluster(RemoteCluster):
     """Cluster of a stack."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = self._stack = stack
+        self.bucket = stack.bucket
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
         self.default_workers = stack.default_gpus or None  # a worker for each GPU; the run waits for them
@@ -188,25 +201,21 @@ class StackCluster(Cluster):
         # Through the head's instance, from which every node is reachable.
         from ray_on_ecs.cluster.session import forwarded_port
 
-        instance_id = aws.head_instance(self._stack)
-        document = self._stack.forward_document
-        with forwarded_port(self._stack.region, instance_id, document, host, port, aws.variables()) as local:
+        with forwarded_port(self._stack, host, port) as local:
             yield local
-
-    def document_storage(self, storage: RunStorage) -> RunStorage:
-        # In the stack's bucket if the storage path is a folder of the nodes, apart from other runs.
-        if not storage.is_local:
-            return storage
-        of_path = hashlib.sha256(self.storage_path.encode()).hexdigest()[:12]
-        return self.storage(storage.run_name, f"{self._stack.storage_path}/.documents/{of_path}")
-
-    def code_storage(self, storage: RunStorage) -> RunStorage:
-        return storage if not storage.is_local else self.storage(storage.run_name, self._stack.storage_path)
 
     def explain(self, cause: AnswerError) -> ResourceError:
         from ray_on_ecs.cluster.aws_status import explain_head
 
         return explain_head(self._stack) or cause
+
+    @property
+    def cluster_name(self) -> str:
+        return self._stack.cluster_name
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        return self.s3_options()
 
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
@@ -214,23 +223,24 @@ class StackCluster(Cluster):
     def secrets_of(self, uri: str) -> secrets.Store:
         return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
 
-    def shell(self) -> list[str]:
-        return aws.shell_command(self._stack)
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        from ray_on_ecs.cluster.session import started
+
+        return started(self._stack, self._stack.shell_document)
 
 
 class HeadCluster(Cluster):
-    """Cluster of a Ray head at an address: in the head's container, or at `RAY_API_SERVER_ADDRESS` (`is_here`)."""
+    """Cluster of the head in whose container this is."""
 
-    start_seconds = DASHBOARD_SECONDS
+    name = "this cluster"
 
-    def __init__(self, *, is_here: bool = False) -> None:
-        self.is_here = is_here
-        self.name = "this machine" if is_here else "this cluster"
+    def __init__(self) -> None:
         given = os.environ.get(STORAGE_PATH) or "results"
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
-        address = os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/") or DASHBOARD_URL
-        self._url = address if "://" in address else f"http://{address}"
+
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
+        return drivers.of_head()
 
     def absolute(self, storage_path: str) -> str:
         # A job starts in another folder.
@@ -238,17 +248,13 @@ class HeadCluster(Cluster):
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        yield Head(self._url, api.own_token())
+        yield Head(DASHBOARD_URL, api.own_token())
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        # In the container it is unavailable for a moment, as the head restarts its dashboard.
-        if not self.is_here:
-            return HeadUnavailable(f"its dashboard doesn't answer at {self._url} ({cause.reason})")
-        return ResourceError(
-            f"no Ray head answers at {self._url}; correct RAY_API_SERVER_ADDRESS, or unset it: --local needs no head"
-        )
+        # It is unavailable for a moment, as the head restarts its dashboard.
+        return HeadUnavailable(f"its dashboard doesn't answer at {DASHBOARD_URL} ({cause.reason})")
 
-    def shell(self) -> list[str]:
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         with self._reach() as head:
             os.environ["RAY_API_SERVER_ADDRESS"] = head.url
             if head.token:
@@ -256,21 +262,19 @@ class HeadCluster(Cluster):
         for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return [os.environ.get("SHELL", "sh")]
+        return subprocess.Popen([os.environ.get("SHELL", "sh")])
 
 
 class LocalCluster(HeadCluster):
     """This machine without a cluster: drivers are processes here, and only Ray programs have a Ray head."""
 
+    name = "this machine"
+    is_here = True
     ends_with_command = True
+    _ray: LocalHead | None = None
 
-    def __init__(self) -> None:
-        super().__init__(is_here=True)
-        self._ray: LocalHead | None = None
-
-    @contextmanager
-    def connect(self) -> Generator[LocalJobs]:
-        yield LocalJobs(self._ray)
+    def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
+        return MachineJobs(ray=self._ray.variables if self._ray else None, ends_ray=True)
 
     @contextmanager
     def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
@@ -319,11 +323,71 @@ class LocalCluster(HeadCluster):
         return ResourceError(f"Ray on this machine doesn't answer ({cause.reason}); {stop} ends it with its runs")
 
 
-class ComposeCluster(Cluster):
+class BucketCluster(RemoteCluster):
+    """Cluster of which only the bucket is known.
+
+    Args:
+        address: `s3://BUCKET/clusters/CLUSTER`; `s3://BUCKET` if the bucket is one cluster's.
+
+    Raises:
+        UsageError: The address has another form.
+    """
+
+    def __init__(self, address: str) -> None:
+        found = re.fullmatch(rf"s3://([a-z0-9][a-z0-9.-]+)(?:/{CLUSTERS_PREFIX}/([\w.-]+))?/?", address)
+        if not found:
+            wanted = f"s3://BUCKET or s3://BUCKET/{CLUSTERS_PREFIX}/CLUSTER"
+            raise UsageError(f"{CLUSTER_VARIABLE}: {address!r} is not a cluster's bucket; give {wanted}")
+        self.bucket, self._given = found[1], found[2]
+        self.storage_path = f"s3://{found[1]}/{RUNS_PREFIX}"
+        self.name = address.rstrip("/")
+
+    @cached_property
+    def cluster_name(self) -> str:
+        """See RemoteCluster; UsageError if it is not in the bucket, or if the bucket has several and none is given."""
+        try:
+            names = Bucket(**self.s3_options()).listing(f"{self.bucket}/{CLUSTERS_PREFIX}").folders
+        except StorageFault as cause:
+            raise cause.error from cause
+        if self._given in names or (self._given and not names):  # the first head is starting
+            return str(self._given)
+        if len(names) == 1 and not self._given:
+            return names[0]
+        choice = ", ".join(f"s3://{self.bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
+        way_out = f"give one of {choice}" if names else "pulumi up creates a cluster, whose head then writes its state"
+        bucket = f"s3://{self.bucket}"
+        count = f"{bucket} has {counted(len(names), 'cluster')}"
+        raise UsageError(
+            f"{CLUSTER_VARIABLE}: {f'{bucket} has not a cluster {self._given}' if self._given else count}; {way_out}"
+        )
+
+    def secrets_of(self, uri: str) -> secrets.Store:
+        return secrets.parameters(
+            secrets_prefix(self.cluster_name), uri, partial(secrets.ask, "ssm", options=self.client_options)
+        )
+
+    @cached_property
+    def client_options(self) -> dict[str, Any]:
+        """See RemoteCluster; of the bucket's region: this machine may have another one, or none."""
+        answer = Bucket(**self.s3_options()).call("head_bucket", self.bucket)
+        region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+        return {**({"region_name": region} if region else {}), **self.s3_options()}
+
+    def _reach(self) -> Any:
+        raise UsageError(f"{CLUSTER_VARIABLE} names a bucket, which is enough for runs; Ray needs --stack or --outputs")
+
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        return self._reach()
+
+
+class ComposeCluster(BucketCluster):
     """Cluster of docker/compose.yaml on this machine."""
 
-    name = "compose"
-    storage_path = COMPOSE_STORAGE
+    cluster_name = COMPOSE.rpartition("/")[2]
+
+    def __init__(self) -> None:
+        super().__init__(COMPOSE)
+        self.name = "compose"
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
@@ -350,13 +414,8 @@ class ComposeCluster(Cluster):
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
 
-    def secrets_of(self, uri: str) -> secrets.Store:
-        # In the emulated AWS of its bucket.
-        ask = partial(secrets.ask, "ssm", options=self.s3_options())
-        return secrets.parameters(secrets_prefix(COMPOSE_CLUSTER), uri, ask)
-
-    def shell(self) -> list[str]:
-        return ["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"]
+    def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
+        return subprocess.Popen(["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"])
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:
@@ -364,11 +423,12 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
     if sum(map(bool, (local, compose, stack, outputs))) > 1:
         raise UsageError("--stack, --outputs, --local and --compose: give one of them")
     if local:
-        return HeadCluster(is_here=True) if os.environ.get("RAY_API_SERVER_ADDRESS") else LocalCluster()
+        return LocalCluster()
     if compose:
         return ComposeCluster()
-    if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE) == HEAD:
-        return HeadCluster()
+    address = os.environ.get(CLUSTER_VARIABLE)
+    if address and not (stack or outputs):
+        return HeadCluster() if address == HEAD else BucketCluster(address)
     try:
         return StackCluster(find(stack, outputs))
     except TrainingError as cause:
@@ -382,5 +442,5 @@ def _has_local_runs() -> bool:
     with suppress(OSError, TrainingError):
         storage = LocalCluster().storage("")
         is_any = storage.is_local and any(map(is_run_name, storage.listing().folders))
-        return is_any or bool(LocalJobs().list_jobs())
+        return is_any or bool(MachineJobs().list_jobs())
     return False

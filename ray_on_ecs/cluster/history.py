@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import UsageError, one_line
+from ray_on_ecs.jobs.record import RUNNING, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import total_usd
@@ -27,11 +28,8 @@ if TYPE_CHECKING:
 LOST_SECONDS = 120.0
 READERS = 32
 
-PENDING, RUNNING = "PENDING", "RUNNING"
 # The files that identify a run's folder.
 DOCUMENTS = (layout.STATUS, layout.SETTINGS, layout.METRICS, layout.RESULT, layout.ERROR, layout.LOCK)
-
-Job = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +186,7 @@ def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
 
 
 def under_way(jobs: Iterable[Job] | None, storage_path: str) -> dict[str, Job]:
-    """Return the pending and running jobs of the runs below a storage path, by the run's name; a running one first.
+    """Return the jobs that go on, of the runs below a storage path, by the run's name; a running one first.
 
     A run of the same name below another storage path is another run.
     """
@@ -196,7 +194,7 @@ def under_way(jobs: Iterable[Job] | None, storage_path: str) -> dict[str, Job]:
     for job in jobs or ():
         metadata = job.get("metadata") or {}
         name = metadata.get("run_name")
-        is_run = isinstance(name, str) and is_run_name(name) and job["status"] in (PENDING, RUNNING)
+        is_run = isinstance(name, str) and is_run_name(name) and goes_on(job)
         is_new = name not in of_runs or of_runs[name]["status"] != RUNNING
         if is_run and is_new and is_below(metadata, storage_path):
             of_runs[name] = job

@@ -20,14 +20,16 @@ from pathlib import Path
 
 import psutil
 
-from ray_on_ecs.cluster.driver_parent import identity
-from ray_on_ecs.cluster.head import ALIVE, Head
-from ray_on_ecs.cluster.local_jobs import LocalJobs
-from ray_on_ecs.cluster.local_processes import environment
+from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.errors import DISK_FULL, ResourceError, one_line
+from ray_on_ecs.jobs.driver_parent import identity
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.processes import environment
+from ray_on_ecs.jobs.record import ENDED
 from ray_on_ecs.node import ports
 from ray_on_ecs.node.api import AnswerError, TokenError
-from ray_on_ecs.node.jobs import ENDED
+from ray_on_ecs.node.ray_status import ALIVE
 from ray_on_ecs.private_folder import at_home, held, new_short, place
 
 HOST = "127.0.0.1"
@@ -155,7 +157,7 @@ def end_unused() -> None:
 
 def runs_on(head: LocalHead) -> list[str]:
     """Return the jobs that are under way and use a head."""
-    jobs = [job for job in LocalJobs().list_jobs() if job["ray"] == head.address]
+    jobs = [job for job in MachineJobs().list_jobs() if job["ray"] == head.address]
     return [str(job["submission_id"]) for job in jobs if job["status"] not in ENDED]
 
 
@@ -196,7 +198,7 @@ def _launch(folder: str, cpus: int, numbers: dict[str, int]) -> LocalHead:
         process = subprocess.Popen(
             command,
             cwd=folder,  # modules of the user's folder must not hide Ray's
-            env=environment(head.variables),
+            env=environment({LOCAL_VARIABLE: "1", **head.variables}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

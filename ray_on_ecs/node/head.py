@@ -1,13 +1,24 @@
-"""`ray-head`: the cluster's head, with scheduler, dashboard, Jobs API and the jobs' drivers.
+"""`ray-head`: the cluster's head, with scheduler, dashboard and the desk that starts the drivers of runs.
 
 Arguments, such as --num-cpus=0, go to `ray start`. With RAY_HEAD_STATE it restores the state of the previous head.
 """
 
 import os
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
-from ray_on_ecs.node import labels, metrics, ports, process, protection, state
-from ray_on_ecs.node.jobs import JOB_LIMIT, JOB_LIMIT_SECONDS, JobRecovery, any_under_way
+from ray_on_ecs.contract import DOCUMENTS_VARIABLE
+from ray_on_ecs.jobs.documents import Documents
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.record import ENDED
+from ray_on_ecs.node import api, labels, metrics, ports, process, protection, ray_status, state
+from ray_on_ecs.node.desk import Desk
+from ray_on_ecs.node.drivers import of_head
+from ray_on_ecs.storage.filesystem import open_filesystem
 
 # `ray` with a supervised dashboard. -P: without the working directory, to which jobs write, on sys.path.
 RAY = (sys.executable, "-P", "-m", "ray_on_ecs.node.dashboard")
@@ -20,15 +31,15 @@ def main() -> None:
 
 def start() -> int:
     """Start the head and run until it ends; return its exit status."""
-    os.environ.setdefault(JOB_LIMIT, JOB_LIMIT_SECONDS)
-    head_state = state.open_state()
+    head_state, is_up = state.open_state(), threading.Event()
     if head_state:
         os.environ.update(head_state.variables)
-    jobs = JobRecovery(head_state)
-    jobs.start()
+    threading.Thread(target=_wait_for_ray, args=(head_state, is_up), name="start", daemon=True).start()
+    jobs = of_head()
+    before_stop = _start_desk(jobs, is_up)
     metrics.start()
     # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
-    protection.start(any_under_way)
+    protection.start(lambda: any_under_way(jobs))
     # On every interface: Session Manager forwards to it from the instance, and it requires the token.
     arguments = [
         "--head",
@@ -37,4 +48,34 @@ def start() -> int:
         *labels.flags(),
         *ports.flags(ports.HEAD),
     ]
-    return process.ray_start([*arguments, *sys.argv[1:]], before_stop=jobs.stop_jobs, ray=RAY)
+    return process.ray_start([*arguments, *sys.argv[1:]], before_stop=before_stop, ray=RAY)
+
+
+def any_under_way(jobs: MachineJobs) -> bool:
+    """Return True if a run is under way, or another job of Ray, such as a driver that was started in a shell."""
+    url = f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
+    lists = (jobs.list_jobs, lambda: api.items_in(url, api.get(url), api.JOB))
+    return any(job["status"] not in ENDED for listed in lists for job in listed())
+
+
+def _start_desk(jobs: MachineJobs, is_up: threading.Event) -> Callable[[], signal.Signals]:
+    """Start the desk if the container names the cluster's documents; return what ends the jobs before the head."""
+    address = os.environ.get(DOCUMENTS_VARIABLE)
+    if not address:
+        return lambda: signal.SIGTERM
+    desk = Desk(Documents(*open_filesystem(address)), jobs, ray_status.read, is_up.is_set)
+    desk.start()
+    return desk.stop_jobs
+
+
+def _wait_for_ray(head_state: state.State | None, is_up: threading.Event) -> None:
+    """Wait until the dashboard answers and reports the GCS as alive: a head can start with this state."""
+    while True:
+        with suppress(OSError):
+            for endpoint in ("version", "gcs_healthz"):
+                api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{endpoint}")
+            if head_state:
+                head_state.mark_healthy()
+            is_up.set()
+            return
+        time.sleep(1)

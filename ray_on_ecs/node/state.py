@@ -1,4 +1,4 @@
-"""Head state on a volume: the GCS database with the cluster's nodes and jobs, for the next head on the instance.
+"""Head state on a volume: the GCS database with the cluster's nodes, for the next head on the instance.
 
 RAY_HEAD_STATE is the folder, with a subfolder for each version of Ray. A state with which the head can't start is
 quarantined: a head without its history is better than no head.
@@ -7,7 +7,6 @@ quarantined: a head without its history is better than no head.
 import logging
 import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +21,7 @@ MAX_FAILED_STARTS = 2
 
 @dataclass(frozen=True)
 class State:
-    """GCS database in `folder` and, beside it, a counter of consecutive failed starts, and a list of interrupted jobs.
-
-    A head that is stopped stops its jobs, and the next head resubmits them.
-    """
+    """GCS database in `folder` and, beside it, a counter of consecutive failed starts."""
 
     folder: Path
 
@@ -33,17 +29,6 @@ class State:
     def variables(self) -> dict[str, str]:
         """Environment variables that make Ray store its state in the folder."""
         return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder)}
-
-    @property
-    def interrupted_jobs(self) -> set[str]:
-        """IDs of the jobs that the previous head interrupted when it was stopped."""
-        file = self._beside("interrupted")
-        return set(file.read_text().splitlines()) if file.exists() else set()
-
-    def record_interrupted(self, jobs: Iterable[str]) -> None:
-        """Record jobs that this head interrupts because it is being stopped; OSError if the folder can't be written."""
-        with self._beside("interrupted").open("a") as file:
-            file.writelines(f"{job}\n" for job in jobs)
 
     def record_start(self) -> None:
         """Count a start; first quarantine a state whose last starts failed. OSError if the folder can't be written."""
@@ -58,9 +43,8 @@ class State:
             file.write(".")
 
     def mark_healthy(self) -> None:
-        """Reset the failed starts and the interrupted jobs, which the head has recovered."""
-        for kind in ("starts", "interrupted"):
-            self._beside(kind).unlink(missing_ok=True)
+        """Reset the failed starts."""
+        self._beside("starts").unlink(missing_ok=True)
 
     def _beside(self, kind: str) -> Path:
         return self.folder.with_name(f"{self.folder.name}.{kind}")

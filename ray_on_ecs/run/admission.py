@@ -10,9 +10,10 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_on_ecs import logs
+from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.errors import Interrupted, StorageError, UsageError
 from ray_on_ecs.run import queue, run_secrets
@@ -52,7 +53,7 @@ def admit(uri: str) -> Generator[Admission]:
     """
     if not queue.is_without_ray():
         queue.head_address()  # raises, before anything is stored
-    document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
+    document = with_workers(RunDocument.read(uri, os.environ, job_metadata().get(DIGEST)))
     logs.set_up("ray-on-ecs", document.config.variables)
     document.storage.check_writable()
     check_not_finished(document.storage)
@@ -60,6 +61,14 @@ def admit(uri: str) -> Generator[Admission]:
     with hold(admission):
         document.keep()
         yield admission
+
+
+def with_workers(document: RunDocument) -> RunDocument:
+    """Return the document with the stack's number of workers if it gives none: a command may know the bucket alone."""
+    config = document.config
+    info = None if config.driver or config.num_workers is not None else read_cluster_info()
+    number = (info or {}).get("default_gpus")
+    return replace(document, config=replace(config, num_workers=number)) if number else document
 
 
 @contextmanager

@@ -75,6 +75,16 @@ class Bucket:
             return None
         return StoredFile(path, head["ContentLength"], _ns(head["LastModified"]), head["ETag"])
 
+    def age(self, path: str) -> tuple[str, float]:
+        """Return the version of an object, and the seconds since it was written by S3's clock; "" and 0 without one."""
+        try:
+            head = self.call("head_object", path)
+        except FileNotFoundError:
+            return "", 0.0
+        date = head["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = parsedate_to_datetime(date).timestamp() if date else 0.0
+        return head["ETag"], max(now - head["LastModified"].timestamp(), 0.0)
+
     def listing(self, path: str, *, recursive: bool = False) -> Listing:
         """List a folder, or all objects below it."""
         bucket, prefix = _folder(path)

@@ -60,6 +60,14 @@ class Disk:
             raise
         return _stored(path, status) if stat.S_ISREG(status.st_mode) else None
 
+    def age(self, path: str) -> tuple[str, float]:
+        """Return the version of a file, and the seconds since it was written; "" and 0 without one."""
+        info = self.find(path)
+        if info is None:
+            return "", 0.0
+        # A file that was replaced twice may have its first inode again.
+        return f"{info.version} {info.mtime_ns}", max(time.time() - info.mtime_ns / 1e9, 0.0)
+
     def listing(self, path: str, *, recursive: bool = False) -> Listing:
         """List a folder, or all files below it; a missing folder is empty."""
         found = Listing(now=time.time())

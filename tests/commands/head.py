@@ -1,4 +1,4 @@
-"""A Ray head of the tests with two CPUs and, as in a cluster, a token, a dashboard and jobs."""
+"""A Ray head of the tests with two CPUs and, as in a cluster, a token and a dashboard."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from types import MappingProxyType
 
 import psutil
 
-from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
-from ray_on_ecs.node.head import JOB_LIMIT, JOB_LIMIT_SECONDS
+from ray_on_ecs.contract import HEAD_STATE_VARIABLE, SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.node.ports import flags, free_ports, listens
 from ray_on_ecs.run import supervisor
 from tests.local_cluster import have_ended, kill_session, start_ray
 from tests.waiting import until
 
-# As in the image: RAY_API_SERVER_ADDRESS names the cluster.
+# As in the image.
 ON_HEAD = {"RAY_ON_ECS_CLUSTER": "head"}
 SECRETS = {SECRETS_VARIABLE: secrets_prefix("tests")}
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests"}
@@ -43,9 +42,10 @@ class Head:
 
     Attributes:
         address: Its address for drivers, `host:port`.
-        dashboard: The URL of its dashboard, which takes jobs.
+        dashboard: The URL of its dashboard.
         storage: The storage path in the environment of its jobs, as on a stack.
-        temporary: The folder of Ray's files and of all temporary files of its jobs.
+        temporary: The folder of Ray's files, of the jobs' records and logs, and of all temporary files of the jobs.
+        environment: The variables of its container.
         process: Its process, the first of a session.
     """
 
@@ -53,6 +53,7 @@ class Head:
     dashboard: str
     storage: Path
     temporary: Path
+    environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
@@ -64,6 +65,11 @@ class Head:
         """The environment in which a driver joins it."""
         place = {"RAY_ON_ECS_STORAGE_PATH": str(self.storage), "TMPDIR": str(self.temporary)}
         return {**TOKEN, "RAY_ADDRESS": self.address, **place}
+
+    @property
+    def shell(self) -> dict[str, str]:
+        """The environment of a shell in its container, where `ray-on-ecs run` starts drivers as the head does."""
+        return {**self.environment, **self.variables, **ON_HEAD, HEAD_STATE_VARIABLE: str(self.temporary / "state")}
 
 
 @contextmanager
@@ -80,7 +86,6 @@ def started(
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
-        JOB_LIMIT: JOB_LIMIT_SECONDS,
         "RAY_ON_ECS_STORAGE_PATH": str(storage),
     }
     command = [*COMMAND, "--node-ip-address=127.0.0.1", *flags(ports | WORKER_PORTS)]
@@ -89,8 +94,8 @@ def started(
     dashboard = f"http://127.0.0.1:{ports['--dashboard-port']}"
     try:
         until(lambda: _answers(f"{dashboard}/api/gcs_healthz"), SECONDS, log.read_text)
-        until(lambda: listens(ports["--dashboard-agent-listen-port"]), SECONDS)  # it takes the jobs
-        yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), process)
+        until(lambda: listens(ports["--dashboard-agent-listen-port"]), SECONDS)
+        yield Head(f"127.0.0.1:{ports['--port']}", dashboard, storage, Path(temporary), environment, process)
     finally:
         process.terminate()
         try:

@@ -1,16 +1,14 @@
-"""A dashboard that hangs or crashes is restarted without effect on the head and its jobs."""
+"""A dashboard that hangs or crashes is restarted without effect on the head and its runs."""
 
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.commands.head import SECONDS
+from tests.commands.head import SECONDS, commands, read_until
 from tests.commands.ray_head import RayHead, ray_head
-from tests.local_cluster import command_line
+from tests.local_cluster import command_line, have_ended
 from tests.waiting import until
 
 # The command of the head, with shorter limits.
@@ -19,17 +17,12 @@ from ray_on_ecs.node import dashboard
 dashboard.ASK_SECONDS, dashboard.HANG_SECONDS, dashboard.RETRY_SECONDS = 1, 10, 1
 dashboard.main()
 """
-JOB = """
+SCRIPT = """
 import pathlib, sys, time
+print("begins", flush=True)
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.1)
 print("went on")
-"""
-# The first call of `ray-on-ecs run` on a head.
-CONNECT = """
-from ray_on_ecs.cluster.clusters import HeadCluster
-with HeadCluster().connect_when_up(print):
-    print("connected")
 """
 pytestmark = pytest.mark.fault
 
@@ -44,39 +37,33 @@ def dashboard(head: RayHead) -> psutil.Process:
     return process
 
 
-def status(head: RayHead) -> str | None:
-    """The status of its job; None while the dashboard doesn't answer."""
-    try:
-        return head.jobs.get("mine")
-    except (OSError, RuntimeError):
-        return None
-
-
-def test_failed_dashboard_is_restarted_without_effect_on_jobs(environment: dict[str, str], tmp_path: Path) -> None:
-    for name in ("state", "runs"):
+def test_failed_dashboard_is_restarted_without_effect_on_runs(environment: dict[str, str], tmp_path: Path) -> None:
+    for name in ("state", "documents", "runs", "code"):
         (tmp_path / name).mkdir()
+    (tmp_path / "code" / "wait.py").write_text(SCRIPT)
     go_on = tmp_path / "go-on"
-    with ray_head(environment, tmp_path, ray=(sys.executable, "-c", RAY)) as head:
-        entrypoint = shlex.join(["python", "-c", JOB, str(go_on)])
-        head.client.submit_job(entrypoint=entrypoint, submission_id="mine")
-        until(lambda: status(head) == "RUNNING", SECONDS, head.log.read_text)
-
+    words = ("--num-workers", "1", "wait.py", str(go_on))
+    with (
+        ray_head(environment, tmp_path, ray=(sys.executable, "-c", RAY)) as head,
+        commands("ray_on_ecs", head.shell, tmp_path / "code") as typed,
+    ):
+        before = typed("run", "--run-name=before", *words)
+        read_until(before, "begins")
         hung = dashboard(head)
         hung.suspend()
         assert head.is_healthy, "a new head would cost every run a restart"
-        command = [sys.executable, "-c", CONNECT]
-        variables = {**head.environment, "RAY_API_SERVER_ADDRESS": head.dashboard}
-        connecting = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+        during = typed("run", "--run-name=during", *words)
+        read_until(during, "queued behind before")
         until(lambda: "the dashboard has not answered for" in head.log.read_text(), SECONDS, head.log.read_text)
-        assert until(lambda: status(head), SECONDS, head.log.read_text) == "RUNNING"
-        assert not hung.is_running()
-        said, _ = connecting.communicate(timeout=SECONDS)
-        assert said.splitlines()[-1:] == ["connected"], said
-
+        until(lambda: have_ended([hung]))
+        until(lambda: head.state.ray, SECONDS, head.log.read_text)
         dashboard(head).kill()
         until(lambda: "the dashboard has ended with -9" in head.log.read_text(), SECONDS, head.log.read_text)
         go_on.touch()
-        until(lambda: status(head) == "SUCCEEDED", SECONDS, head.log.read_text)
-        assert "went on" in head.client.get_job_logs("mine")
+        for process in (before, during):
+            out, err = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0, out + err
+            assert "went on" in out
+        until(lambda: head.jobs == {"before": "SUCCEEDED", "during": "SUCCEEDED"}, SECONDS, head.log.read_text)
         assert head.process.poll() is None
         assert head.is_healthy

@@ -17,7 +17,7 @@ import pytest
 from ray_on_ecs.config import LOCAL_VARIABLE
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
-from tests.commands.head import ON_HEAD, SECONDS, TOKEN, Head, commands, scripts, started
+from tests.commands.head import SECONDS, Head, commands, scripts, started
 from tests.commands.terminal import Terminal
 from tests.local_cluster import DIRECT, command_line, have_ended
 from tests.waiting import until
@@ -156,9 +156,9 @@ def start(environment: dict[str, str], home: Head | Machine, tmp_path: Path) -> 
     ) -> Run:
         of_run = on or home
         variables = {**environment, **of_run.variables}
-        if isinstance(of_run, Head):
-            variables |= {"RAY_API_SERVER_ADDRESS": of_run.dashboard, **ON_HEAD}
-        words = ["run"] if module == "ray_on_ecs" else []
+        words = []
+        if module == "ray_on_ecs" and isinstance(of_run, Head):
+            variables, words = of_run.shell, ["run"]
         own = ("--run-name", name, "--env", f"MARKS={marks}", *flags)
         arguments = (*words, "--num-workers", str(num_workers), *own, "ends.py", cause)
         terminal = None
@@ -246,12 +246,10 @@ def test_scripts_of_a_killed_driver_end_gracefully(start: Start) -> None:
 @HEAD
 def test_stopped_job_gives_scripts_their_grace_period(start: Start, head: Head) -> None:
     run = start("waits", num_workers=1, module="ray_on_ecs")
-    from ray.job_submission import JobSubmissionClient  # takes a second
-
-    client = JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {TOKEN['RAY_AUTH_TOKEN']}"})
-    client.stop_job(run.name)
+    with commands("ray_on_ecs", head.shell, run.folder) as typed:
+        assert typed("stop", run.name).wait(SECONDS) == 0
     status, said = run.end()
-    assert status, said
+    assert status == 130, said
     assert "saved-0-0" in run.marks
     assert run.kept == {"kept-0"}
     assert run.state == "interrupted"

@@ -1,4 +1,4 @@
-"""A run as a job of a Ray head: its shown log, its results and its exit status."""
+"""A run as a job of a head: its shown log, its results and its exit status."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ray_on_ecs.cli.main import main
-from tests.commands.head import ON_HEAD, SECONDS, Head, commands
+from tests.commands.head import SECONDS, Head, commands
 
 # Only one rank prints: the lines of several come in any order.
 SCRIPT = """
@@ -38,15 +38,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def variables(environment: dict[str, str], head: Head) -> dict[str, str]:
-    """The environment of a command on the head of the tests."""
-    return {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
-
-
-@pytest.fixture(scope="module")
-def typed(variables: dict[str, str], code: Path) -> Iterator[Start]:
-    """Start `ray-on-ecs`."""
-    with commands("ray_on_ecs", variables, code) as start:
+def typed(head: Head, code: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs` in the head's container."""
+    with commands("ray_on_ecs", head.shell, code) as start:
         yield start
 
 
@@ -104,9 +98,9 @@ def test_results_are_fetched(finished: tuple[list[str], list[str], Path]) -> Non
 
 @pytest.mark.usefixtures("finished")
 def test_finished_run_is_listed(
-    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in variables.items():
+    for name, value in head.shell.items():
         monkeypatch.setenv(name, value)
     assert main(["runs", "--json"]) == 0
     [run] = [run for run in json.loads(capsys.readouterr().out) if run["name"] == "shown"]

@@ -14,7 +14,7 @@ import pytest
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import ON_HEAD, SECONDS, Head, commands, read_until, scripts
+from tests.commands.head import SECONDS, Head, commands, read_until, scripts
 from tests.local_cluster import DIRECT
 from tests.waiting import until
 
@@ -202,10 +202,9 @@ def test_hanging_script_leaves_its_stacks(launch: Start, head: Head) -> None:
 
 
 @pytest.fixture
-def submit(environment: dict[str, str], head: Head, code: Path) -> Iterator[Start]:
-    """Start `ray-on-ecs run` in that folder."""
-    variables = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
-    with commands("ray_on_ecs", variables, code) as start:
+def submit(head: Head, code: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs run` in the head's container, in that folder."""
+    with commands("ray_on_ecs", head.shell, code) as start:
         yield partial(start, "run")
 
 

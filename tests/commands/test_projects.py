@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import ON_HEAD, SECONDS, Head, commands
+from tests.commands.head import SECONDS, Head, commands
 
 # Only the script may import the first modules, and nothing may import the last ones.
 OURS = ("training/__init__.py", "infra/__init__.py", "tests/__init__.py", "run.py", "config.py")
@@ -52,24 +52,16 @@ def greetings(process: subprocess.Popen[str]) -> list[str]:
     return sorted(line[line.rindex("rank ") :] for line in out.splitlines() if "greets" in line)
 
 
-def test_project_with_colliding_names_runs_as_a_job(
-    environment: dict[str, str], head: Head, project: Path, installed: Path
-) -> None:
-    """With a regular installation for the command; the head uses the tests' installation."""
-    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
-    own["PYTHONPATH"] = str(installed)
-    with commands("ray_on_ecs", own, project) as start:
+def test_project_with_colliding_names_runs_as_a_job(head: Head, project: Path, installed: Path) -> None:
+    """With a regular installation for the command and its driver; the head uses the tests' installation."""
+    with commands("ray_on_ecs", {**head.shell, "PYTHONPATH": str(installed)}, project) as start:
         found = greetings(start("run", "--num-workers", "2", "--run-name", "names", "train.py", "x"))
     assert found == ["rank 0 greets ['x']", "rank 1 greets ['x']"]
 
 
-def test_module_with_colliding_names_runs(
-    environment: dict[str, str], head: Head, project: Path, installed: Path
-) -> None:
+def test_module_with_colliding_names_runs(head: Head, project: Path, installed: Path) -> None:
     (project / "training" / "__main__.py").write_text(SCRIPT)
-    own = {**environment, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard, **ON_HEAD}
-    own["PYTHONPATH"] = str(installed)
-    with commands("ray_on_ecs", own, project) as start:
+    with commands("ray_on_ecs", {**head.shell, "PYTHONPATH": str(installed)}, project) as start:
         assert greetings(start("run", "--num-workers", "1", "-m", "training", "y")) == ["rank 0 greets ['y']"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.records import read_records
-from tests.commands.head import ON_HEAD, SECONDS, Head, commands, programs
+from tests.commands.head import SECONDS, Head, commands, programs
 from tests.local_cluster import have_ended
 from tests.waiting import until
 
@@ -51,15 +51,14 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def typed(environment: dict[str, str], head: Head, tmp_path: Path) -> Iterator[Start]:
+def typed(head: Head, tmp_path: Path) -> Iterator[Start]:
     """Start `ray-on-ecs` in the head's container, in a folder with Ray programs."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(TRAIN)
     (code / "hidden.py").write_text(HIDDEN)
     (code / "helper.py").write_text("WORD = 'begins'\n")
-    variables = {**environment, **ON_HEAD, **head.variables, "RAY_API_SERVER_ADDRESS": head.dashboard}
-    with commands("ray_on_ecs", variables, code) as start:
+    with commands("ray_on_ecs", head.shell, code) as start:
         yield start
 
 

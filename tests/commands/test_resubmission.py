@@ -1,14 +1,19 @@
-"""A run that loses its driver or its head: `ray-head` resubmits it, and it ends with the undisturbed weights."""
+"""A run that loses its driver or its head: the head submits it again, and it ends with the undisturbed weights.
+
+Its follower is another machine's, which reaches the head through the documents alone, here in a folder.
+"""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.commands.conftest import REPOSITORY
-from tests.commands.head import ON_HEAD, SECONDS, TOKEN, commands, read_until
+from tests.commands.head import ON_HEAD, SECONDS, commands, read_until
 from tests.commands.ray_head import RayHead, ray_head
 from tests.waiting import until
 
@@ -35,7 +40,24 @@ RUN = (
     *("--data=digits", "--samples=256", "--model=own:held", "--epochs=6"),
 )
 
-Follow = Callable[..., subprocess.Popen[str]]
+# `ray-on-ecs` of another machine on the cluster of a folder.
+CLIENT = """
+import os, sys
+from ray_on_ecs.cluster import clusters
+from ray_on_ecs.jobs.documents import Documents
+from ray_on_ecs.jobs.remote import RemoteJobs
+from ray_on_ecs.storage.disk import Disk
+
+class FolderCluster(clusters.HeadCluster):
+    def jobs(self, say=print):
+        return RemoteJobs(Documents(Disk(), os.environ["DOCUMENTS"]), lambda: "AIDA:jane", say)
+
+clusters.HeadCluster = FolderCluster
+from ray_on_ecs.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.fault
 
 
@@ -64,17 +86,18 @@ def hold(models: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The volumes that outlive a head: its state and the runs."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "runs").mkdir()
+    """What outlives a head: its state, the documents and the runs."""
+    for name in ("state", "documents", "runs"):
+        (tmp_path / name).mkdir()
     return tmp_path
 
 
 @pytest.fixture
-def follow(environment: dict[str, str], tmp_path: Path) -> Iterator[Follow]:
-    """Start `ray-on-ecs run` for a head."""
-    with commands("ray_on_ecs", {**environment, **TOKEN, **ON_HEAD}, tmp_path) as start:
-        yield lambda head, *flags: start("run", *flags, *RUN, RAY_API_SERVER_ADDRESS=head.dashboard)
+def typed(environment: dict[str, str], folder: Path) -> Iterator[Start]:
+    """Start `ray-on-ecs` on another machine."""
+    own = {"DOCUMENTS": str(folder / "documents"), "RAY_ON_ECS_STORAGE_PATH": str(folder / "runs")}
+    with commands("ray_on_ecs", {**environment, **ON_HEAD, **own}, folder) as start:
+        yield partial(start, code=CLIENT)
 
 
 @pytest.fixture(scope="module")
@@ -89,56 +112,68 @@ def undisturbed(environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
 
 
 def test_run_of_a_killed_driver_is_resubmitted(
-    environment: dict[str, str], folder: Path, follow: Follow, hold: Path, undisturbed: bytes
+    environment: dict[str, str], folder: Path, typed: Start, hold: Path, undisturbed: bytes
 ) -> None:
     with ray_head(environment, folder) as head:
-        follower = follow(head, "--run-name=mine")
-        read_until(follower, "epoch 1/")
+        follower = typed("run", "--run-name=mine", *RUN)
+        seen = read_until(follower, "epoch 1/")
         until(lambda: _checkpoints(folder))
         head.kill_driver()
-        read_until(follower, "job mine lost its driver; the head has submitted run mine again as job mine.2")
+        seen += read_until(follower, "job mine lost its driver; the head has submitted run mine again as job mine.2")
         hold.unlink()
-        out, err = follower.communicate(timeout=SECONDS)
-        assert follower.returncode == 0, out + err
-        assert "resuming after step " in out
+        seen += _end(follower)
+        assert "resuming after step " in seen
         assert head.jobs == {"mine": "FAILED", "mine.2": "SUCCEEDED"}
         assert "ray-head: job mine was lost; submitted again as mine.2 (1 of 3)\n" in head.log.read_text()
+        assert _lines_of_jobs(seen) == _end(typed("logs", "mine")).splitlines()
     assert (folder / "runs" / "mine" / "model.safetensors").read_bytes() == undisturbed
 
 
-@pytest.mark.parametrize(
-    ("end", "lost_as"),
-    [(RayHead.kill, "FAILED"), (lambda head: head.process.terminate(), "STOPPED")],
-    ids=["killed", "stopped"],
-)
-def test_next_head_resubmits_runs_of_a_lost_head(
+def _stop(head: RayHead) -> None:
+    head.process.terminate()
+    assert head.process.wait(SECONDS) == 0, head.log.read_text()
+
+
+@pytest.mark.parametrize("keeps_state", [True, False], ids=["same-disk", "new-disk"])
+@pytest.mark.parametrize("end", [RayHead.kill, _stop], ids=["killed", "stopped"])
+def test_next_head_continues_runs_of_a_lost_head(
     environment: dict[str, str],
     folder: Path,
-    follow: Follow,
+    typed: Start,
     hold: Path,
     undisturbed: bytes,
     end: Callable[[RayHead], None],
-    lost_as: str,
+    keeps_state: bool,
 ) -> None:
     with ray_head(environment, folder) as head:
-        follower = follow(head, "--run-name=mine")
-        read_until(follower, "epoch 1/")
+        follower = typed("run", "--run-name=mine", *RUN)
+        seen = read_until(follower, "epoch 1/")
         until(lambda: _checkpoints(folder))
         end(head)
-        head.process.wait(SECONDS)
-        follower.kill()
-        _, err = follower.communicate(timeout=SECONDS)
-        assert "Traceback" not in err
     hold.unlink()
+    if not keeps_state:
+        shutil.rmtree(folder / "state")
+        (folder / "state").mkdir()
     with ray_head(environment, folder) as head:
-        until(lambda: head.has_jobs("mine.2"), why=head.log.read_text)
-        assert head.jobs["mine"] == lost_as
-        follower = follow(head, "--run-name=mine")
-        out, err = follower.communicate(timeout=SECONDS)
-        assert out.startswith("run mine is already active as job mine.2, with the flags of its first command: its log ")
-        assert follower.returncode == 0, out + err
-        assert head.jobs == {"mine": lost_as, "mine.2": "SUCCEEDED"}
+        seen += _end(follower)
+        assert "resuming after step " in seen
+        assert head.jobs == {"mine": "FAILED", "mine.2": "SUCCEEDED"}
+        assert _lines_of_jobs(seen) == _end(typed("logs", "mine")).splitlines()
     assert (folder / "runs" / "mine" / "model.safetensors").read_bytes() == undisturbed
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """Return the output of a command that ends well."""
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out + err
+    assert "Traceback" not in err
+    return out
+
+
+def _lines_of_jobs(seen: str) -> list[str]:
+    """Return what a follower has shown of the logs."""
+    ours = ("run mine is submitted as job ", "job mine lost its driver; ", "waiting for the next head, ")
+    return [line for line in seen.splitlines() if not line.startswith(ours)]
 
 
 def _checkpoints(folder: Path) -> list[Path]:

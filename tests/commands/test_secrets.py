@@ -14,10 +14,11 @@ from typing import Any, cast
 import pytest
 
 from tests.aws import client
-from tests.commands.head import ON_HEAD, SECONDS, SECRETS, Head, commands, read_until
-from tests.commands.head import TOKEN as RAYS
-from tests.commands.ray_head import ray_head
+from tests.commands.head import SECONDS, SECRETS, commands, read_until
+from tests.commands.ray_head import RayHead, ray_head
+from tests.local_cluster import OPEN_MPI
 from tests.serving import serving
+from tests.waiting import until
 
 VALUE = "hf_0123456789secret"
 [PREFIX] = SECRETS.values()
@@ -99,17 +100,22 @@ def code(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def shell(environment: dict[str, str], aws_variables: dict[str, str], head: Head) -> dict[str, str]:
-    """The environment of a shell in the head's container."""
-    own = {**environment, **aws_variables, **SECRETS, **ON_HEAD, **head.variables}
-    return {**own, "RAY_API_SERVER_ADDRESS": head.dashboard}
+@pytest.fixture(scope="module")
+def head(
+    environment: dict[str, str], aws_variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayHead]:
+    """A head whose desk deletes the secrets of runs that have ended."""
+    folder = tmp_path_factory.mktemp("head")
+    for name in ("state", "documents", "runs"):
+        (folder / name).mkdir()
+    with ray_head({**environment, **aws_variables, **OPEN_MPI, **SECRETS}, folder) as head:
+        yield head
 
 
 @pytest.fixture
-def typed(shell: dict[str, str], code: Path) -> Iterator[Start]:
+def typed(head: RayHead, code: Path) -> Iterator[Start]:
     """Start `ray-on-ecs` in the head's container, in that folder."""
-    with commands("ray_on_ecs", {**shell, "TOKEN": VALUE}, code) as start:
+    with commands("ray_on_ecs", {**head.shell, "TOKEN": VALUE}, code) as start:
         yield start
 
 
@@ -135,24 +141,23 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def check_shown_nowhere(typed: Start, head: Head, run_name: str) -> None:
+def check_shown_nowhere(typed: Start, head: RayHead, run_name: str) -> None:
     """Check the output and the files of a run."""
-    command = ["curl", "--silent", "--header", f"Authorization: Bearer {RAYS['RAY_AUTH_TOKEN']}"]
-    jobs = subprocess.run([*command, f"{head.dashboard}/api/jobs/"], capture_output=True, text=True, check=True).stdout
-    [job] = [each for each in json.loads(jobs) if each["submission_id"] == run_name]
-    assert job["entrypoint"].endswith(f" {head.storage / run_name}")
-    assert json.loads((head.storage / run_name / "run.json").read_text())["settings"]["secret"] == ["TOKEN"]
-    shown = [jobs, *(out + err for _, out, err in map(end, (typed("logs", run_name), typed("runs", "--json"))))]
-    assert "token ***" in shown[1]
+    runs = head.folder / "runs"
+    [job] = [file for file in head.folder.glob("state/jobs/*/job.json") if f'"{run_name}"' in file.read_text()]
+    assert json.loads(job.read_text())["uri"] == str(runs / run_name)
+    assert json.loads((runs / run_name / "run.json").read_text())["settings"]["secret"] == ["TOKEN"]
+    shown = [out + err for _, out, err in map(end, (typed("logs", run_name), typed("runs", "--json")))]
+    assert "token ***" in shown[0]
     assert not [each for each in shown if VALUE in each]
-    run = head.storage / run_name
-    assert (run / "report.html").exists()
-    for place in (run, head.temporary):
+    assert (runs / run_name / "report.html").exists()
+    for place in (runs / run_name, job.parent):
         assert with_value(place, value="token ***")
-    assert not with_value(head.storage, head.temporary)
+    until(lambda: with_value(head.folder / "documents", value="token ***"), SECONDS, head.log.read_text)
+    assert not with_value(head.folder, head.temporary)
 
 
-def test_only_script_and_pip_have_the_secret(head: Head, typed: Start, code: Path, aws_server: str) -> None:
+def test_only_script_and_pip_have_the_secret(head: RayHead, typed: Start, code: Path, aws_server: str) -> None:
     hold = code.parent / "hold"
     hold.touch()
     flags = ("--run-name", "secret", "--num-workers", "2", "--secret", "TOKEN", "--requirements", "requirements.txt")
@@ -167,31 +172,31 @@ def test_only_script_and_pip_have_the_secret(head: Head, typed: Start, code: Pat
     assert (first + out).count("says hello token ***") == 2
     assert "'TOKEN': '***'" in first + out
     check_shown_nowhere(typed, head, "secret")
-    assert not stored(aws_server)
+    until(lambda: not stored(aws_server), SECONDS, head.log.read_text)
 
 
 @pytest.mark.fault
-def test_failed_mpi_program_hides_the_secret(head: Head, typed: Start, aws_server: str) -> None:
+def test_failed_mpi_program_hides_the_secret(head: RayHead, typed: Start, aws_server: str) -> None:
     status, out, err = end(typed("run", "--run-name", "secret-mpi", "--mpi", "--secret", "TOKEN", "mpi_show.py"))
     assert status == 1, out + err
     assert {f"rank {rank} token ***" for rank in (0, 1)} <= set(out.splitlines())
-    assert "refused ***" in json.loads((head.storage / "secret-mpi" / "error.json").read_text())["what"]
+    assert "refused ***" in json.loads((head.folder / "runs" / "secret-mpi" / "error.json").read_text())["what"]
     check_shown_nowhere(typed, head, "secret-mpi")
-    assert not stored(aws_server)
+    until(lambda: not stored(aws_server), SECONDS, head.log.read_text)
 
 
-def test_ray_program_and_workers_have_the_secret(head: Head, typed: Start, aws_server: str) -> None:
+def test_ray_program_and_workers_have_the_secret(head: RayHead, typed: Start, aws_server: str) -> None:
     flags = ("--run-name", "secret-program", "--secret", "TOKEN", "--requirements", "requirements.txt")
     status, out, err = end(typed("run", *flags, "program.py"))
     assert status == 0, out + err
     assert "program token ***" in out
     assert "worker says hello token ***" in out
     check_shown_nowhere(typed, head, "secret-program")
-    assert not stored(aws_server)
+    until(lambda: not stored(aws_server), SECONDS, head.log.read_text)
 
 
 @pytest.mark.fault
-def test_stop_deletes_the_secret(shell: dict[str, str], typed: Start, head: Head, code: Path, aws_server: str) -> None:
+def test_stop_deletes_the_secret(typed: Start, head: RayHead, code: Path, aws_server: str) -> None:
     flags = ("--run-name", "secret-stopped", "--working-dir", str(code), "--num-workers", "1", "--secret", "TOKEN")
     process = typed("run", *flags, "--requirements", "requirements.txt", "show.py", str(code))
     read_until(process, "token ***")
@@ -201,39 +206,30 @@ def test_stop_deletes_the_secret(shell: dict[str, str], typed: Start, head: Head
     assert not stored(aws_server)
     status, _, err = end(typed("run", *flags, "show.py", TOKEN=""))
     assert (status, err) == (2, "ray-on-ecs: --secret: TOKEN is not set; export it, and give the same command again\n")
-    job = ("job", "submit", "--", sys.executable, "-P", "-m", "ray_on_ecs.run", str(head.storage / "secret-stopped"))
-    command = [sys.executable, "-m", "ray.scripts.scripts", *job]
-    done = subprocess.run(command, env={**shell, "TOKEN": VALUE}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-m", "ray_on_ecs.run", str(head.folder / "runs" / "secret-stopped")]
+    done = subprocess.run(command, env={**head.shell, "TOKEN": VALUE}, capture_output=True, text=True, check=False)
     line = "the run's value of TOKEN is deleted; give the same command again, with the variable set"
-    assert f"\nray-on-ecs: --secret: {line}\n" in done.stdout
-    assert "exit code 2" in done.stdout + done.stderr
+    assert (done.returncode, f"ray-on-ecs: --secret: {line}\n" in done.stdout + done.stderr) == (2, True)
 
 
 @pytest.mark.fault
-def test_resubmitted_run_has_the_secret(
-    environment: dict[str, str], aws_variables: dict[str, str], aws_server: str, code: Path, tmp_path: Path
-) -> None:
-    for name in ("state", "runs"):
-        (tmp_path / name).mkdir()
+def test_resubmitted_run_has_the_secret(head: RayHead, typed: Start, aws_server: str, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    own = {**environment, **aws_variables, **SECRETS}
     flags = ("--run-name", "again", "--num-workers", "1", "--secret", "TOKEN", "--requirements", "requirements.txt")
-    with ray_head(own, tmp_path) as head:
-        variables = {**own, **head.environment, **ON_HEAD, "RAY_API_SERVER_ADDRESS": head.dashboard, "TOKEN": VALUE}
-        with commands("ray_on_ecs", variables, code) as start:
-            process = start("run", *flags, "show.py", str(hold))
-            read_until(process, "token ***")
-            head.kill_driver()
-            said = read_until(process, "token ***")
-            assert "submitted run again again as job again.2" in said
-            hold.unlink()
-            status, out, err = end(process)
-        assert status == 0, out + err
-        assert VALUE not in said + out + err
-        assert head.jobs == {"again": "FAILED", "again.2": "SUCCEEDED"}
-    assert not stored(aws_server)
-    assert not with_value(tmp_path / "runs", tmp_path / "state")
+    process = typed("run", *flags, "show.py", str(hold))
+    read_until(process, "token ***")
+    head.kill_driver()
+    said = read_until(process, "token ***")
+    assert "submitted run again again as job again.2" in said
+    hold.unlink()
+    status, out, err = end(process)
+    assert status == 0, out + err
+    assert VALUE not in said + out + err
+    until(lambda: head.jobs["again.2"] == "SUCCEEDED", SECONDS, head.log.read_text)
+    assert head.jobs["again"] == "FAILED"
+    until(lambda: not stored(aws_server), SECONDS, head.log.read_text)
+    assert not with_value(head.folder)
 
 
 @pytest.mark.fault

@@ -13,7 +13,8 @@ from typing import Any
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
-from ray_on_ecs.contract import secrets_prefix
+from ray_on_ecs.contract import CLUSTERS_PREFIX, secrets_prefix
+from ray_on_ecs.jobs.documents import HEAD as STATE
 from tests.containers.engine import Engine, arguments
 from tests.local_cluster import BUSY_MACHINE
 from tests.waiting import LIMIT_SECONDS, until
@@ -22,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
 BUCKET = "training"
 METRICS = "ray-on-ecs/test"
+# As in docker/compose.yaml.
+NAME = "laptop"
+DOCUMENTS = f"{CLUSTERS_PREFIX}/{NAME}"
 CLUSTER_INFO = "workers"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
@@ -65,12 +69,6 @@ url = f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/actors?detail=1&limit=1000"
 actors = [each for each in api.get(url)["data"]["result"]["result"] if each["class_name"] == "ScriptActor"]
 print(json.dumps([(each["state"], each["node_id"]) for each in actors]))
 """
-JOBS = """
-import json
-from ray_on_ecs.node import api, jobs
-print(json.dumps({job["submission_id"]: job["status"] for job in api.get(jobs.url()) if job["submission_id"]}))
-"""
-STOP_JOBS = "from ray_on_ecs.node.jobs import JobRecovery; JobRecovery(None).stop_jobs()"
 # Arguments: the names of two runs. Prints whether their models are equal.
 EQUAL = """
 import sys
@@ -164,19 +162,24 @@ class Cluster:
         """The container of the S3."""
         return f"{self.network}-{S3}"
 
-    def definition(self, kind: str) -> containers.Container:
-        """The stack's definition of a head, a worker or a CPU worker, of a size for this machine."""
+    def definition(self, kind: str, cluster: str = NAME) -> containers.Container:
+        """The stack's definition of a cluster's head, worker or CPU worker, of a size for this machine."""
         common = containers.ContainerDefaults(
             image=self.image,
             log_group="logs",
             region="us-east-1",
             token_arn="arn:token",
-            secrets_prefix=secrets_prefix("containers"),
+            secrets_prefix=secrets_prefix(NAME),
             size=SIZE,
         )
         if kind == "head":
             return containers.head(
-                common, bucket=BUCKET, metrics_namespace=METRICS, cluster_info_parameter=CLUSTER_INFO, cpu_workers=True
+                common,
+                bucket=BUCKET,
+                cluster=cluster,
+                metrics_namespace=METRICS,
+                cluster_info_parameter=CLUSTER_INFO,
+                cpu_workers=True,
             )
         joining = containers.cpu_worker if kind == "cpu-worker" else containers.worker
         return joining(common, head_host=HEAD_HOST)
@@ -187,7 +190,8 @@ class Cluster:
 
     def run(self, kind: str, name: str, *options: str, command: Sequence[str] = (), **variables: str) -> None:
         """Start a node, or another command in a node's container; `variables` go before the definition's."""
-        definition = self.definition(kind)
+        # Another head has another cluster's documents: it would take this one over.
+        definition = self.definition(kind, NAME if name == self.head else name)
         if command:
             definition["command"] = list(command)
         self.engine.remove(name)
@@ -286,8 +290,9 @@ class Cluster:
         return {addresses[node] for state, node in workers if node in addresses and (not states or state in states)}
 
     def jobs(self) -> dict[str, str]:
-        """The status of each submitted job, by its submission id."""
-        return self._ask_dashboard(JOBS)
+        """The status of each job, by its ID, in the state that the head has written last."""
+        document = self.read(f"{DOCUMENTS}/{STATE}")
+        return {job["submission_id"]: job["status"] for job in json.loads(document)["jobs"]} if document else {}
 
     def _ask_dashboard(self, program: str) -> Any:
         """The JSON that a program prints in the head; a head is healthy before its dashboard answers."""
@@ -296,7 +301,7 @@ class Cluster:
 
     def stop_jobs(self) -> None:
         """Stop the running jobs, as their user does: the head doesn't resubmit them."""
-        self.engine.python(self.head, STOP_JOBS)
+        self.engine.execute(self.head, "ray-on-ecs", "stop", "--all")
 
     def same_weights(self, first: str, second: str) -> bool:
         """Return whether two runs ended with equal models."""

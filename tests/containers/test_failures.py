@@ -154,7 +154,7 @@ def test_head_with_a_new_address_resumes_its_runs(cluster: Cluster, disturbed: D
     print(f"the run had ended after {time.monotonic() - began:.0f} s")
     assert f"run {run.name} is already active as job {successor}, " in run.log
     assert "resuming after step " in run.log
-    assert cluster.jobs()[successor] == "SUCCEEDED"
+    until(lambda: cluster.jobs()[successor] == "SUCCEEDED")
     assert cluster.workers == workers
     assert worker_nodes(cluster) == nodes
     undisturbed = Run(cluster, "undisturbed", disturbed.folder / "undisturbed.log")

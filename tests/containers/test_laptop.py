@@ -1,4 +1,4 @@
-"""A laptop outside the cluster: `ray-on-ecs` reaches only the head, through Session Manager's stand-in.
+"""A laptop outside the cluster: `ray-on-ecs` reaches its S3, and the head only through Session Manager's stand-in.
 
 The laptop is a container with the command and a copy of training/. Pulumi is not installed, so the stack's outputs are
 in a file.
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.cluster.session import RESPONSE
 from tests.containers.cluster import (
     AWS,
     BUCKET,
@@ -26,9 +27,11 @@ from tests.containers.cluster import (
     HEAD_HOST,
     HURRY,
     LONG,
+    NAME,
     ROOT,
     Cluster,
 )
+from tests.front import SESSION
 from tests.waiting import until
 
 HOME = "/laptop"
@@ -36,7 +39,7 @@ TOKEN_PARAMETER = "token"
 OUTPUTS = {
     "region": "us-east-1",
     "bucket": BUCKET,
-    "cluster_name": "ray",
+    "cluster_name": NAME,
     "head_instance_id": "i-0123456789abcdef0",
     "head_host": HEAD_HOST,
     "token_parameter": TOKEN_PARAMETER,
@@ -60,12 +63,12 @@ SETUP = """
 import boto3, os, sys
 boto3.client("ssm").put_parameter(Name={name!r}, Type="SecureString", Value={value!r}, Overwrite=True)
 ecs = boto3.client("ecs")
-ecs.create_cluster(clusterName="ray")
+ecs.create_cluster(clusterName={cluster!r})
 container = {{"name": "ray-head", "image": "x", "memory": 128}}
 task = ecs.register_task_definition(family="head", containerDefinitions=[container])
-if not ecs.describe_services(cluster="ray", services=["head"])["services"]:
+if not ecs.describe_services(cluster={cluster!r}, services=["head"])["services"]:
     arn = task["taskDefinition"]["taskDefinitionArn"]
-    ecs.create_service(cluster="ray", serviceName="head", taskDefinition=arn, desiredCount=1)
+    ecs.create_service(cluster={cluster!r}, serviceName="head", taskDefinition=arn, desiredCount=1)
 """
 # Arguments: words of a command line, and a signal or 0. Prints the processes, and sends them the signal.
 PROCESSES = """
@@ -78,10 +81,11 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
             os.kill(int(folder.name), number)
             print(folder.name)
 """
-SESSION = "ssm start-session"
-FORWARD = "--document-name tests-forward"
-COMPOSE_DASHBOARD, COMPOSE_S3_PORT = 8265, 5001
-TOKEN = "RAY_AUTH_TOKEN"
+PLUGIN = "session-manager-plugin"
+# The laptop's AWS, which answers requests for sessions.
+FRONT_PORT = 5002
+FRONT = f"from tests.front import Front; Front({AWS['AWS_ENDPOINT_URL']!r}, {FRONT_PORT}).serve_forever()"
+COMPOSE_S3_PORT = 5001
 HOUR_AHEAD = "import time; now = time.time; time.time = lambda: now() + 3600\n"
 SECONDS = 300
 
@@ -136,6 +140,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "training" / "mymodels.py").write_text(OWN_MODEL)
     shutil.copytree(ROOT / "tests" / "ray_on_ecs" / "cli" / "bin", folder / "bin")
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "front.py", folder / "tests")
     (folder / "hour-ahead").mkdir()
     (folder / "hour-ahead" / "sitecustomize.py").write_text(HOUR_AHEAD)
     (folder / "outputs.json").write_text(json.dumps(OUTPUTS))
@@ -151,6 +157,7 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
     variables = {
         **AWS,
         "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_SSM": f"http://127.0.0.1:{FRONT_PORT}",
         "PYTHONPATH": HOME,
         "COLUMNS": "120",
         "TERM": "dumb",
@@ -161,7 +168,7 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
         f"--volume={folder}:{HOME}:ro", f"--volume={made.code}:{CODE}:ro", "--volume=/tmp",
         *(f"--env={key}={value}" for key, value in variables.items()),
         f"--env=PATH={HOME}/bin:/usr/local/bin:/usr/bin:/bin", "--workdir=/tmp",
-        made.image, "sleep", "infinity",
+        made.image, "python", "-c", FRONT,
     )  # fmt: skip
     yield Laptop(made, name)
     made.engine.remove(name)
@@ -181,7 +188,7 @@ def listed(laptop: Laptop, name: str, state: str) -> dict[str, Any] | None:
 
 
 def set_token(laptop: Laptop, token: str) -> None:
-    laptop.cluster.engine.python(laptop.name, SETUP.format(name=TOKEN_PARAMETER, value=token))
+    laptop.cluster.engine.python(laptop.name, SETUP.format(name=TOKEN_PARAMETER, value=token, cluster=NAME))
 
 
 def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
@@ -190,7 +197,7 @@ def test_one_command_trains_and_fetches_results(laptop: Laptop) -> None:
     assert "run from-laptop is submitted as job from-laptop" in done.stdout
     assert ", 2 x CPU" in done.stdout
     assert "results in " in done.stdout
-    assert not laptop.processes(SESSION)
+    assert not laptop.processes(PLUGIN)
     kept = set(laptop.cluster.engine.execute(laptop.name, "ls", "/tmp/results/from-laptop").stdout.split())
     wanted = {"result.json", "metrics.jsonl", "curves.png", "model.safetensors", "report.html", "status.json", "logs"}
     assert kept >= wanted
@@ -221,17 +228,12 @@ def test_user_scripts_run_and_runs_have_metrics(laptop: Laptop) -> None:
     assert all(runs[name]["metrics"]["loss"] is not None for name in names)
 
 
-def test_broken_connection_is_restored_without_lost_lines(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
-    name = f"cut-{secrets.token_hex(2)}"
+def test_followed_run_is_shown_without_lost_lines(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
+    name = f"shown-{secrets.token_hex(2)}"
     output = tmp_path / "log"
     process = laptop.start("run", f"--run-name={name}", *SCRIPT, *LONG, output=output)
     try:
         until(lambda: "epoch 2/" in output.read_text(), SECONDS, output.read_text)
-        for cuts in (1, 2):
-            assert laptop.processes(SESSION, signal.SIGKILL)
-            until(lambda cuts=cuts: output.read_text().count("lost the connection") == cuts, SECONDS, output.read_text)
-            seen = len(output.read_text())
-            until(lambda seen=seen: "epoch " in output.read_text()[seen:], SECONDS, output.read_text)
         until(lambda: (listed(laptop, name, "training") or {}).get("step"), SECONDS)
         status = json.loads(laptop.type("status", "--json").stdout)
         assert [len(status["nodes"]), status["jobs"]["running"]] == [3, 1]
@@ -259,7 +261,7 @@ def test_detached_run_is_followed_and_stopped(laptop: Laptop, tmp_path: Path) ->
     finally:
         laptop.type("stop", name)
     assert follower.wait(SECONDS) == 130
-    assert f"job {name} was stopped" in output.read_text()
+    assert f"interrupted; continue with --run-name {name}" in output.read_text()
     assert f"run {name} is not under way" in laptop.line("stop", name, status=2)
     assert listed(laptop, name, "interrupted")
 
@@ -271,25 +273,23 @@ def test_dashboard_is_forwarded_until_interrupted(laptop: Laptop, tmp_path: Path
     url = output.read_text().split()[1]
     ask = f"import urllib.request; print(urllib.request.urlopen({url!r}).status)"
     assert laptop.cluster.engine.python(laptop.name, ask) == "200"
-    assert laptop.processes(SESSION)
+    assert laptop.processes(PLUGIN)
     laptop.processes("ray_on_ecs dashboard", signal.SIGINT)
     assert process.wait(SECONDS) == 0
-    assert not laptop.processes(SESSION)
+    assert not laptop.processes(PLUGIN)
 
 
 def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> None:
-    """Compose publishes the ports of head and S3 on the laptop."""
-    here = {COMPOSE_DASHBOARD: (HEAD_HOST, COMPOSE_DASHBOARD), COMPOSE_S3_PORT: ("s3", 5000)}
-    for local, (host, port) in here.items():
-        parameters = json.dumps({"host": [host], "portNumber": [str(port)], "localPortNumber": [str(local)]})
-        forward = f"{FORWARD} --region us-east-1 --target i-1 --parameters"
-        cluster.engine.run("exec", "--detach", laptop.name, "aws", *SESSION.split(), *forward.split(), parameters)
+    """Compose publishes the port of its S3 on the laptop."""
+    parameters = {"host": ["s3"], "portNumber": ["5000"], "localPortNumber": [str(COMPOSE_S3_PORT)]}
+    request = json.dumps({"Target": "i-1", "DocumentName": OUTPUTS["forward_document"], "Parameters": parameters})
+    plugin = (PLUGIN, RESPONSE, "us-east-1", "StartSession", "", request, "http://unused")
+    response = f"--env={RESPONSE}={json.dumps(SESSION)}"
+    cluster.engine.run("exec", "--detach", response, laptop.name, *plugin)
     try:
-        listening = "import socket, sys; [socket.create_connection(('127.0.0.1', int(p))) for p in sys.argv[1:]]"
-        ask = ("python", "-c", listening, *map(str, here))
+        ask = ("python", "-c", f"import socket; socket.create_connection(('127.0.0.1', {COMPOSE_S3_PORT}))")
         until(lambda: cluster.engine.execute(laptop.name, *ask, check=False).returncode == 0, SECONDS)
-        token = cluster.engine.secrets[TOKEN]
-        typed = partial(laptop.type, RAY_ON_ECS_OUTPUTS="", AWS_ENDPOINT_URL="", RAY_AUTH_TOKEN=token)
+        typed = partial(laptop.type, RAY_ON_ECS_OUTPUTS="", AWS_ENDPOINT_URL="")
         name = f"composed-{secrets.token_hex(2)}"
         run = ("run", "--compose", f"--run-name={name}", "--fetch=/tmp/composed")
         done = typed(*run, *SCRIPT, "--data=digits", "--epochs=1")
@@ -297,17 +297,15 @@ def test_compose_cluster_needs_no_session(laptop: Laptop, cluster: Cluster) -> N
         assert cluster.engine.execute(laptop.name, "test", "-s", f"/tmp/composed/{name}/report.html").returncode == 0
         assert f'"{name}"' in typed("runs", "--compose", "--json").stdout
         checked = typed("doctor", "--compose").stdout
-        assert f"ok  Ray: answers at http://127.0.0.1:{COMPOSE_DASHBOARD}, and accepts the token" in checked
-        assert f"ok  storage: s3://{BUCKET}/runs can be written" in checked
+        assert "ok  head: wrote its state" in checked
+        assert f"ok  bucket: s3://{BUCKET}/runs can be read and written" in checked
     finally:
-        laptop.processes(SESSION, signal.SIGKILL)
+        laptop.processes(PLUGIN, signal.SIGKILL)
 
 
 def test_shell_is_a_session_of_the_stack_document(laptop: Laptop) -> None:
-    assert (
-        laptop.type("shell").stdout.strip()
-        == f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
-    )
+    says = f"a shell by {OUTPUTS['shell_document']} on {OUTPUTS['head_instance_id']}"
+    assert laptop.type("shell").stdout.splitlines()[-1] == says
 
 
 def test_notebook_without_its_packages_is_one_line(laptop: Laptop) -> None:
@@ -322,19 +320,20 @@ def test_wrong_clock_stops_nothing(laptop: Laptop) -> None:
 def test_errors_are_one_line(laptop: Laptop, cluster: Cluster) -> None:
     assert "pulumi up creates it" in laptop.line("status", status=3, outputs="none.json")
     assert "--outputs" in laptop.line("runs", status=2, outputs="missing.json")
-    assert "is down, or in another account" in laptop.line("stop", "any", status=3, outputs="down.json")
+    assert "has not written its state yet" in laptop.line("stop", "any", status=3, outputs="down.json")
+    assert "is down, or in another account" in laptop.line("dashboard", status=3, outputs="down.json")
     set_token(laptop, "another")
-    assert "refuses the token" in laptop.line("stop", "any", status=2)
+    assert "refuses the token" in laptop.line("dashboard", "--no-browser", status=2)
     set_token(laptop, cluster.engine.secrets["RAY_AUTH_TOKEN"])
 
 
 def test_new_run_waits_for_a_replaced_head(laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
     cluster.engine.run("stop", cluster.head, timeout=180)
-    assert "being replaced" in laptop.line("stop", "any", status=3)
+    assert "being replaced" in laptop.line("dashboard", "--no-browser", status=3)
     output = tmp_path / "log"
     name = f"waits-{secrets.token_hex(2)}"
     process = laptop.start("run", f"--run-name={name}", *SCRIPT, "--data=digits", "--epochs=1", output=output)
-    until(lambda: "waiting for the Ray head" in output.read_text(), SECONDS, output.read_text)
+    until(lambda: "waiting for the head" in output.read_text(), SECONDS, output.read_text)
     cluster.settle()
     assert process.wait(SECONDS) == 0, output.read_text()
     assert "results in " in output.read_text()

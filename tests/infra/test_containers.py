@@ -23,6 +23,7 @@ def head(*, cpu_workers: bool = False) -> containers.Container:
     return containers.head(
         containers.ContainerDefaults(**COMMON, size=size),
         bucket="runs-bucket",
+        cluster="ray",
         metrics_namespace="ray/dev",
         cluster_info_parameter="facts",
         cpu_workers=cpu_workers,
@@ -71,6 +72,7 @@ def test_head_environment_has_storage_but_no_workers() -> None:
         "RAY_ON_ECS_CLOUDWATCH_NAMESPACE": "ray/dev",
         "RAY_ON_ECS_STORAGE_PATH": "s3://runs-bucket/runs",
         "RAY_ON_ECS_WORKER_TIMEOUT": "1800",
+        "CLUSTER_DOCUMENTS": "s3://runs-bucket/clusters/ray",
         "CLUSTER_INFO": "facts",
     }
 
@@ -212,7 +214,12 @@ def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
 
 def test_head_environment_announces_cpu_workers() -> None:
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    names = {"bucket": "runs-bucket", "metrics_namespace": "ray/dev", "cluster_info_parameter": "facts"}
+    names = {
+        "bucket": "runs-bucket",
+        "cluster": "ray",
+        "metrics_namespace": "ray/dev",
+        "cluster_info_parameter": "facts",
+    }
     made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **names, cpu_workers=True)
     assert environment(made)["CPU_WORKERS"] == "true"
     assert "CPU_WORKERS" not in environment(head())

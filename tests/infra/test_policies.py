@@ -70,20 +70,22 @@ def test_an_agent_reports_to_its_own_cluster_alone() -> None:
 
 
 def test_tasks_use_the_whole_bucket_of_the_stack() -> None:
-    listing, objects = policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]
+    listing, objects, requests = policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]
     assert objects == {
         "Effect": "Allow",
         "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
         "Resource": f"{BUCKET}/*",
     }
     assert listing == {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": BUCKET}
+    forged = {"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": f"{BUCKET}/clusters/*/requests/*"}
+    assert requests == forged, "only people request runs"
 
 
 def test_data_buckets_are_read_only() -> None:
     policy = policies.training(
         partition="aws", bucket_arn="arn:aws:s3:::runs", data_buckets=("my-data", "other/images")
     )
-    _, _, list_all, get_all, list_some, *get_some = policy["Statement"]
+    _, _, _, list_all, get_all, list_some, *get_some = policy["Statement"]
     assert (list_all["Action"], list_all["Resource"]) == (["s3:ListBucket"], "arn:aws:s3:::my-data")
     assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::my-data/*")
     assert list_some["Resource"] == "arn:aws:s3:::other"
@@ -102,7 +104,7 @@ def test_only_the_head_publishes_metrics_to_one_namespace() -> None:
         "Resource": "*",
         "Condition": {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}},
     }
-    assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 2
+    assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 3
 
 
 def test_a_task_protects_tasks_of_its_cluster_alone() -> None:
@@ -156,7 +158,7 @@ SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
 
 
 def test_kms_key_is_used_only_via_services() -> None:
-    _, _, use = policies.training(partition="aws", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
+    *_, use = policies.training(partition="aws", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
     assert (use["Action"], use["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], KEY)
     assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.*"]}}
 

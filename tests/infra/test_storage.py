@@ -67,7 +67,7 @@ def test_requests_without_tls_are_refused(cloud: Cloud) -> None:
 
 def test_parts_of_broken_uploads_expire(cloud: Cloud) -> None:
     storage(cloud)
-    rule, _ = cloud.resources["storage-lifecycle"].inputs["rules"]
+    rule, *_ = cloud.resources["storage-lifecycle"].inputs["rules"]
     assert rule == {
         "id": "expire-unfinished-uploads",
         "status": "Enabled",
@@ -79,9 +79,11 @@ def test_parts_of_broken_uploads_expire(cloud: Cloud) -> None:
 @pytest.mark.parametrize(("days", "expected"), [(0, 1), (30, 30)])
 def test_old_versions_expire(cloud: Cloud, days: int, expected: int) -> None:
     cloud.run(lambda: Storage("storage", StorageArgs(version_days=days)))
-    _, rule = cloud.resources["storage-lifecycle"].inputs["rules"]
+    _, rule, of_state = cloud.resources["storage-lifecycle"].inputs["rules"]
     assert rule["noncurrentVersionExpiration"] == {"noncurrentDays": expected}
     assert rule["expiration"] == {"expiredObjectDeleteMarker": True}
+    assert of_state["filter"] == {"prefix": "clusters/"}, "the head writes its state each ten seconds"
+    assert of_state["noncurrentVersionExpiration"] == {"noncurrentDays": 1}
     assert ("storage-versions" in cloud.resources) == (days > 0)
     if days:
         assert "storage-versions" in cloud.resources["storage-lifecycle"].dependencies

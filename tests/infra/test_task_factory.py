@@ -116,7 +116,7 @@ def test_the_head_runs_its_container(nodes: Cloud) -> None:
         "metrics_namespace": NAMESPACE,
         "cluster_info_parameter": "cluster-info",
     }
-    expected = containers.head(common(HEAD_SIZE), **names)
+    expected = containers.head(common(HEAD_SIZE), cluster="ray-cluster", **names)
     assert container == expected
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.definitions import containers
-from ray_on_ecs.node import head, jobs, ports
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.remote import RemoteJobs
+from ray_on_ecs.node import desk, ports
 from ray_on_ecs.run.driver import STORE_SECONDS
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from tests.test_contract import HEAD, WORKER
@@ -27,6 +29,6 @@ def ray_flags() -> str:
 
 
 def test_stop_leaves_time_to_end_and_store() -> None:
-    job_limit = float(head.JOB_LIMIT_SECONDS)
-    assert GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS < job_limit < jobs.STOP_SECONDS
-    assert jobs.STOP_SECONDS + containers.HEAD_DRAIN_SECONDS < containers.HEAD_STOP_SECONDS
+    assert min(MachineJobs.stop_seconds, desk.STOP_SECONDS) > GRACE_SECONDS + KILL_SECONDS + STORE_SECONDS
+    assert desk.STOP_SECONDS + containers.HEAD_DRAIN_SECONDS < containers.HEAD_STOP_SECONDS
+    assert RemoteJobs.stop_seconds > desk.STOP_SECONDS

@@ -17,15 +17,14 @@ from unittest.mock import patch
 
 import pytest
 
-from ray_on_ecs.cli import status
 from ray_on_ecs.cli.main import main
+from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster import head as cluster_head
-from ray_on_ecs.cluster import jobs
 from ray_on_ecs.cluster.clusters import HeadCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.errors import NodeError, ResourceError, TrainingError, UsageError
-from ray_on_ecs.node import api, dashboard, health, ports, protection, worker
-from ray_on_ecs.node import jobs as node_jobs
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.node import api, dashboard, head, health, ports, protection, ray_status, worker
 from tests.lazy import Lazy
 from tests.serving import serving
 
@@ -92,7 +91,6 @@ class Foreign(ThreadingTCPServer):
     Attributes:
         url: Its URL.
         answer: The answer.
-        answers_of_ray: How often it first answers as Ray does to a request for its version.
     """
 
     daemon_threads = True
@@ -102,7 +100,6 @@ class Foreign(ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.answer = b""
-        self.answers_of_ray = 0
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing: the client has gone."""
@@ -116,8 +113,6 @@ class Handler(StreamRequestHandler):
         with suppress(OSError):
             self.connection.recv(2**16)
             answer = server.answer
-            if server.answers_of_ray:
-                server.answers_of_ray, answer = server.answers_of_ray - 1, http(VERSION)
             if answer == RESET:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             elif answer == SILENCE:
@@ -160,15 +155,16 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(ports, "DASHBOARD", port)
     monkeypatch.setattr(ports, "AGENT", port)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", server.url)
+    monkeypatch.setattr(clusters, "DASHBOARD_URL", server.url)
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
+    monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "runs"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    server.answers_of_ray = 0
     return server
 
 
 def connected(url: str) -> None:
-    with HeadCluster(is_here=True).connect():
+    with HeadCluster().connect_to_ray():
         pytest.fail("this is not Ray")
 
 
@@ -185,21 +181,18 @@ def check_worker(url: str) -> None:
 # Questions, and the errors that their callers expect.
 QUESTIONS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
     "a worker joins": (lambda url: worker.join_blocker("127.0.0.1") or pytest.fail("it joins"), (NodeError,)),
-    "a head's jobs": (lambda url: node_jobs.any_under_way(), (OSError,)),
+    "a head's jobs": (lambda url: head.any_under_way(MachineJobs()), (OSError,)),
     "a worker's health": (check_worker, ()),
     "a hanging dashboard": (supervised, ()),
     "the agent of ECS": (lambda url: protection.put(url, {}), (OSError,)),
     "a version": (lambda url: Head(url).get("/api/version", "ray_version"), (TrainingError,)),
     "nodes": (lambda url: Head(url).nodes(), (TrainingError,)),
-    "jobs of runs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
-    "a status": (lambda url: status.read_ray(HeadCluster(is_here=True), Head(url)), (TrainingError,)),
+    "a status": (lambda url: ray_status.read(), (OSError,)),
     "a connection": (connected, (TrainingError,)),
-    "submitted jobs": (lambda url: Head(url).submitted_jobs(), (TrainingError,)),
     "a job": (lambda url: Head(url).job("mine"), (TrainingError,)),
     "a submission": (lambda url: Head(url).submit("mine", "true", {}), (TrainingError,)),
     "a stop": (lambda url: Head(url).stop_job("mine"), (TrainingError,)),
     "a log": (lambda url: Head(url).log("mine"), (TrainingError,)),
-    "a log that is followed": (lambda url: Head(url).tail("mine", print), (TrainingError,)),
     "a GCS": (lambda url: api.check_gcs(url[7:]), (OSError,)),
     "a cluster's token": (lambda url: cluster_token.check(url[7:]), (TrainingError,)),
 }
@@ -235,29 +228,17 @@ def test_foreign_answer_raises_a_documented_error(foreign: Foreign, question: st
         ask(foreign.url)
 
 
-COMMANDS = ("status", "stop first", "doctor", "run --detach --run-name first train.py")
+COMMANDS = ("status", "stop --all", "stop first", "runs")
 
 
 @pytest.mark.parametrize("answer", ["SSH", "nothing", "a list", "500"])
 @pytest.mark.parametrize("words", COMMANDS)
-@pytest.mark.parametrize("first", [0, 1, 3], ids=["at once", "after a connection", "later"])
-def test_command_names_the_address_of_another_program(
-    foreign: Foreign,
-    words: str,
-    first: int,
-    answer: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_command_in_the_container_of_a_silent_ray(
+    foreign: Foreign, words: str, answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first answers may be Ray's, as when its head ends meanwhile."""
-    monkeypatch.setattr(jobs, "AGENT_SECONDS", 0.0)
-    code = tmp_path / "code"
-    code.mkdir()
-    monkeypatch.chdir(code)
-    Path("train.py").touch()
-    (foreign.answer, _), foreign.answers_of_ray = ANSWERS[answer], first
-    command, *rest = words.split()
-    assert main([command, "--local", *rest]) in (1, 3)
+    """Runs are the head's own jobs; only the status of its nodes needs Ray."""
+    foreign.answer, _ = ANSWERS[answer]
+    status = main(words.split())
     output = "".join(capsys.readouterr())
-    assert foreign.url in output, output
+    assert status == {"status": 3, "stop first": 2}.get(words, 0), output
+    assert (foreign.url in output) == (words == "status")

@@ -1,7 +1,6 @@
 """A stack in the AWS of the tests, without Pulumi: the resources that the commands query, and its Ray head.
 
-AWS is moto's, behind a server that answers operations unknown to moto, and refuses operations that a test names. All
-tests share the resources; a test's changes are undone at its end.
+AWS is moto's, behind tests/front.py. All tests share the resources; a test's changes are undone at its end.
 """
 
 from __future__ import annotations
@@ -12,25 +11,26 @@ import os
 import subprocess
 import sys
 import time
-import urllib.parse
-from contextlib import ExitStack, chdir, closing, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.node.labels import fingerprint
+from ray_on_ecs.contract import CLUSTERS_PREFIX
+from ray_on_ecs.jobs.documents import HEAD, Documents, HeadState
+from ray_on_ecs.node import ports, ray_status
+from ray_on_ecs.storage.bucket import Bucket, NoBucket
 from tests.aws import REGION, client, environment
+from tests.front import Front
+from tests.ray_on_ecs.cli.folders import job
+from tests.ray_on_ecs.ray_head import TOKEN, RayHead
 
 BIN = Path(__file__).with_name("bin")
 REPOSITORY = Path(__file__).parents[3]
-TOKEN = "of-the-stack"
 HEAD_HOST = "head.ray.internal"
 PREFIX = "ray-on-ecs"
 # One of the images that moto knows.
@@ -39,196 +39,12 @@ IMAGE = "ami-12c6146b"
 TASKS = {"head": 1, "workers": 2}
 SECONDS = 120
 
-ONLINE = {"InstanceInformationList": [{"InstanceId": "i-1", "PingStatus": "Online"}]}
 FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
 <DescribeScalingActivitiesResult><Activities><member><ActivityId>1</ActivityId>
 <AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause><Description>Launching a new EC2 instance</Description>
 <StartTime>{now}</StartTime><StatusCode>Failed</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
 </DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"""
 NO_CAPACITY = "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested."
-
-
-class Front(ThreadingHTTPServer):
-    """A server in front of moto's.
-
-    Attributes:
-        answers: The JSON answers to operations unknown to moto.
-        texts: The XML answers.
-        refused: Operations that are answered with AccessDenied; of S3, such as "PUT /bucket".
-        is_silent: True if it answers only HEAD.
-        page: The status, headers and body of another program's answers, as of a proxy or a portal.
-        replaced: The operations that it answers; empty for all.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, url: str) -> None:
-        super().__init__(("127.0.0.1", 0), Forward)
-        self.behind = urllib.parse.urlparse(url).netloc
-        self.reset()
-
-    def reset(self) -> None:
-        """Refuse nothing."""
-        self.answers: dict[str, Any] = {"DescribeInstanceInformation": ONLINE}
-        self.texts: dict[str, str] = {}
-        self.refused: set[str] = set()
-        self.is_silent = False
-        self.page: tuple[int, dict[str, str], bytes] | None = None
-        self.replaced: set[str] = set()
-
-    @property
-    def url(self) -> str:
-        """Its URL."""
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: a client may disconnect before it has the answer."""
-
-
-class Forward(BaseHTTPRequestHandler):
-    """Answers directly, or passes requests on to moto."""
-
-    protocol_version = "HTTP/1.1"
-
-    def handle_one(self) -> None:
-        front = cast(Front, self.server)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        operation = self._operation(body)
-        while front.is_silent and self.command != "HEAD":
-            time.sleep(0.1)
-        if front.page and (operation in front.replaced or not front.replaced):
-            status, headers, body = front.page
-            self._answer(status, "text/html", body, headers)
-        elif any(operation.startswith(refused) for refused in front.refused):
-            self._refuse(operation)
-        elif operation in front.answers:
-            self._answer(200, "application/x-amz-json-1.1", json.dumps(front.answers[operation]).encode())
-        elif operation in front.texts:
-            self._answer(200, "text/xml", front.texts[operation].encode())
-        else:
-            self._forward(front.behind, body)
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_one
-
-    def _operation(self, body: bytes) -> str:
-        if target := self.headers.get("X-Amz-Target"):
-            return target.rpartition(".")[2]
-        if "/operation/" in self.path:
-            return self.path.rpartition("/")[2]
-        action = urllib.parse.parse_qs(body.decode(errors="replace")).get("Action")
-        return action[0] if action else f"{self.command} {self.path}"
-
-    def _refuse(self, operation: str) -> None:
-        if self.headers.get("X-Amz-Target") or "/operation/" in self.path:
-            refusal = json.dumps({"__type": "AccessDeniedException", "message": f"may not {operation}"})
-            return self._answer(400, "application/x-amz-json-1.1", refusal.encode())
-        error = f"<Error><Code>AccessDenied</Code><Message>may not {operation}</Message></Error>"
-        text = error if " " in operation else f"<ErrorResponse>{error}</ErrorResponse>"
-        return self._answer(403, "text/xml", text.encode())
-
-    def _forward(self, behind: str, body: bytes) -> None:
-        with closing(HTTPConnection(behind, timeout=SECONDS)) as connection:
-            parts = urllib.parse.urlsplit(self.path)  # with a host if this is the client's proxy
-            path = urllib.parse.urlunsplit(parts._replace(scheme="", netloc=""))
-            connection.request(self.command, path, body, {**dict(self.headers), "Host": behind})
-            answer = connection.getresponse()
-            content = answer.read()
-        own = ("connection", "date", "server", "transfer-encoding")
-        headers = {name: value for name, value in answer.headers.items() if name.lower() not in own}
-        self._answer(answer.status, answer.headers.get("Content-Type", "text/plain"), content, headers)
-
-    def _answer(self, status: int, content_type: str, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
-
-
-class RayHead(ThreadingHTTPServer):
-    """The dashboard of a Ray head: the answers of Ray 2.60, for the nodes of a test.
-
-    Attributes:
-        nodes: The nodes in the format of the state API.
-        usage: Used GPUs by node.
-        waiting: The pending shapes, and the number of each.
-        jobs: The states of the jobs.
-        version: Ray's version.
-    """
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Dashboard)
-        self.reset()
-
-    def reset(self) -> None:
-        """Have no workers."""
-        self.nodes = [node("head", {"CPU": 2.0}, {"code": fingerprint()}, is_head_node=True)]
-        self.usage: dict[str, float] = {}
-        self.waiting: list[tuple[dict[str, float], int]] = []
-        self.jobs: list[str] = []
-        self.version = version("ray")
-
-    def add_worker(self, used: float = 0.0, **labels: str) -> None:
-        """Add a node with one GPU."""
-        known = {
-            "code": fingerprint(),
-            "instance-type": "g5.xlarge",
-            "ray.io/availability-zone": "us-east-1a",
-            "ray.io/market-type": "on-demand",
-        }
-        self.nodes.append(node(f"worker-{len(self.nodes)}", {"CPU": 4.0, "GPU": 1.0}, {**known, **labels}))
-        self.usage[self.nodes[-1]["node_id"]] = used
-
-    def answer(self, path: str) -> Any:
-        """Return the answer of the dashboard."""
-        match path.partition("?")[0]:
-            case "/api/version":
-                return {"version": "4", "ray_version": self.version, "session_name": "session"}
-            case "/api/v0/nodes":
-                return {"result": True, "data": {"result": {"total": len(self.nodes), "result": self.nodes}}}
-            case "/api/jobs/":
-                return [{"type": "SUBMISSION", "status": each} for each in self.jobs]
-            case "/api/cluster_status":
-                usage = {name: {"GPU": [used, 1.0], "CPU": [0.0, 4.0]} for name, used in self.usage.items()}
-                load = {"resourceDemand": self.waiting, "pgDemand": [], "usageByNode": usage}
-                return {"data": {"clusterStatus": {"time": 7600.0, "loadMetricsReport": load}}}
-        return None
-
-
-def node(name: str, resources: dict[str, float], labels: dict[str, str], **more: Any) -> dict[str, Any]:
-    """A node as Ray's state API has it, started at 1000 s."""
-    return {
-        "node_id": name,
-        "is_head_node": False,
-        "state": "ALIVE",
-        "state_message": None,
-        "resources_total": resources,
-        "labels": labels,
-        "start_time_ms": 1000_000,
-        "end_time_ms": 0,
-        **more,
-    }
-
-
-class Dashboard(BaseHTTPRequestHandler):
-    """Answers with the head's state, and with 403 to another token."""
-
-    def do_GET(self) -> None:
-        found = cast(RayHead, self.server).answer(self.path)
-        is_let_in = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        self.send_response((200 if found is not None else 404) if is_let_in else 403)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(found).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
 
 
 @dataclass
@@ -379,7 +195,7 @@ def create_account(url: str) -> Account:
 
 @dataclass
 class Laptop(Account):
-    """A stack in AWS, and a laptop with its outputs in a file, the AWS CLI and its plugin.
+    """A stack in AWS, and a laptop with its outputs in a file and Session Manager's plugin.
 
     Attributes:
         front: The server that is AWS for the laptop.
@@ -405,9 +221,45 @@ class Laptop(Account):
             "AWS_STAND_IN_HOSTS": json.dumps({HEAD_HOST: f"127.0.0.1:{self.head.server_port}"}),
         }
 
-    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `ray-on-ecs` with the stack's outputs, in this process."""
-        return self.run_alone(*arguments, *self._outputs_flag(), **variables)
+    @property
+    def documents(self) -> Documents:
+        """The cluster's documents."""
+        keys: dict[str, Any] = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        root = f"{self.outputs['bucket']}/{CLUSTERS_PREFIX}/{self.outputs['cluster_name']}"
+        return Documents(Bucket(endpoint_url=self.url, region_name=REGION, **keys), root)
+
+    def put_state(self) -> None:
+        """Write the head's state as its desk does, or delete it."""
+        documents, path = self.documents, self.documents.path(HEAD)
+        self.undo.callback(self._delete_state)
+        if not self.head.is_up:
+            return documents.store.delete(path)
+        own_port = mock.patch.object(ports, "DASHBOARD", self.head.server_port)
+        with own_port, mock.patch.dict(os.environ, RAY_AUTH_TOKEN=TOKEN):
+            ray = ray_status.read() if self.head.has_ray else {}
+        jobs = [job(f"run-{number}", state) for number, state in enumerate(self.head.jobs)]
+        with documents.store.writing(path) as file:
+            file.write(HeadState(jobs=jobs, ray=ray, code=self.head.code).to_json())
+        self._age(path.partition("/")[2], self.head.silent_seconds)
+
+    def _delete_state(self) -> None:
+        with suppress(NoBucket):
+            self.documents.store.delete(self.documents.path(HEAD))
+
+    def _age(self, key: str, seconds: float) -> None:
+        """Let an object be written this many seconds ago."""
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        written = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[self.outputs["bucket"]].keys[key].last_modified = written
+
+    def run(self, *arguments: str, with_state: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `ray-on-ecs` with the stack's outputs, in this process, after the head has written its state."""
+        if self.outputs and with_state:
+            with suppress(NoBucket):
+                self.put_state()
+        return self.run_alone(*arguments, *self.outputs_flag(), **variables)
 
     def run_alone(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `ray-on-ecs` in this process."""
@@ -424,14 +276,14 @@ class Laptop(Account):
     def run_process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m ray_on_ecs` with the stack's outputs."""
         return subprocess.run(
-            [sys.executable, "-m", "ray_on_ecs", *arguments, *self._outputs_flag()],
+            [sys.executable, "-m", "ray_on_ecs", *arguments, *self.outputs_flag()],
             cwd=self.folder,
             env=self.variables,
             capture_output=True,
             text=True,
         )
 
-    def _outputs_flag(self) -> tuple[str, str]:
+    def outputs_flag(self) -> tuple[str, str]:
         file = self.folder / "outputs.json"
         file.write_text(json.dumps(self.outputs))
         return "--outputs", str(file)
@@ -455,12 +307,13 @@ class Laptop(Account):
         """Refuse operations of S3, whose paths may have {bucket}."""
         self.front.refused |= {operation.format(**self.outputs) for operation in operations}
 
-    def put_run(self, name: str) -> None:
-        """Write the folder of a run that has failed."""
-        s3, bucket = self.aws("s3"), self.outputs["bucket"]
-        status = {"state": "failed", "started": datetime.now(UTC).isoformat()}
-        s3.put_object(Bucket=bucket, Key=f"runs/{name}/status.json", Body=json.dumps(status))
-        self.undo.callback(s3.delete_object, Bucket=bucket, Key=f"runs/{name}/status.json")
+    def put_run(self, name: str, state: str = "failed", *, silent_seconds: float = 0.0) -> None:
+        """Write the folder of a run in this state."""
+        s3, bucket, key = self.aws("s3"), self.outputs["bucket"], f"runs/{name}/status.json"
+        status = {"state": state, "started": datetime.now(UTC).isoformat()}
+        s3.put_object(Bucket=bucket, Key=key, Body=json.dumps(status))
+        self.undo.callback(s3.delete_object, Bucket=bucket, Key=key)
+        self._age(key, silent_seconds)
 
     def stop_task(self, task: dict[str, Any]) -> None:
         """Let ECS know only one task, which has stopped."""

@@ -9,15 +9,25 @@ import pytest
 
 from ray_on_ecs.cli import doctor
 from ray_on_ecs.cluster import aws, head, session
-from tests.ray_on_ecs.cli.account import SECONDS, Account, Front, Laptop, RayHead, create_account
+from tests.front import Front
+from tests.ray_on_ecs.cli.account import SECONDS, Account, Laptop, create_account
+from tests.ray_on_ecs.ray_head import RayHead
 from tests.serving import serving
 
 LIMITS = {
-    doctor: ("ANSWER_SECONDS", "PROGRAM_SECONDS"),
+    doctor: ("ANSWER_SECONDS",),
     aws: ("CONNECT_SECONDS", "READ_SECONDS"),
-    session: ("OPEN_SECONDS",),
+    session: ("OPEN_SECONDS", "PLUGIN_SECONDS"),
     head: ("REQUEST_SECONDS",),
 }
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without jobs: those of this machine are not the tests'."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,22 @@
-"""Folders of runs in the training's format, on a disk or in S3, and a head that answers with given jobs."""
+"""Folders of runs in the training's format, on a disk or in S3, and jobs of this machine."""
 
-import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.jobs.machine import STOP, MachineJobs
+from ray_on_ecs.jobs.record import Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
 from tests.aws import REGION
-from tests.serving import serving
 
 SCRIPT = {"num_workers": 2, "storage_path": "results", "command": ["train.py", "--lr", "1"], "env": []}
 
@@ -111,29 +111,43 @@ def _result(config: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def job(run_name: str, status: str = "RUNNING", **changed: Any) -> dict[str, Any]:
-    """A job as Ray's REST API has it."""
+def job(run_name: str, status: str = "RUNNING", **changed: Any) -> Job:
+    """A job in the format of its record (jobs/record.py)."""
     started = int(1000 * (datetime.now().timestamp() - 30))
     metadata = {"run_name": run_name, "storage_path": "results"}
     given = {"submission_id": run_name, "status": status, "metadata": metadata, "start_time": started}
-    return {"type": "SUBMISSION", "entrypoint": "python -P -m ray_on_ecs.run train.py", **given, **changed}
+    ended = {"end_time": None, "driver_exit_code": None, "message": None, "is_interrupted": False}
+    return {**given, **ended, "uri": "", "log": run_name, "ray": None, **changed}
+
+
+class Jobs(MachineJobs):
+    """Jobs of this machine without processes: a stopped one has ended, and each has one line in its log."""
+
+    stop_seconds = 60.0
+
+    def __init__(self, *jobs: Job) -> None:
+        self.jobs = {each["submission_id"]: each for each in jobs}
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {job_id: each["status"] for job_id, each in self.jobs.items()}
+
+    def list_jobs(self) -> list[Job]:
+        return [*self.jobs.values()]
+
+    def job(self, job_id: str) -> Job:
+        return self.jobs[job_id]
+
+    def stop_job(self, job_id: str, mark: str = STOP) -> None:
+        self.jobs[job_id]["status"] = "STOPPED"
+
+    def log(self, job_id: str) -> str:
+        return "a line\n"
 
 
 @contextmanager
-def head(jobs: Sequence[dict[str, Any]]) -> Generator[str]:
-    """Answer as the dashboard of a head with these jobs would; yields its URL."""
-    answers = {"/api/version": {"version": "4", "ray_version": version("ray")}, "/api/jobs/": list(jobs)}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(answers[self.path]).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        yield f"http://127.0.0.1:{server.server_port}"
+def jobs_here(*jobs: Job) -> Generator[Jobs]:
+    """Let this machine have these jobs, for the commands in this process."""
+    found = Jobs(*jobs)
+    with mock.patch.object(LocalCluster, "jobs", return_value=found):
+        yield found

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,14 +17,14 @@ from ray_on_ecs.cluster.clusters import LocalCluster, StackCluster
 from ray_on_ecs.cluster.stack import PulumiError, find
 from ray_on_ecs.config import SETTINGS, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.jobs import machine
 from ray_on_ecs.node import api
-from ray_on_ecs.node.ports import free_ports
 from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run import document
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.storage.bucket import Bucket
 from ray_on_ecs.storage.run_storage import RunStorage
-from tests.ray_on_ecs.cli.folders import Folders, head, job
+from tests.ray_on_ecs.cli.folders import Folders
 
 CONNECTION = {
     "region": "us-west-2",
@@ -99,31 +97,34 @@ def test_help_lists_verbs_without_heavy_imports() -> None:
         (("runs", "--local"), 0),
         (("logs", "--local", "night"), 0),
         (("stop", "--local", "night"), 2),
-        (("run", "--local", "--detach", "train.py"), 3),
+        (("run", "--local", "--detach", "train.py"), 0),
     ],
     ids=["runs", "logs", "stop", "run"],
 )
 def test_command_imports_neither_ray_nor_torch(words: tuple[str, ...], status: int, tmp_path: Path) -> None:
-    """Also with a head, whose jobs it lists."""
+    """Also with jobs, which it lists."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
     folders = Folders(str(tmp_path / "runs"))
     folders.script("night")
     folders.of("night").write("logs/20261125T141834Z.txt", b"a line\n")
     code = (
-        "import sys; from ray_on_ecs.__main__ import main; status = main(sys.argv[1:])\n"
+        "import sys; from ray_on_ecs.__main__ import main; from ray_on_ecs.jobs import machine\n"
+        "machine.DRIVER = ('-c', ''); status = main(sys.argv[1:])\n"
         "print(*sys.modules, file=sys.stderr); sys.exit(status)"
     )
-    with head([job("ended", "SUCCEEDED")]) as url:
-        variables = {"RAY_API_SERVER_ADDRESS": url, "RAY_ON_ECS_STORAGE_PATH": folders.path}
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            cwd=tmp_path / "code",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=tmp_path / "code",
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "RAY_ON_ECS_STORAGE_PATH": folders.path,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == status, done.stderr
     assert not HEAVY & set(done.stderr.splitlines()[-1].split())
 
@@ -194,8 +195,7 @@ def test_torchrun_flags_are_accepted_and_explained(
     command = ["train.py", "--node-rank", "3"]
     settings = {"num_workers": 2, "run_name": "x", "command": command}
     assert given(*torchrun, "--run-name", "x", *command) == settings
-    [port] = free_ports(1)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
+    monkeypatch.setattr(machine, "DRIVER", ("-c", ""))
     main(["run", "--local", *torchrun, "train.py"])
     line = "--standalone, --rdzv-endpoint: not needed; the run has its own rendezvous and log"
     assert capsys.readouterr().err.splitlines()[0] == line
@@ -206,14 +206,10 @@ def test_finished_run_is_refused_without_ray(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    [port] = free_ports(1)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
     typed = ["run", "--local", "--run-name", "first", "--storage-path", "results", "train.py"]
-    assert main(typed) == 3
     result = tmp_path / "results" / "first" / "result.json"
     result.parent.mkdir(parents=True)
     result.write_text("{}")
-    capsys.readouterr()
     assert main(typed) == 2
     assert capsys.readouterr().err.startswith("ray-on-ecs: --run-name: run 'first' is finished, results in ")
 
@@ -363,10 +359,8 @@ def test_flags_override_the_environment(
     outputs.write_text("{}")
     assert main(["stop", "--outputs", str(outputs), "first"]) == 3
     assert f"--outputs: {outputs} has no outputs" in capsys.readouterr().err
-    [port] = free_ports(1)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"127.0.0.1:{port}")
-    assert main(["stop", "--local", "first"]) == 3
-    assert f"no Ray head answers at http://127.0.0.1:{port}" in capsys.readouterr().err
+    assert main(["stop", "--local", "first"]) == 2
+    assert "run first is not under way" in capsys.readouterr().err
     assert main(["stop", "--local", "--stack", "dev", "first"]) == 2
     assert "give one of them" in capsys.readouterr().err
     monkeypatch.setenv("RAY_ON_ECS_STACK", "dev")
@@ -460,44 +454,6 @@ def test_local_token_is_found_in_ray_files(tmp_path: Path, monkeypatch: pytest.M
     assert api.own_token() == "of-this-machine"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "typed")
     assert api.own_token() == "typed"
-
-
-def test_session_ends_with_the_command(tmp_path: Path) -> None:
-    """A closed window sends SIGHUP, and `kill` SIGTERM."""
-    session = tmp_path / "aws"
-    session.write_text(
-        f"#!{sys.executable}\nimport http.server as h, json, sys\n"
-        "port = json.loads(sys.argv[sys.argv.index('--parameters') + 1])['localPortNumber'][0]\n"
-        "server = h.HTTPServer(('127.0.0.1', int(port)), h.BaseHTTPRequestHandler)\n"
-        "print(f'Port {server.server_port} opened for sessionId x.', flush=True)\n"
-        "server.serve_forever()\n"
-    )
-    plugin = tmp_path / "session-manager-plugin"
-    plugin.write_text("#!/bin/sh\n")
-    for program in (session, plugin):
-        program.chmod(0o755)
-    code = (
-        "import signal, time; from ray_on_ecs.cli import main as m; from ray_on_ecs.cluster import session\n"
-        # The tests may have been started with ignored signals: by nohup, or in a shell's background.
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "session.OPEN_SECONDS = 600\n"
-        "def hold(ctx):\n"
-        "    import os\n"
-        "    with session.forwarded_port('r', 'i', 'd', 'h', 1, os.environ) as port:\n"
-        "        print(port, flush=True); time.sleep(600)\n"
-        "m.command_line.invoke = hold; m.main(['runs'])\n"
-    )
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as held:
-            assert held.stdout
-            port = int(held.stdout.readline())
-            with socket.create_connection(("127.0.0.1", port)):
-                pass
-            held.send_signal(number)
-            held.wait()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
 
 
 def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ REPOSITORY = Path(__file__).parents[3]
 COMMAND = """
 import os, sys
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cluster import jobs
-jobs.Submission.entrypoint = property(lambda work: f"python {os.environ['DRIVER']} {work.uri}")
+from ray_on_ecs.jobs import machine
+machine.DRIVER = (os.environ["DRIVER"],)
 status = main()
 print(*sys.modules, file=open(os.environ["MODULES"], "w"))
 sys.exit(status)

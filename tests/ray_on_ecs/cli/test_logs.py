@@ -1,11 +1,11 @@
-"""`ray-on-ecs logs` of runs whose head is gone."""
+"""`ray-on-ecs logs` of runs whose jobs are gone."""
 
 from pathlib import Path
 
 import pytest
 
 from ray_on_ecs.cli.main import main
-from tests.ray_on_ecs.cli.folders import Folders, head, job
+from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 
 JOB_LOG = (
     "2026-11-25 14:18:34,705\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
@@ -19,7 +19,6 @@ JOB_LOG = (
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     """A storage path with the log of the run `mine`."""
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path))
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
     found = Folders(str(tmp_path))
     found.of("mine").write("logs/20261125T141834Z.txt", JOB_LOG.encode())
     return found
@@ -35,30 +34,16 @@ def test_follow_ends_with_status_of_ended_run(
     assert main(["logs", "--local", "mine"]) == 0
 
 
-def test_follow_reads_status_without_a_job(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders.status("mine", "failed")
-    with head([]) as address:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
-        assert main(["logs", "--local", "--follow", "mine"]) == 1
-
-
-def test_log_of_an_unknown_run_is_one_line(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with head([]) as address:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
-        assert main(["logs", "--local", "absent"]) == 2
+def test_log_of_an_unknown_run_is_one_line(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "--local", "absent"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("ray-on-ecs: ")
     assert "run 'absent' not found in" in err
     assert err.count("\n") == 1
 
 
-def test_stored_log_of_a_run_whose_name_is_used_elsewhere(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stored_log_of_a_run_whose_name_is_used_elsewhere(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.status("mine", "failed")
-    with head([job("mine", metadata={"run_name": "mine", "storage_path": "/elsewhere"})]) as address:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+    with jobs_here(job("mine", metadata={"run_name": "mine", "storage_path": "/elsewhere"})):
         assert main(["logs", "--local", "--follow", "mine"]) == 1
     assert capsys.readouterr().out == "run      mine\nred\n"

@@ -11,20 +11,18 @@ import pytest
 from ray_on_ecs import secrets
 from ray_on_ecs.cli import rm
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cluster.clusters import HeadCluster
 from ray_on_ecs.run import process, supervisor
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
-from tests.ray_on_ecs.cli.folders import Folders, head, job
+from tests.ray_on_ecs.cli.account import Laptop
+from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 
-NO_HEAD = "http://127.0.0.1:9"
 OLD = 10 * 86400
 
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
     return Folders(str(tmp_path / "results"))
 
 
@@ -57,12 +55,9 @@ def test_secrets_are_deleted_with_the_run(folders: Folders, tmp_path: Path, monk
     assert not folder.exists()
 
 
-def test_active_run_is_not_deleted(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_active_run_is_not_deleted(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     ended, busy = make(folders, "ended"), make(folders, "busy", state="training")
-    with head([job("busy")]) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    with jobs_here(job("busy")):
         assert main(["rm", "--local", "ended", "busy"]) == 2
     line = "ray-on-ecs: run busy is under way; ray-on-ecs stop --local busy ends it\n"
     assert capsys.readouterr().err.endswith(line)
@@ -70,19 +65,17 @@ def test_active_run_is_not_deleted(
     assert busy.exists()
 
 
-def test_lost_run_stays_while_the_head_of_its_stack_is_silent(
-    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = make(folders, "lost", age=OLD, state="training")
-    with monkeypatch.context() as stack:
-        stack.setenv("RAY_ON_ECS_CLUSTER", "head")
-        stack.setattr(HeadCluster, "start_seconds", 0.0)
-        assert main(["rm", "lost"]) == 2
-        assert "run lost is under way as far as is known" in capsys.readouterr().err
-        assert main(["rm", "--older-than", "7", "--yes"]) == 0
-    assert lost.exists()
-    assert main(["rm", "--local", "lost"]) == 0
-    assert not lost.exists()
+def test_lost_run_stays_while_the_head_of_its_stack_is_silent(stack: Laptop) -> None:
+    stack.head.is_up = False
+    stack.put_run("lost", "training", silent_seconds=OLD)
+    done = stack.run("rm", "lost")
+    assert done.returncode == 2
+    assert "run lost is under way as far as is known" in done.stderr
+    assert stack.run("rm", "--older-than", "7", "--yes").returncode == 0
+    assert "lost" in stack.run("runs").stdout
+    stack.head.is_up = True
+    assert stack.run("rm", "lost").returncode == 0
+    assert "lost" not in stack.run("runs").stdout
 
 
 @pytest.mark.parametrize("words", [["lost"], ["--older-than", "7", "--yes"]])
@@ -191,10 +184,9 @@ def test_deletion_by_age_asks_first(
     assert old.exists()
 
 
-def test_active_runs_are_never_too_old(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_runs_are_never_too_old(folders: Folders) -> None:
     busy = make(folders, "busy", age=OLD, state="interrupted")
-    with head([job("busy")]) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    with jobs_here(job("busy")):
         assert main(["rm", "--local", "--older-than", "7", "--yes"]) == 0
     assert busy.exists()
 

@@ -1,4 +1,4 @@
-"""`ray-on-ecs run` as a client of the Jobs API: the job that it submits, and the exit status of the job's end."""
+"""`ray-on-ecs run` in the head's container: the job that it submits, and the exit status of the job's end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,12 @@ import pytest
 
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cli.run import _earlier_command
-from ray_on_ecs.cluster.clusters import HeadCluster
-from ray_on_ecs.cluster.head import Head
+from ray_on_ecs.cluster import jobs
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.jobs.record import Job
 from ray_on_ecs.storage.run_storage import RunStorage
+from tests.ray_on_ecs.cli.folders import job
 
 Run = Callable[..., int]
 AGAIN = "nothing is stored yet, so the same command with --run-name gone starts from the beginning\n"
@@ -19,9 +21,9 @@ AGAIN = "nothing is stored yet, so the same command with --run-name gone starts 
 
 @pytest.fixture
 def on_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The script of the commands on a head where nothing listens."""
+    """The script of the commands."""
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    monkeypatch.setenv("RAY_HEAD_STATE", str(tmp_path))
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "runs"))
     code = tmp_path / "code"
     code.mkdir()
@@ -30,28 +32,29 @@ def on_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def submitted() -> list[dict[str, Any]]:
+def submitted() -> list[Job]:
     """The submitted jobs."""
     return []
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[dict[str, Any]]) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, on_head: list[str], submitted: list[Job]) -> Run:
     """Return the exit status of the command for a job with this end and an empty log."""
 
     def run(*words: str, **details: Any) -> int:
-        def submit(head: Head, job_id: str, entrypoint: str, metadata: dict[str, str]) -> None:
-            submitted.append({"submission_id": job_id, "entrypoint": entrypoint, "metadata": metadata})
+        def submit(jobs: MachineJobs, uri: str, metadata: dict[str, str]) -> str:
+            submitted.append(job(metadata["run_name"], uri=uri, metadata=metadata, **details))
+            return metadata["run_name"]
 
         replaced: dict[str, Callable[..., Any]] = {
-            "get": lambda head, path, *keys: [],
-            "list_jobs": lambda head: [{**job, "status": "SUCCEEDED", "start_time": 1} for job in submitted],
+            "list_jobs": lambda jobs: submitted,
             "submit": submit,
-            "tail": lambda head, job_id, show: show(""),
-            "job": lambda head, job_id: details,
+            "tail": lambda jobs, job_id, show, offset: None,
+            "job": lambda jobs, job_id: submitted[0],
         }
         for name, function in replaced.items():
-            monkeypatch.setattr(Head, name, function)
+            monkeypatch.setattr(MachineJobs, name, function)
+        monkeypatch.setattr(jobs, "RESUBMISSION_SECONDS", 0.0)
         return main(["run", *words])
 
     return run
@@ -89,14 +92,14 @@ def test_exit_status_and_last_line_name_the_end(
 
 
 def test_generated_run_name_can_be_given_again(
-    run: Run, on_head: list[str], submitted: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    run: Run, on_head: list[str], submitted: list[Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*on_head, "--epochs", "0", status="SUCCEEDED", driver_exit_code=0)
     name = capsys.readouterr().out.split()[1]
     assert name.startswith("train-")
-    [job] = submitted
-    assert (job["submission_id"], job["metadata"]["run_name"]) == (name, name)
-    assert job["entrypoint"].endswith(f"/{name}")
+    [found] = submitted
+    assert (found["submission_id"], found["metadata"]["run_name"]) == (name, name)
+    assert found["uri"].endswith(f"/{name}")
 
 
 @pytest.mark.parametrize("number", [["-1"], ["x"], ["1.5"], []], ids=["negative", "text", "fraction", "nothing"])
@@ -117,7 +120,7 @@ def test_job_has_its_limit_of_resubmissions(
     monkeypatch: pytest.MonkeyPatch,
     run: Run,
     on_head: list[str],
-    submitted: list[dict[str, Any]],
+    submitted: list[Job],
     words: list[str],
     environment: str | None,
     allowed: str,
@@ -126,19 +129,8 @@ def test_job_has_its_limit_of_resubmissions(
     if environment:
         monkeypatch.setenv("RAY_ON_ECS_MAX_RESUBMISSIONS", environment)
     run(*words, *on_head, status="SUCCEEDED", driver_exit_code=0)
-    [job] = submitted
-    assert job["metadata"]["max_resubmissions"] == allowed
-    assert "resubmissions" not in job["entrypoint"]
-
-
-def test_missing_head_is_one_line_and_status_3(
-    monkeypatch: pytest.MonkeyPatch, on_head: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(HeadCluster, "start_seconds", 0.0)
-    assert main(["run", *on_head]) == 3
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("its dashboard doesn't answer at http://127.0.0.1:9") == err.count("\n") == 1
+    [found] = submitted
+    assert found["metadata"]["max_resubmissions"] == allowed
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.storage import disk, layout
 from tests.aws import BUCKET
-from tests.ray_on_ecs.cli.folders import Folders, head, job, moment, outputs
+from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here, moment, outputs
 
-NO_HEAD = "http://127.0.0.1:9"
 HOUR = 3600.0
 
 
@@ -28,7 +27,6 @@ HOUR = 3600.0
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     """The storage path of `--local`, a folder, without a head."""
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", str(tmp_path / "results"))
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", NO_HEAD)
     return Folders(str(tmp_path / "results"))
 
 
@@ -38,7 +36,7 @@ def bucket(
 ) -> Folders:
     """The same in S3."""
     path = f"s3://{BUCKET}/{request.node.originalname}-{time.time_ns()}"
-    for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path, "RAY_API_SERVER_ADDRESS": NO_HEAD}.items():
+    for name, value in {**aws_variables, "RAY_ON_ECS_STORAGE_PATH": path}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(aws, "CONNECT_SECONDS", 120)  # also on a busy machine
     return Folders(path)
@@ -67,18 +65,18 @@ def make_silent(name: str) -> None:
 
 
 def test_empty_storage_path_has_a_hint(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "--local", "--no-head"]) == 0
+    assert main(["runs", "--local"]) == 0
     printed = capsys.readouterr()
     assert not printed.out
     assert "ray-on-ecs run --local starts one" in printed.err
-    assert main(["runs", "--local", "--no-head", "--json"]) == 0
+    assert main(["runs", "--local", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
 @pytest.mark.parametrize("state", ["waiting", "training", "finished", "failed", "interrupted"])
 def test_state_comes_from_the_status(folders: Folders, listed: Callable[..., Any], state: str) -> None:
     folders.status("mine", state)
-    run = listed("--no-head")["mine"]
+    run = listed()["mine"]
     assert run["state"] == state
     known = {"step": 25, "loss": 0.25, "cost_usd": 0.42, "workers": 2, "job": "mine"}
     assert known.items() <= run.items()
@@ -92,12 +90,10 @@ def test_silent_run_without_a_job_is_lost(
 ) -> None:
     folders.status("mine", state)
     folders.age(130, "mine/status.json")
-    assert listed("--no-head")["mine"]["state"] == "lost"
-    with head([]) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    assert listed()["mine"]["state"] == "lost"
+    with jobs_here():
         assert listed()["mine"]["state"] == "lost"
-    with head([job("mine")]) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    with jobs_here(job("mine")):
         assert listed()["mine"]["state"] == state
 
 
@@ -105,7 +101,7 @@ def test_refreshed_lock_means_a_live_driver(folders: Folders, listed: Callable[.
     folders.status("mine", "training")
     folders.of("mine").write(layout.LOCK, "{}")
     folders.age(130, "mine/status.json")
-    assert listed("--no-head")["mine"]["state"] == "training"
+    assert listed()["mine"]["state"] == "training"
 
 
 def test_run_whose_driver_was_killed_here_is_lost_at_once(folders: Folders, listed: Callable[..., Any]) -> None:
@@ -121,12 +117,12 @@ with RunLock(RunStorage.open({folders.path!r}, "mine")):
     with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
         assert driver.stdout
         driver.stdout.readline()
-        assert listed("--no-head")["mine"]["state"] == "training"
+        assert listed()["mine"]["state"] == "training"
         assert main(["rm", "--local", "mine"]) == 2
         driver.kill()
-    assert listed("--no-head")["mine"]["state"] == "lost"
+    assert listed()["mine"]["state"] == "lost"
     folders.of("mine").write(layout.ERROR, "{}")
-    assert listed("--no-head")["mine"]["state"] == "failed"
+    assert listed()["mine"]["state"] == "failed"
     assert main(["rm", "--local", "mine"]) == 0
 
 
@@ -134,7 +130,7 @@ def test_silent_run_in_s3_is_lost(bucket: Folders, listed: Callable[..., Any]) -
     bucket.status("lost-run", "training")
     bucket.status("other-run", "training")
     make_silent("lost-run")
-    assert {name: run["state"] for name, run in listed("--no-head").items()} == {
+    assert {name: run["state"] for name, run in listed().items()} == {
         "lost-run": "lost",
         "other-run": "training",
     }
@@ -147,7 +143,7 @@ def test_local_clock_is_ignored_in_s3(
     wrong = SimpleNamespace(time=lambda: time.time() + error)
     monkeypatch.setattr(disk, "time", wrong)
     bucket.status("mine", "training")
-    run = listed("--no-head")["mine"]
+    run = listed()["mine"]
     assert run["state"] == "training"
     assert 700 < run["started_seconds_ago"] < HOUR
 
@@ -156,8 +152,8 @@ def test_late_clock_gives_no_negative_times(
     folders: Folders, listed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders.status("mine", "training", started=moment(-HOUR))
-    assert listed("--no-head")["mine"]["started_seconds_ago"] == 0
-    assert main(["runs", "--local", "--no-head"]) == 0
+    assert listed()["mine"]["started_seconds_ago"] == 0
+    assert main(["runs", "--local"]) == 0
     assert "0 s ago" in capsys.readouterr().out
 
 
@@ -170,7 +166,7 @@ def test_runs_without_a_status_are_listed(folders: Folders, listed: Callable[...
     folders.of("early-killed").write(layout.LOCK, "{}")
     folders.of("no-settings-yet").write(layout.LOCK, "{}")
     folders.age(130, "early-killed/run.lock", "no-settings-yet/run.lock")
-    found = listed("--no-head")
+    found = listed()
     assert {name: run["state"] for name, run in found.items()} == {
         "early-finished": "finished",
         "early-training": "training",
@@ -185,8 +181,7 @@ def test_resumed_run_without_a_status_is_starting(
     folders: Folders, listed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders.script("mine", is_finished=False)
-    with head([job("mine")]) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    with jobs_here(job("mine")):
         assert listed()["mine"]["state"] == "starting"
 
 
@@ -197,7 +192,7 @@ def test_broken_document_hides_no_other_run(folders: Folders, listed: Callable[.
     folders.status("broken", "training")
     folders.of("broken").write(layout.STATUS, content.encode("latin-1"))
     folders.status("fine", "training")
-    found = listed("--no-head")
+    found = listed()
     assert found["broken"]["state"] == "unreadable"
     assert found["fine"]["state"] == "training"
 
@@ -210,10 +205,10 @@ def test_invalid_numbers_are_omitted(
         layout.STATUS,
         f'{{"state": "failed", "started": "{moment(60)}", "loss": NaN, "cost_usd": Infinity, "step": "x"}}',
     )
-    found = listed("--no-head")
+    found = listed()
     assert found["waits"]["loss"] is None
     assert found["diverged"] | {"loss": None, "cost_usd": None, "step": None} == found["diverged"]
-    assert main(["runs", "--local", "--no-head"]) == 0
+    assert main(["runs", "--local"]) == 0
     assert "None" not in capsys.readouterr().out
 
 
@@ -221,7 +216,7 @@ def test_other_folders_are_not_listed(folders: Folders, listed: Callable[..., An
     folders.status("mine", "finished")
     folders.of("notes").write("read.me", "mine")
     folders.of("").write(".write-check", "")
-    assert set(listed("--no-head")) == {"mine"}
+    assert set(listed()) == {"mine"}
 
 
 def test_jobs_without_a_folder_are_starting(
@@ -233,11 +228,9 @@ def test_jobs_without_a_folder_are_starting(
         job("next", "PENDING"),
         job("done", "SUCCEEDED"),
         job("theirs", metadata=elsewhere),
-        job("x", metadata=None),
-        job("typed", submission_id=None),
+        job("x", metadata={}),
     ]
-    with head(jobs) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    with jobs_here(*jobs):
         found = listed()
     assert {name: run["state"] for name, run in found.items()} == {"new": "starting", "next": "starting"}
     assert 25 < found["new"]["started_seconds_ago"] < HOUR
@@ -249,30 +242,26 @@ def test_resumed_run_is_starting_until_its_driver_reports(
 ) -> None:
     folders.status("mine", "interrupted")
     folders.status("ends", "finished")
-    with head([job("mine", submission_id="mine.2"), job("ends")]) as url:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", url)
+    with jobs_here(job("mine", submission_id="mine.2"), job("ends")):
         found = listed()
     assert found["mine"]["state"] == "starting"
     assert found["mine"]["job"] == "mine.2"
     assert found["ends"]["state"] == "finished", "its driver has written the end and is about to exit"
 
 
-def test_runs_are_listed_without_a_head(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_this_machine_name_their_folder(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folders.status("mine", "finished")
     assert main(["runs", "--local"]) == 0
     printed = capsys.readouterr()
     assert "mine" in printed.out
-    line, heading = printed.err.splitlines()
-    assert heading == f"runs in {folders.path}:"
-    assert "may be stale" in line
-    assert NO_HEAD in line
+    assert printed.err == f"runs in {folders.path}:\n"
 
 
 def test_newest_runs_come_first_up_to_limit(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for index in range(5):
         folders.status(f"run-{index}", "finished", started=moment(100 * (index + 1)))
         folders.age(90 * index, f"run-{index}/status.json")
-    assert main(["runs", "--local", "--no-head", "--limit", "3"]) == 0
+    assert main(["runs", "--local", "--limit", "3"]) == 0
     printed = capsys.readouterr()
     assert re.findall(r"run-\d", printed.out) == ["run-0", "run-1", "run-2"]
     assert "--limit" in printed.err
@@ -288,7 +277,7 @@ def test_many_s3_runs_need_few_requests(
         for name in (layout.STATUS, "checkpoints/step-000000010/.metadata", "files/a/b"):
             s3_client.put_object(Bucket=BUCKET, Key=f"{prefix}/run-{index:02}/{name}", Body=status)
     with caplog.at_level(logging.INFO, logger="werkzeug"):
-        found = listed("--no-head")
+        found = listed()
     assert len(found) == 20
     logged = [record.getMessage() for record in caplog.records]
     requests = {words[1] for line in logged if (words := re.search('"(.*?)"', line))}  # one may be repeated
@@ -296,22 +285,22 @@ def test_many_s3_runs_need_few_requests(
     assert all("delimiter=/" in request for request in lists), "none has the objects below a run's folder"
     assert len(lists) == 61
     assert len(requests) - len(lists) <= 22
-    assert len(listed("--no-head", "--limit", "500")) == 60
+    assert len(listed("--limit", "500")) == 60
 
 
 def test_missing_bucket_is_named(
     bucket: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ON_ECS_STORAGE_PATH", "s3://no-such-bucket-of-anyone/runs")
-    assert main(["runs", "--local", "--no-head"]) == 2
+    assert main(["runs", "--local"]) == 2
     assert "no-such-bucket-of-anyone" in capsys.readouterr().err
 
 
 def test_unreachable_s3_is_one_line(
     bucket: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", NO_HEAD)
-    assert main(["runs", "--local", "--no-head"]) == 3
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert main(["runs", "--local"]) == 3
     assert "can't be reached" in capsys.readouterr().err
 
 
@@ -328,7 +317,7 @@ def test_runs_of_a_stack_are_in_its_bucket(
     assert [run["name"] for run in json.loads(printed.out)] == ["mine"]
     assert "may be stale" in printed.err
     file.write_text(json.dumps(outputs("bucket-that-is-gone")))
-    assert main(["runs", "--outputs", str(file), "--no-head"]) == 3
+    assert main(["runs", "--outputs", str(file)]) == 3
     assert "pulumi up" in capsys.readouterr().err
 
 
@@ -339,7 +328,7 @@ LONG_NAMES = ("ddp-snapshot-20261124-221236-6707", "training-mymodels-mlp-digits
 def test_pipe_has_whole_names(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     for name in LONG_NAMES:
         folders.status(name, "finished", started=moment(3 * HOUR))
-    assert main(["runs", "--local", "--no-head"]) == 0
+    assert main(["runs", "--local"]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["run", "state", "progress", "loss", "started", "cost"]
     assert {row.rstrip() for row in rows} == {f"{name:<{max(map(len, LONG_NAMES))}}  {REST}" for name in LONG_NAMES}
@@ -351,7 +340,7 @@ def test_costs_are_a_column_if_a_run_has_one(
 ) -> None:
     for number, cost in enumerate(costs):
         folders.status(f"run-{number}", "finished", started=moment(3 * HOUR), cost_usd=cost)
-    assert main(["runs", "--local", "--no-head"]) == 0
+    assert main(["runs", "--local"]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split()[-1] == ("started" if set(costs) == {None} else "cost")
     assert sum(row.rstrip().endswith("USD") for row in rows) == len(costs) - costs.count(None)
@@ -364,7 +353,7 @@ def test_narrow_terminal_cuts_only_names(
         monkeypatch.setenv(name, value)
     for name in LONG_NAMES:
         folders.status(name, "finished", started=moment(3 * HOUR))
-    assert main(["runs", "--local", "--no-head"]) == 0
+    assert main(["runs", "--local"]) == 0
     rows = [row.rstrip() for row in capsys.readouterr().out.splitlines()]
     assert {len(row) for row in rows[1:]} <= set(range(70, 81))
     assert all(row.endswith(REST) for row in rows[1:])

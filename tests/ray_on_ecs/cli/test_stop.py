@@ -3,11 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -16,58 +12,15 @@ from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import ComposeCluster
 from ray_on_ecs.errors import UsageError
-from ray_on_ecs.node.jobs import SECRETS
-from tests.ray_on_ecs.cli.folders import job
-from tests.serving import serving
-
-
-class Jobs(HTTPServer):
-    """The Jobs API of a head, with these jobs; a stopped job has ended."""
-
-    def __init__(self, *jobs: dict[str, Any]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.jobs = {each["submission_id"]: each for each in jobs}
-
-    @property
-    def states(self) -> dict[str, str]:
-        return {job_id: each["status"] for job_id, each in self.jobs.items()}
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers as Ray's dashboard does."""
-
-    def do_GET(self) -> None:
-        head = cast(Jobs, self.server)
-        if self.path == "/api/version":
-            self._answer({"version": "4", "ray_version": version("ray")})
-        else:
-            job_id = self.path.removeprefix("/api/jobs/")
-            if job_id.endswith("/logs"):
-                self._answer({"logs": "a line\n"})
-            else:
-                self._answer(head.jobs[job_id] if job_id else list(head.jobs.values()))
-
-    def do_POST(self) -> None:
-        head = cast(Jobs, self.server)
-        head.jobs[self.path.split("/")[3]]["status"] = "STOPPED"
-        self._answer({"stopped": True})
-
-    def _answer(self, document: object) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(document).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the tests report errors."""
+from ray_on_ecs.jobs.record import SECRETS
+from tests.ray_on_ecs.cli.folders import Jobs, job, jobs_here
 
 
 @pytest.fixture
-def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """A head with two active runs, an active job of Ray's commands, and an ended job."""
-    plain = job("plain", metadata=None, submission_id="raysubmit_1")
-    with serving(Jobs(job("first"), job("second", "PENDING"), job("done", "SUCCEEDED"), plain)) as server:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
-        yield server
+def head() -> Iterator[Jobs]:
+    """Two active runs, and one that has ended."""
+    with jobs_here(job("first"), job("second", "PENDING"), job("done", "SUCCEEDED")) as jobs:
+        yield jobs
 
 
 def test_run_that_is_not_active_is_one_line(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +33,7 @@ def test_run_that_is_not_active_is_one_line(head: Jobs, capsys: pytest.CaptureFi
 def test_only_the_named_run_is_stopped(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", "first"]) == 0
     assert "run first is stopped" in capsys.readouterr().err
-    assert head.states == {"first": "STOPPED", "second": "PENDING", "done": "SUCCEEDED", "raysubmit_1": "RUNNING"}
+    assert head.states == {"first": "STOPPED", "second": "PENDING", "done": "SUCCEEDED"}
 
 
 @pytest.mark.parametrize("words", [("first",), ("--all",)], ids=["one", "all"])
@@ -102,9 +55,9 @@ def test_stop_deletes_secrets(
 def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "--local", "--all"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    stopped = ["first", "raysubmit_1", "second"]
-    assert sorted(lines[:3]) == [f"stopping job {job_id}" for job_id in stopped]
-    assert lines[3:] == ["all submitted jobs are stopped"]
+    stopped = ["first", "second"]
+    assert sorted(lines[:2]) == [f"stopping job {job_id}" for job_id in stopped]
+    assert lines[2:] == ["all submitted jobs are stopped"]
     assert {job_id for job_id, state in head.states.items() if state == "STOPPED"} == set(stopped)
     assert main(["stop", "--local", "--all"]) == 0
     assert capsys.readouterr().err == "no submitted job is under way\n"
@@ -122,8 +75,7 @@ def test_run_of_another_folder_goes_on(
     for name in ("p1", "p2"):
         (tmp_path / name).mkdir()
     paths = {name: {"run_name": "same", "storage_path": str(tmp_path / name / "results")} for name in ("p1", "p2")}
-    with serving(Jobs(job("same", metadata=paths["p1"]), job("same.2", metadata=paths["p2"]))) as server:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+    with jobs_here(job("same", metadata=paths["p1"]), job("same.2", metadata=paths["p2"])) as server:
         monkeypatch.chdir(tmp_path / "p2")
         assert main(["stop", "--local", "same"]) == 0
         assert server.states == {"same": "RUNNING", "same.2": "STOPPED"}
@@ -149,8 +101,7 @@ def test_way_to_a_run_of_another_storage_path_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, status: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with serving(Jobs(job("night", status, metadata={"run_name": "night", "storage_path": path}))) as server:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+    with jobs_here(job("night", status, metadata={"run_name": "night", "storage_path": path})) as server:
         assert main(["stop", "--local", "night"]) == 2
         line = capsys.readouterr().err
         start = f"ray-on-ecs: run night is below {path}: "
@@ -169,26 +120,19 @@ def test_run_of_another_storage_path_on_a_stack(paths: list[str]) -> None:
         job(f"night-{n}", metadata={"run_name": "night", "storage_path": path}, start_time=n)
         for n, path in enumerate(paths)
     ]
-    head = SimpleNamespace(submitted_jobs=lambda: {each["submission_id"]: each for each in listed})
+    jobs = Jobs(*listed)
     cluster = ComposeCluster()
     cluster.storage_path = "s3://bucket/training"
     if paths == ["/a", "/b"]:
-        with pytest.raises(UsageError, match=r"each of /a, /b: in .* ray job stop night-0 or ray job stop night-1$"):
-            jobs_of(cluster, cast(Any, head), "night", "stop")
+        of_jobs = "ray-on-ecs stop night-0 or ray-on-ecs stop night-1"
+        with pytest.raises(UsageError, match=f"each of /a, /b: {of_jobs}$"):
+            jobs_of(cluster, jobs, "night", "stop")
     else:
-        assert list(jobs_of(cluster, cast(Any, head), "night", "stop")) == [f"night-{len(paths) - 1}"]
-
-
-def test_notebook_is_stopped_by_its_name(head: Jobs) -> None:
-    metadata = {"run_name": "notebook-1", "storage_path": "jupyterlab"}
-    head.jobs["notebook-1"] = job("notebook-1", metadata=metadata)
-    assert main(["stop", "--local", "notebook-1"]) == 0
-    assert [name for name, state in head.states.items() if state == "STOPPED"] == ["notebook-1"]
+        assert list(jobs_of(cluster, jobs, "night", "stop")) == [f"night-{len(paths) - 1}"]
 
 
 @pytest.mark.parametrize("stored", ["not json", "5", "[]", "[5, 6]", "null", "{}", "[" * 9000, '["s3://b/r"]', "[[]]"])
 def test_broken_metadata_of_a_job_stop_nothing_else(monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
-    with serving(Jobs(job("first", metadata={"run_name": "first", SECRETS: stored}), job("second"))) as server:
-        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+    with jobs_here(job("first", metadata={"run_name": "first", SECRETS: stored}), job("second")) as server:
         assert main(["stop", "--local", "--all"]) == 0
         assert set(server.states.values()) == {"STOPPED"}

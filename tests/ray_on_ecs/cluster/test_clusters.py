@@ -40,8 +40,8 @@ def test_script_needs_no_ray(
 
 def test_ray_program_starts_ray_and_ends_it_if_it_is_not_submitted(local: Local) -> None:
     cluster, said, done = local
-    with cluster.ready_for(PROGRAM, said.append), cluster.connect() as jobs:
-        assert jobs._ray
+    with cluster.ready_for(PROGRAM, said.append):
+        assert cluster._ray
         assert (said, done) == (["starting Ray on this machine"], ["start 4"])
     assert done == ["start 4", "end"]
 
@@ -52,8 +52,10 @@ def test_running_ray_is_for_the_next_program(local: Local, monkeypatch: pytest.M
     head = LocalHead("http://127.0.0.1:1", "127.0.0.1:2", "secret", 1, "identity", "ray")
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "answers", lambda _: answers)
-    with cluster.ready_for(PROGRAM, said.append), cluster.connect() as jobs:
-        assert (jobs._ray == head) == answers
+    with cluster.ready_for(PROGRAM, said.append):
+        assert (cluster._ray == head) == answers
+        if answers:
+            assert cluster.jobs()._ray == head.variables
     assert (said, done) == (([], ["end"]) if answers else (["starting Ray on this machine"], ["start 4", "end"]))
     cluster.end_unused()
     assert done[-1] == "end"
@@ -65,7 +67,7 @@ def test_ray_of_a_run_is_not_ended_by_another(local: Local, monkeypatch: pytest.
     jobs = [{"submission_id": name, "ray": ray, "status": status} for name, ray, status in OF_RAY]
     monkeypatch.setattr(local_head, "find", lambda: head)
     monkeypatch.setattr(local_head, "answers", lambda _: False)
-    monkeypatch.setattr(local_head.LocalJobs, "list_jobs", lambda _: jobs)
+    monkeypatch.setattr(local_head.MachineJobs, "list_jobs", lambda _: jobs)
     with pytest.raises(ResourceError, match=r"does not answer, and busy uses it; .* ray-on-ecs stop --local busy"):
         cluster.ready_for(PROGRAM, said.append).__enter__()
     assert (said, done) == ([], [])

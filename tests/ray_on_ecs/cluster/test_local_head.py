@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import local_head
-from ray_on_ecs.cluster.driver_parent import identity
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
 from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.jobs.driver_parent import identity
 from ray_on_ecs.node import ports
 from tests.serving import serving
 

@@ -78,9 +78,8 @@ def test_the_head_says_which_code_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
         started.extend(arguments)
         return 0
 
-    monkeypatch.setenv(head.JOB_LIMIT, head.JOB_LIMIT_SECONDS)  # so that what the code sets is taken back
+    monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
     monkeypatch.setattr("sys.argv", ["ray-head", "--num-cpus=0"])
     monkeypatch.setattr(head.process, "ray_start", start)
-    monkeypatch.setattr(head.JobRecovery, "start", lambda jobs: None)
     assert head.start() == 0
     assert f"--labels=code={labels.fingerprint()}" in started

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from ray_on_ecs.node import demand, head, jobs, metrics, process, protection, worker
+from ray_on_ecs.contract import DOCUMENTS_VARIABLE, HEAD_STATE_VARIABLE
+from ray_on_ecs.jobs.machine import MachineJobs
+from ray_on_ecs.node import demand, head, metrics, process, protection, worker
 from ray_on_ecs.node.protection import EXPIRES_MINUTES, IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
 from tests.serving import serving
 
@@ -213,8 +215,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
     monkeypatch.setattr(protection, "start", lambda in_use: asked.update({"node": in_use}))
     monkeypatch.setattr(process, "ray_start", lambda *args, **kwargs: 0)
     monkeypatch.setattr("sys.argv", ["ray"])
-    for name in (head.JOB_LIMIT, worker.RECONNECT):  # which they set themselves otherwise
-        monkeypatch.setenv(name, "600")
+    monkeypatch.setenv(worker.RECONNECT, "600")  # which it sets itself otherwise
     return asked
 
 
@@ -229,10 +230,38 @@ def test_a_worker_asks_the_gcs_about_itself(
     assert started["node"]()
 
 
-def test_a_head_asks_for_its_jobs(started: dict[str, Callable[[], bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs.JobRecovery, "start", lambda recovery: None)
+@pytest.mark.parametrize(
+    ("own", "of_ray", "in_use"),
+    [
+        ([], [], False),
+        (["SUCCEEDED", "STOPPED"], ["FAILED"], False),
+        (["RUNNING"], [], True),
+        (["PENDING"], [], True),
+        ([], ["RUNNING"], True),
+        (["RUNNING"], OSError("Ray does not answer"), True),
+        (["FAILED"], OSError("Ray does not answer"), None),
+    ],
+)
+def test_a_head_asks_for_its_jobs_and_those_of_ray(
+    started: dict[str, Callable[[], bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    own: list[str],
+    of_ray: list[str] | OSError,
+    in_use: bool | None,
+) -> None:
+    def get(url: str) -> list[dict[str, str]]:
+        if isinstance(of_ray, OSError):
+            raise of_ray
+        return [{"status": status} for status in of_ray]
+
+    monkeypatch.setattr(MachineJobs, "list_jobs", lambda jobs: [{"status": status} for status in own])
     monkeypatch.setattr(metrics, "start", lambda: None)
-    monkeypatch.setattr(jobs.api, "get", lambda url: [{"submission_id": "mine", "status": "RUNNING"}])
-    monkeypatch.delenv("RAY_HEAD_STATE", raising=False)
+    monkeypatch.setattr(head.api, "get", get)
+    for name in (HEAD_STATE_VARIABLE, DOCUMENTS_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
     head.start()
-    assert started["node"]()
+    if in_use is None:
+        with pytest.raises(OSError, match="Ray does not answer"):
+            started["node"]()
+    else:
+        assert started["node"]() == in_use

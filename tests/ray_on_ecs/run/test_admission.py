@@ -1,11 +1,11 @@
 """Commands of a run before anything starts: refused in one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ray_on_ecs.cli.main import main as command
-from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.command import RAY_SETTINGS
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted
@@ -90,8 +90,6 @@ def test_large_files_are_linked_on_this_machine(large: Path, storage: Path) -> N
 def test_too_much_code_is_one_line(
     large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Head, "list_jobs", lambda head: [])
-    monkeypatch.setattr(Head, "get", lambda self, path, *keys: [])
     monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "head")
     assert command(["run", "--num-workers", "1", "train.py"]) == 2
     out, err = capsys.readouterr()
@@ -108,3 +106,25 @@ def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
         raise KeyboardInterrupt
     again = "the same command with --run-name cut starts from the beginning"
     assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"
+
+
+@pytest.mark.parametrize(
+    ("given", "info", "workers"),
+    [
+        ({}, {"default_gpus": 2}, 2),
+        ({}, {"default_gpus": 0}, None),  # a stack without GPUs
+        ({}, {}, None),  # one of an earlier version
+        ({}, None, None),  # not a stack
+        ({"num_workers": "1:4"}, {"default_gpus": 2}, "1:4"),
+        ({"driver": True}, {"default_gpus": 2}, None),
+    ],
+)
+def test_run_without_a_number_of_workers_has_the_stacks(
+    storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, workers: Any
+) -> None:
+    monkeypatch.setattr(admission, "read_cluster_info", lambda: info)
+    folder = RunStorage.open(str(storage), "default")
+    config = RunConfig(command=("train.py",), run_name="default", **given)
+    document.write(folder, config, given, Code(name="code", archive="a.tar.gz"), {})
+    read = document.RunDocument.read(folder.uri, {}, None)
+    assert admission.with_workers(read).config.num_workers == workers

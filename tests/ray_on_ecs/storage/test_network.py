@@ -157,7 +157,7 @@ class Laptop:
 
     def check(self) -> None:
         """List, write, fetch and copy, each through the same door."""
-        assert main(["runs", "--local", "--no-head"]) == 0
+        assert main(["runs", "--local"]) == 0
         assert main(["fetch", "--local", "first", str(self.folder / "fetched")]) == 0
         assert (self.folder / "fetched/first/files/a.txt").read_text() == "content of files/a.txt"
         storage = RunStorage.open(self.address, "first")
@@ -344,7 +344,7 @@ ANSWERS = {
 
 def is_one_line(capsys: pytest.CaptureFixture[str], status: int, text: str) -> None:
     """The commands that read runs, and doctor's check, say the same."""
-    for command in (["runs", "--no-head"], ["fetch", "first"], ["rm", "first"]):
+    for command in (["runs"], ["fetch", "first"], ["rm", "first"]):
         capsys.readouterr()
         assert main([command[0], "--local", *command[1:]]) == status, command
         [line] = capsys.readouterr().err.splitlines()

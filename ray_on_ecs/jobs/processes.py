@@ -1,4 +1,4 @@
-"""Processes of a local job: their variables, the start of the driver, and their end by force."""
+"""Processes of a job: their variables, the start of the driver, and their end by force."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray_on_ecs.cluster.driver_parent import PROCESSES
-from ray_on_ecs.config import LOCAL_VARIABLE
+from ray_on_ecs.jobs.driver_parent import FOLDER_VARIABLE, PROCESSES
 
 if TYPE_CHECKING:
     import psutil
@@ -36,7 +35,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
     # `python` and `ray` are this environment's.
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-    return {"PYTHONUNBUFFERED": "1", **inherited, LOCAL_VARIABLE: "1", **own, "PATH": path}
+    return {"PYTHONUNBUFFERED": "1", **inherited, **own, "PATH": path}
 
 
 def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> None:
@@ -51,7 +50,6 @@ def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: flo
             lines = (folder / LOG).read_text(errors="replace").splitlines()
             raise OSError(lines[-1] if lines else os.strerror(process.returncode))
         time.sleep(POLL_SECONDS)
-    process.returncode = 0  # suppresses Popen's ResourceWarning: it outlives this command
 
 
 def kill_all(folder: Path) -> None:
@@ -77,6 +75,6 @@ def _processes_of(folder: Path) -> list[psutil.Process]:
     mark, found = os.path.realpath(folder), []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is another user's
-            if process.environ().get(LOCAL_VARIABLE) == mark:
+            if process.environ().get(FOLDER_VARIABLE) == mark:
                 found += [process, *process.children(recursive=True)]
     return found

@@ -1,4 +1,4 @@
-"""Parent of a local job's driver: starts it, cleans up after it, and records its end, also without a command.
+"""Parent of a job's driver: starts it, cleans up after it, and records its end, also without a command.
 
 `python -I -S driver_parent.py COMMAND...` in the job's folder, which has its record. It imports only the
 standard library: this delays the driver by 20 ms, and importing our modules by much more.
@@ -17,7 +17,7 @@ from contextlib import suppress
 # In the job's folder.
 JOB, PROCESSES, END = "job.json", "processes.json", "end.json"
 # The folder of the job, for all that its driver starts.
-FOLDER_VARIABLE = "RAY_ON_ECS_LOCAL"
+FOLDER_VARIABLE = "RAY_ON_ECS_JOB"
 # The driver's exit status after a mistake. The secrets then stay if another command trains the run; the driver knows.
 MISTAKE = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -78,13 +78,13 @@ def main(command: list[str]) -> None:
     with suppress(OSError):  # pip and others that the driver has started; scripts, which have 30 s, have other groups
         os.killpg(pid, signal.SIGKILL)
     secrets = json.loads(record["metadata"].get("secrets", "[]"))
-    if secrets and exit_status != MISTAKE:
+    if secrets and exit_status != MISTAKE and not record["keeps_secrets"]:
         import subprocess  # a third of this script's start
 
         subprocess.run([sys.executable, "-P", "-m", "ray_on_ecs.secrets", *secrets], check=False)
     with suppress(OSError):  # the disk is full, and the run's folder has its state
         write(END, {"status": exit_status, "time": time.time()})
-    if record["ray"]:
+    if record["ends_ray"]:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "ray_on_ecs.cluster.local_head"])
 
 

@@ -1,0 +1,288 @@
+"""Jobs of a cluster's head, which a command reaches through the bucket, with the methods of MachineJobs."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from ray_on_ecs import secrets
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, TrainingError, UsageError
+from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
+from ray_on_ecs.jobs.record import ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets
+from ray_on_ecs.storage.bucket import StorageFault
+
+# A head writes its state every 10 s. After these times it may be away, and is silent.
+AWAY_SECONDS, SILENT_SECONDS = 20.0, 60.0
+POLL_SECONDS = 0.5
+STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
+# For each next part of the log of a job that has ended.
+LAST_SECONDS = 15.0
+WITHDRAW_SECONDS = 10.0  # for the head to start a driver
+DAY = 86400.0
+# A head that is starting pulls its image first.
+ACCEPT_SECONDS = 1800.0
+
+
+class RemoteJobs:
+    """Jobs of a cluster.
+
+    Args:
+        documents: The cluster's documents.
+        user: Returns the user's ID, `aws:userid`.
+        say: Prints a line about a wait.
+        secrets_of: Returns the store of a run's secrets, by the run's folder.
+    """
+
+    # For a job that is asked to end: its driver writes a last checkpoint, and the head kills it after 70 s.
+    stop_seconds = 180.0
+
+    def __init__(
+        self,
+        documents: Documents,
+        user: Callable[[], str],
+        say: Callable[[str], None],
+        secrets_of: Callable[[str], secrets.Store] = secrets.store,
+    ) -> None:
+        self._documents, self._user, self._say, self._secrets_of = documents, user, say, secrets_of
+        self._version, self._state = "", HeadState()
+        self._said: set[str] = set()
+
+    def state(self) -> tuple[HeadState, float]:
+        """Return the head's state, and the seconds since it was written.
+
+        Raises:
+            HeadUnavailable: No head has written it yet.
+            UsageError: Another version has written it.
+        """
+        with _answers():
+            version, age = self._documents.head_age()
+            try:
+                if version != self._version:
+                    _, self._state = self._documents.read_head()
+            except BrokenError as cause:
+                path = self._documents.path()
+                raise UsageError(
+                    f"the state of the head in {path} can't be used ({cause}): pulumi up gives the head the image of "
+                    "this version, or install the version of the head"
+                ) from cause
+        self._version = version
+        if not version:
+            raise HeadUnavailable(
+                "the head has not written its state yet: it is starting, or its image is older than this command, and "
+                "pulumi up replaces it"
+            )
+        if age > DAY:  # no head continues them: see node/desk.py
+            lost = {"status": FAILED, "message": "its head was lost", "is_settled": True}
+            jobs = [job if job["status"] in ENDED else {**job, **lost} for job in self._state.jobs]
+            return replace(self._state, jobs=jobs), age
+        return self._state, age
+
+    def is_away(self) -> bool:
+        """Return True while the head writes no state: it may be about to be replaced."""
+        return self.state()[1] > AWAY_SECONDS
+
+    @contextmanager
+    def submitting(self) -> Generator[None]:
+        """Wait for a head; it itself refuses a second request for a run."""
+        self._wait(lambda state: "is up")
+        yield
+
+    def list_jobs(self) -> list[Job]:
+        """Return the jobs in the order of their start, and last the requests that the head has not accepted yet."""
+        _, age, jobs = self.read()
+        if age > SILENT_SECONDS:
+            self._say_once("silent", f"the head is silent: this is its state of {_ago(age)}")
+        return jobs
+
+    def read(self) -> tuple[HeadState, float, list[Job]]:
+        """Return the head's state, the seconds since it was written, and all jobs as `list_jobs` does."""
+        with _answers():  # before the state: a request that is accepted meanwhile is in both, and not in neither
+            requests = [each for each in self._documents.requests() if not isinstance(each, tuple)]
+        state, age = self.state()
+        answered = {job["metadata"].get(REQUEST) for job in state.jobs} | state.refused.keys()
+        pending = [each for each in requests if each.kind == RUN and each.id not in answered]
+        return state, age, [*state.jobs, *map(_requested, pending)]
+
+    def job(self, job_id: str) -> Job:
+        """Return a job, or the one that answers a request of this ID."""
+        if job := _find(self.list_jobs(), job_id):
+            return job
+        raise ResourceError(f"the head no longer lists job {job_id}; ray-on-ecs runs shows its run")
+
+    def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
+        """Request the run of a folder, and wait until the head has accepted it; return the job's ID.
+
+        Raises:
+            UsageError: The head refuses the request.
+            ResourceError: It does not accept it in time; the request is then withdrawn, and its secrets are deleted.
+        """
+        user, request = self._user(), uuid.uuid4().hex
+        try:
+            with _answers():  # also a write whose answer is lost may have succeeded
+                self._documents.write_request(user, RUN, request, uri=uri, metadata=dict(metadata))
+            return self._wait(partial(self._answer, request), is_patient=True)
+        except BaseException as end:
+            job = self._withdraw(user, request)
+            if job:
+                self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
+            elif job is not None and not isinstance(end, UsageError):  # a refused one may be that of another command
+                self._delete_secrets(metadata)
+            raise
+
+    def _withdraw(self, user: str, request: str) -> str | None:
+        """Withdraw a request; return the ID of its job if the head was faster, and None if that is not known."""
+        deadline = time.monotonic() + WITHDRAW_SECONDS
+        try:
+            with _answers():
+                self._documents.withdraw(user, request)
+            while found := _find(self.state()[0].jobs, request):
+                # Without a log it is about to start, or to be dropped, as its request is gone.
+                if found["log"] or found["status"] in ENDED or time.monotonic() > deadline:
+                    return str(found["submission_id"])
+                time.sleep(POLL_SECONDS)
+            return ""
+        except (HeadUnavailable, UsageError):  # there is not a head, or it is of another version
+            return ""
+        except ResourceError as cause:
+            self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
+            return None
+
+    def _delete_secrets(self, metadata: Mapping[str, str]) -> None:
+        uri, *names = stored_secrets(metadata) or [""]
+        if names:
+            with suppress(OSError, TrainingError):  # `rm` does it
+                self._secrets_of(uri).delete(names)
+
+    def _wait(self, found: Callable[[HeadState], str], *, is_patient: bool = False) -> str:
+        """Return what is found in the head's state, as soon as there is something; else ResourceError.
+
+        If it is patient, a bucket that does not answer is asked again.
+        """
+        deadline = time.monotonic() + ACCEPT_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                state, age = self.state()
+                if answer := found(state):
+                    return answer
+                reason = f"the head wrote its state {_ago(age)}" if age > SILENT_SECONDS else ""
+            except ResourceError as cause:
+                if not (is_patient or isinstance(cause, HeadUnavailable)):
+                    raise
+                reason = str(cause)
+            if reason:
+                self._say_once("waits", f"waiting for the head, which starts the run as soon as it is up ({reason})")
+            time.sleep(POLL_SECONDS)
+        raise ResourceError(
+            f"the head did not accept the run in {ACCEPT_SECONDS / 60:.0f} minutes; ray-on-ecs status shows why"
+        )
+
+    def _answer(self, request: str, state: HeadState) -> str:
+        """Return the ID of the job that answers a request, empty if there is none yet; UsageError for a refusal."""
+        if reason := state.refused.get(request):
+            raise UsageError(reason)
+        own = [job for job in state.jobs if job["metadata"].get(REQUEST) == request]
+        # A job without a log is recorded, and about to start: the head may still refuse it.
+        return next((job["submission_id"] for job in own if job["log"] or job["status"] in ENDED), "")
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(line)
+
+    def stop_job(self, job_id: str) -> None:
+        """Ask the head to stop a job."""
+        with _answers():
+            self._documents.write_request(self._user(), STOP, jobs=[job_id])
+
+    def check_requests(self) -> None:
+        """Send the head a request that asks for nothing; raise as the others do if the user may not."""
+        with _answers():
+            self._documents.write_request(self._user(), STOP, jobs=[])
+
+    def kill_job(self, job_id: str) -> bool:
+        """Return False: the head itself kills a job that does not end."""
+        return False
+
+    def log(self, job_id: str) -> str:
+        """Return the log of a job so far."""
+        parts: list[bytes] = []
+        job = self.job(job_id)
+        with _answers():
+            self._read_log(job, 0, parts.append)
+        return b"".join(parts).decode(errors="replace")
+
+    def tail(self, job_id: str, show: Callable[[bytes], None], offset: int = 0) -> None:
+        """Show a job's log from an offset, as it is written, until the job has ended.
+
+        Raises:
+            HeadUnavailable: The head is silent; the log goes on from the same offset.
+        """
+        looked_at, ended_at, read_at, job = 0.0, 0.0, 0.0, self.job(job_id)
+        while True:
+            if time.monotonic() - looked_at > STATE_SECONDS:
+                state, age = self.state()
+                if age > SILENT_SECONDS:
+                    raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
+                job = _find(state.jobs, job_id) or self._still_listed(job_id, job)
+                looked_at = time.monotonic()
+                ended_at = ended_at or (looked_at if job["status"] in ENDED else 0.0)
+                show(b"")
+            before = offset
+            with _answers():
+                offset = self._read_log(job, offset, show)
+            read_at = time.monotonic() if offset > before else read_at
+            # The rest was lost with its head.
+            is_late = ended_at and time.monotonic() - max(ended_at, read_at) > LAST_SECONDS
+            if job["status"] in ENDED and (is_late or offset >= (job.get("log_size") or 0)):
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _still_listed(self, job_id: str, job: Job) -> Job:
+        """Return a job that is not in the head's state; TrainingError if it was a request that is gone."""
+        if job["log"]:  # the head has forgotten it
+            return job
+        if found := _find(self.list_jobs(), job_id):
+            return found
+        refused = self._state.refused.get(job["metadata"].get(REQUEST, job_id))
+        raise TrainingError(refused or f"the request of run {job['metadata'].get('run_name')} was withdrawn")
+
+    def _read_log(self, job: Job, offset: int, show: Callable[[bytes], None]) -> int:
+        """Show the parts of a log from an offset; return the next one."""
+        while job["log"] and (part := self._documents.read_log(job["log"], offset)):
+            show(part)
+            offset += len(part)
+        return offset
+
+
+def _find(jobs: Sequence[Job], job_id: str) -> Job | None:
+    """Return the last job of an ID, or the first one that answers a request of this ID."""
+    of_id = [job for job in jobs if job["submission_id"] == job_id]
+    answers = [job for job in jobs if job["metadata"].get(REQUEST) == job_id]
+    return next(iter([*of_id[::-1], *answers]), None)
+
+
+def _requested(request: Request) -> Job:
+    """Return the job of a request that the head has not accepted yet."""
+    times: dict[str, Any] = {"start_time": int(1000 * request.time), "end_time": None}
+    unknown = {"uri": "", "log": "", "driver_exit_code": None, "message": None, "is_interrupted": False}
+    metadata = {**request.content["metadata"], "owner": request.owner, REQUEST: request.id}
+    return {"submission_id": request.id, "metadata": metadata, "status": PENDING, **times, **unknown}
+
+
+def _ago(seconds: float) -> str:
+    return f"{timedelta(seconds=round(seconds))} ago"
+
+
+@contextmanager
+def _answers() -> Generator[None]:
+    """Raise a storage's fault as an error of the command."""
+    try:
+        yield
+    except StorageFault as cause:
+        raise cause.error from cause
