@@ -17,7 +17,7 @@ from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, session
 from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
-from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, StackCluster, choose
+from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, RemoteCluster, StackCluster, choose
 from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.stack import Stack, find
@@ -238,6 +238,8 @@ def cluster(findings: Findings) -> str:
     """Find the cluster that the flags or the environment name."""
     try:
         findings.cluster = choose(**findings.flags)
+        if isinstance(findings.cluster, RemoteCluster):
+            return f"{findings.cluster.cluster_name}, by {findings.cluster.name}"
     except UsageError as cause:
         raise Problem(str(cause)) from cause
     return findings.cluster.name

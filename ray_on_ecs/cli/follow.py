@@ -96,11 +96,12 @@ class Follower:
         while True:
             held.tail(self._job, self._show, self._offset)
             job = held.job(self._job)
+            self._job = job["submission_id"]  # in the place of a request's ID
             if job["status"] not in ENDED:
                 raise ResourceError("the log ended before the job")
             successor = resubmitted(held, self._run, job)
             if successor is None:
-                return job
+                return held.job(self._job)  # a user may have stopped it meanwhile
             lost = self._job
             self._begin(successor)
             say(f"job {lost} lost its driver; the head has submitted run {self._name} again as job {successor}")

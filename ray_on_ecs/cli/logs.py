@@ -30,14 +30,16 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
         held = cluster.jobs(note)
         jobs = jobs_of(cluster, held, run, "logs")
         active = [job_id for job_id, job in jobs.items() if job["status"] not in ENDED]
-        if not (follow and active):
-            text = "".join(held.log(job_id) for job_id in jobs)
+        shown = [job_id for job_id in jobs if not (follow and job_id in active[-1:])]
+        text = "".join(held.log(job_id) for job_id in shown)
     except (Elsewhere, ResourceError) as fault:
         jobs, cause = {}, fault
     else:
         if follow and active:
             from ray_on_ecs.cli.follow import Follower
 
+            if text and not tail:
+                _print(text, None)
             metadata = jobs[active[-1]]["metadata"]
             return Follower(cluster, held, {key: metadata[key] for key in RUN if key in metadata}).follow(active[-1])
     _print(text or _stored(cluster, run, cause), tail)

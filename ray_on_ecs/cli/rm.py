@@ -65,7 +65,11 @@ def _delete_named(cluster: Cluster, runs: Sequence[str]) -> None:
             raise UsageError(f"{name}: is a folder without a run in {cluster.storage_path}; delete it yourself")
         if name in busy:
             unknown = " as far as is known" if jobs is None else ""
-            may_be_dead = cluster.is_here and name not in under_way(jobs, listed.storage.uri)
+            may_be_dead = jobs is not None and name not in under_way(jobs, listed.storage.uri)
+            if may_be_dead and not cluster.is_here:  # after the loss of its head
+                raise UsageError(
+                    f"run {name} may be under way, as it has just been written; try again in {LOST_SECONDS:.0f} s"
+                )
             killed = f"; if it was killed, try again in {LOST_SECONDS:.0f} s" if may_be_dead else ""
             raise UsageError(f"run {name} is under way{unknown}; {cluster.command(f'stop {name}')} ends it{killed}")
     for name, storage in folders.items():

@@ -174,11 +174,14 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     """
     from ray_on_ecs.run import document
     from ray_on_ecs.run.run_secrets import check_repeated
+    from ray_on_ecs.storage.bucket import NoBucket
     from ray_on_ecs.tracking.results import check_not_finished
 
     try:
         check_not_finished(storage)
         earlier = document.read_earlier(of_document)
+    except NoBucket as cause:
+        raise UsageError(one_line(cause)) from cause
     except OSError as cause:
         cure = "give another folder as --storage-path" if storage.is_local else "try again"
         raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); {cure}") from cause

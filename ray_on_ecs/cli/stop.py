@@ -30,7 +30,7 @@ def command(cluster: Cluster, run: str | None, stops_all: bool) -> int:
     jobs = cluster.jobs(note)
     was_under_way = stop_run(cluster, jobs, run) if run else _stop_all(cluster, jobs)
     if not run:
-        note("all submitted jobs are stopped" if was_under_way else "no submitted job is under way")
+        note("all runs are stopped" if was_under_way else "there is not a run under way")
     elif was_under_way:
         note(f"run {run} is stopped; the same ray-on-ecs run with --run-name {run} starts it again with its files")
     else:
@@ -44,12 +44,12 @@ def stop_run(cluster: Cluster, head: Jobs, run: str) -> bool:
 
 
 def _stop_all(cluster: Cluster, head: Jobs) -> bool:
-    """Stop all jobs; return True if one was under way. Raises as `_stop` does."""
+    """Stop all runs; return True if one was under way. Raises as `_stop` does."""
     running = {job["submission_id"]: job for job in filter(goes_on, head.list_jobs())}
-    for job_id, job in running.items():
+    for job in running.values():
         owner = "" if cluster.is_here else job["metadata"].get(OWNER)
-        note(f"stopping job {job_id}" + (f" of {one_line(owner)}" if owner else ""))
-    return _stop(cluster, head, running, counted(len(running), "job"))
+        note(f"stopping run {job['metadata'].get('run_name')}" + (f" of {one_line(owner)}" if owner else ""))
+    return _stop(cluster, head, running, counted(len(running), "run"))
 
 
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
@@ -86,10 +86,12 @@ def _wait_for_end(head: Jobs, jobs: Collection[Job], what: str) -> None:
         return job["submission_id"] in ids or any(is_of(job, run) for run in runs)
 
     deadline = time.monotonic() + head.stop_seconds
-    if head.is_away():
-        note(f"waiting for the head, which stops {what} as soon as it is up")
+    said = False
     with out.status(f"stopping {what}"):
         while going_on := [job["submission_id"] for job in head.list_jobs() if goes_on(job) and is_meant(job)]:
+            if not said and head.is_away():
+                note(f"waiting for the head, which stops {what} as soon as it is up")
+                said = True
             for job_id in going_on if time.monotonic() > deadline else ():
                 if not head.kill_job(job_id):
                     late = f"job {job_id} has not ended in {head.stop_seconds:.0f} s"

@@ -353,13 +353,12 @@ class BucketCluster(RemoteCluster):
             return str(self._given)
         if len(names) == 1 and not self._given:
             return names[0]
-        choice = ", ".join(f"s3://{self.bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
-        way_out = f"give one of {choice}" if names else "pulumi up creates a cluster, whose head then writes its state"
-        bucket = f"s3://{self.bucket}"
-        count = f"{bucket} has {counted(len(names), 'cluster')}"
-        raise UsageError(
-            f"{CLUSTER_VARIABLE}: {f'{bucket} has not a cluster {self._given}' if self._given else count}; {way_out}"
-        )
+        choice = " or ".join(f"s3://{self.bucket}/{CLUSTERS_PREFIX}/{name}" for name in names)
+        way_out = f"give {choice}" if names else "pulumi up creates a cluster, whose head then writes its state"
+        what = f"cluster {self._given} is not in s3://{self.bucket}"
+        if not self._given:
+            what = f"s3://{self.bucket} has {counted(len(names), 'cluster')}"
+        raise UsageError(f"{CLUSTER_VARIABLE}: {what}; {way_out}")
 
     def secrets_of(self, uri: str) -> secrets.Store:
         return secrets.parameters(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.config import OWNER
 from ray_on_ecs.errors import UsageError, one_line
-from ray_on_ecs.jobs.record import RUNNING, Job, goes_on
+from ray_on_ecs.jobs.record import RUNNING, STOPPED, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import total_usd
@@ -80,11 +80,17 @@ class Folders:
 
         The jobs are Ray's, or None if the head can't be reached.
         """
+        jobs = list(jobs or ())
         of_runs = under_way(jobs, self.storage.uri)
+        ended = {
+            job["submission_id"]: job
+            for job in jobs
+            if not goes_on(job) and is_below(job["metadata"], self.storage.uri)
+        }
         new = [name for name in of_runs if name not in self.files]
         changed = sorted(self.files, key=lambda name: _newest(self.files[name].values()), reverse=True)
         with ThreadPoolExecutor(READERS) as readers:
-            runs = list(readers.map(lambda name: self._run(name, of_runs.get(name)), [*new, *changed][:limit]))
+            runs = list(readers.map(lambda name: self._run(name, of_runs.get(name), ended), [*new, *changed][:limit]))
         return sorted(runs, key=lambda run: (run.started or "", run.name), reverse=True)
 
     def is_locked(self, name: str) -> bool:
@@ -97,14 +103,14 @@ class Folders:
 
         return layout.LOCK in self.files.get(name, {}) and has_dead_owner(self.storage.sibling(name))
 
-    def _run(self, name: str, job: Job | None) -> RunInfo:
+    def _run(self, name: str, job: Job | None, ended: Mapping[str, Job]) -> RunInfo:
         files = self.files.get(name, {})
         try:
             if job is not None and not files:
                 owner = _text((job.get("metadata") or {}).get(OWNER))
                 run = RunInfo(name=name, state="starting", owner=owner, started=_iso((job["start_time"] or 0) / 1000))
             else:
-                run = self._of_folder(name, files, job)
+                run = self._of_folder(name, files, job, ended)
             seconds = None
             if run.started:
                 seconds = max(self.now - datetime.fromisoformat(run.started).timestamp(), 0.0)
@@ -113,20 +119,30 @@ class Folders:
             return RunInfo(name=name, state="unreadable", started=last_write, updated=last_write)
         return replace(run, started_seconds_ago=seconds, job=job["submission_id"] if job else run.job)
 
-    def _of_folder(self, name: str, files: Mapping[str, StoredFile], job: Job | None) -> RunInfo:
+    def _of_folder(
+        self, name: str, files: Mapping[str, StoredFile], job: Job | None, ended: Mapping[str, Job]
+    ) -> RunInfo:
         if layout.STATUS in files:
             status = self.storage.sibling(name).read_json(layout.STATUS) or {}
             started = _iso(datetime.fromisoformat(status["started"]).timestamp())
         else:  # a driver may be killed before it writes its status
             status = {"state": "training" if layout.LOCK in files else "interrupted"}
             started = _iso(_newest([files[layout.SETTINGS]] if layout.SETTINGS in files else files.values()))
+        own = ended.get(str(status.get("job")))  # its driver is gone, though it may have written a moment ago
+        if own and own["status"] == STOPPED and status["state"] in layout.UNDER_WAY:
+            status = {**status, "state": "interrupted"}
         last_write = _newest([files[file] for file in (layout.STATUS, layout.LOCK) if file in files] or files.values())
         step, workers, metrics = finite(status.get("step")), finite(status.get("workers")), status.get("metrics")
         if isinstance(metrics, dict):
             metrics = {key: value for key, value in metrics.items() if finite(value) is not None}
         return RunInfo(
             name=name,
-            state=_state(status, files, job, is_silent=self.now - last_write > LOST_SECONDS or self._was_killed(name)),
+            state=_state(
+                status,
+                files,
+                job,
+                is_silent=own is not None or self.now - last_write > LOST_SECONDS or self._was_killed(name),
+            ),
             owner=_text(status.get("owner")),
             behind=_text(status.get("behind")),
             step=None if step is None else int(step),

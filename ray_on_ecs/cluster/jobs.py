@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.machine import MachineJobs
-from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, STOPPED, Job, is_of, under_way, was_lost
+from ray_on_ecs.jobs.record import (
+    MAX_RESUBMISSIONS,
+    RESUBMISSIONS,
+    STOPPED,
+    Job,
+    is_lost,
+    is_of,
+    number_in,
+    under_way,
+    was_lost,
+)
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.signals import SIGNALLED
 from ray_on_ecs.storage import layout
@@ -82,9 +92,9 @@ def resubmitted(jobs: Jobs, run: Mapping[str, str], lost: Job) -> str | None:
     while time.monotonic() < deadline:
         listed = of_run(jobs.list_jobs(), run)
         for job_id, job in listed.items():
-            if job["start_time"] > lost["start_time"]:
+            if job["start_time"] > lost["start_time"] and number_in(job["metadata"], RESUBMISSIONS) > 0:
                 return job_id
-        if listed.get(lost["submission_id"], {}).get("is_settled"):  # it was lost too often
+        if not is_lost(listed.get(lost["submission_id"], lost)):  # it was lost too often, or a user has stopped it
             return None
         if jobs.is_away() and time.monotonic() < latest:
             deadline = time.monotonic() + RESUBMISSION_SECONDS
@@ -114,7 +124,7 @@ def driver_exit_status(job_id: str, job: Job, storage: RunStorage, way_on: Calla
     if state == "finished":
         say(f"run {storage.run_name} is finished, although job {job_id} {how}; results in {storage.uri}")
         return 0
-    if status is None and job["status"] == STOPPED:
+    if job["status"] == STOPPED:
         raise Interrupted(f"job {job_id} was stopped; {way_on()}")
     if status is None and state in ("failed", "interrupted"):  # the log says why
         return TrainingError.exit_status if state == "failed" else Interrupted.exit_status

@@ -18,7 +18,9 @@ from ray_on_ecs.jobs.record import ENDED, FAILED, PENDING, REQUEST, Job, stored_
 from ray_on_ecs.storage.bucket import StorageFault
 
 # A head writes its state every 10 s. After these times it may be away, and is silent.
-AWAY_SECONDS, SILENT_SECONDS = 20.0, 60.0
+AWAY_SECONDS, SILENT_SECONDS = 20.0, 35.0
+# A head that is there answers a request sooner.
+ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.5
 STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
 # For each next part of the log of a job that has ended.
@@ -132,6 +134,7 @@ class RemoteJobs:
             if job:
                 self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
             elif job is not None and not isinstance(end, UsageError):  # a refused one may be that of another command
+                self._say(f"the request of run {metadata['run_name']} is withdrawn")
                 self._delete_secrets(metadata)
             raise
 
@@ -164,13 +167,14 @@ class RemoteJobs:
 
         If it is patient, a bucket that does not answer is asked again.
         """
-        deadline = time.monotonic() + ACCEPT_SECONDS
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < ACCEPT_SECONDS:
             try:
                 state, age = self.state()
                 if answer := found(state):
                     return answer
-                reason = f"the head wrote its state {_ago(age)}" if age > SILENT_SECONDS else ""
+                is_late = age > SILENT_SECONDS or waited > ANSWER_SECONDS
+                reason = f"the head wrote its state {_ago(age)}" if is_late else ""
             except ResourceError as cause:
                 if not (is_patient or isinstance(cause, HeadUnavailable)):
                     raise

@@ -4,11 +4,13 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, requires, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster import clusters
@@ -29,8 +31,30 @@ Start = Callable[..., subprocess.Popen[str]]
 Type = Callable[..., tuple[int, str, str]]
 CLUSTER = f"s3://{BUCKET}/{CLUSTERS_PREFIX}/laptop"
 STORAGE = f"s3://{BUCKET}/runs"
-# Programs and packages of the head, which a user's machine lacks.
-ABSENT = ("ray", "torch", "pulumi")
+
+
+def absent() -> list[str]:
+    """The packages that a user's machine lacks: `pip install ray-on-ecs` brings only its dependencies, and theirs."""
+    needed, new = set[str](), {"ray-on-ecs"}
+    while new:
+        needed |= new
+        wanted = [Requirement(text) for name in new for text in requires(name) or ()]
+        found = {
+            canonicalize_name(each.name) for each in wanted if not each.marker or each.marker.evaluate({"extra": ""})
+        }
+        new = found - needed
+    ours = {"ray_on_ecs", "tests"}
+    of_packages = packages_distributions().items()
+    return [
+        name
+        for name, given in of_packages
+        if name.isidentifier()
+        and name[0] != "_"
+        and name not in ours
+        and not needed & set(map(canonicalize_name, given))
+    ]
+
+
 # The command, which gives up a request to S3 sooner.
 IMPATIENT = """
 import sys
@@ -80,7 +104,7 @@ def laptop(environment: dict[str, str], proxy: FlakyProxy, head: RayHead, tmp_pa
     bin, site = tmp_path / "bin", tmp_path / "site"
     for folder in (bin, site, tmp_path / "home"):
         folder.mkdir()
-    for name in ABSENT:
+    for name in absent():
         (site / f"{name}.py").write_text(f"raise ImportError('{name} is not on this machine')\n")
     own = {
         "PATH": str(bin),

@@ -221,4 +221,4 @@ def test_detached_run_goes_on_until_it_is_stopped(laptop: Start, tmp_path: Path)
     assert not scripts("train.py", tmp_path)
     assert typed("stop", "--local", "left")[0] == 2
     status, _, err = typed("stop", "--local", "--all")
-    assert (status, err) == (0, "no submitted job is under way\n")
+    assert (status, err) == (0, "there is not a run under way\n")

@@ -215,7 +215,7 @@ def test_run_of_a_killed_command_is_followed_and_stopped(start: Start, run: Run,
     for command in (follower, second):
         assert command.wait(SECONDS) == 130
     assert run("stop", "mine")[0] == 2
-    assert run("stop", "--all") == (0, "", "no submitted job is under way\n")
+    assert run("stop", "--all") == (0, "", "there is not a run under way\n")
     assert run("rm", "mine") == (0, "", "run mine is deleted\n")
 
 
@@ -229,7 +229,7 @@ def test_detached_run_goes_on(run: Run) -> None:
     line = "run mine is already active as job mine, with the flags of its first command: nothing is submitted\n"
     assert (status, out) == (0, line), err
     status, _, err = run("stop", "--all")
-    assert (status, err) == (0, "stopping job mine\nall submitted jobs are stopped\n")
+    assert (status, err) == (0, "stopping run mine\nall runs are stopped\n")
     status, out, _ = run("run", "--detach", "--json", *MINE, "0")
     assert (status, json.loads(out)["job"]) == (0, "mine.2")
 

@@ -311,7 +311,7 @@ def test_run_is_stopped_with_its_secrets(laptop: Laptop, heads: Heads, words: tu
     assert any("TOKEN" in name for name in names)
     status, _, err = run(laptop, "stop", *words)
     assert status == 0, err
-    assert words == ("mine",) or err.startswith("stopping job mine of ")  # IAM's identity
+    assert words == ("mine",) or err.startswith("stopping run mine of ")  # IAM's identity
     assert heads.listed["mine"]["status"] == "STOPPED"
     names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert not any("TOKEN" in name for name in names)
@@ -391,7 +391,7 @@ def test_stop_on_a_silent_head_says_that_it_waits(
     laptop.head.jobs, laptop.head.silent_seconds = ["RUNNING"], 240
     laptop.put_state()
     status, _, err = run(laptop, "stop", *words)
-    what = "1 job" if words == ("--all",) else "run run-0"
+    what = "1 run" if words == ("--all",) else "run run-0"
     assert f"waiting for the head, which stops {what} as soon as it is up\n" in err
     assert err.endswith("job run-0 has not ended in 0 s; the head stops it once it is up\n")
     assert status == 3
@@ -419,8 +419,8 @@ def test_interrupted_stop_says_that_it_goes_on(laptop: Laptop, heads: Heads, mon
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("s3://{bucket}/clusters/typo", "s3://{bucket} has not a cluster typo; give one of s3://{bucket}/clusters/"),
-        ("s3://{bucket}", "s3://{bucket} has 2 clusters; give one of s3://{bucket}/clusters/"),
+        ("s3://{bucket}/clusters/typo", "cluster typo is not in s3://{bucket}; give s3://{bucket}/clusters/"),
+        ("s3://{bucket}", "s3://{bucket} has 2 clusters; give s3://{bucket}/clusters/"),
     ],
 )
 @pytest.mark.parametrize("words", [("stop", "x"), ("run", "--detach", *RUN[1:])])

@@ -114,7 +114,7 @@ def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
     assert line.startswith("ray-on-ecs: the head's task is not running: it is starting or being replaced")
 
 
-@pytest.mark.parametrize(("seconds", "says"), [(59, None), (240, "silent: this is its state of 0:04:0")])
+@pytest.mark.parametrize(("seconds", "says"), [(34, None), (240, "silent: this is its state of 0:04:0")])
 def test_state_of_a_silent_head_has_its_age(stack: Laptop, seconds: float, says: str | None) -> None:
     stack.head.silent_seconds = seconds
     stack.head.add_worker(used=1.0)

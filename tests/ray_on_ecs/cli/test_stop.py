@@ -56,11 +56,11 @@ def test_all_lists_and_stops_every_job(head: Jobs, capsys: pytest.CaptureFixture
     assert main(["stop", "--local", "--all"]) == 0
     lines = capsys.readouterr().err.splitlines()
     stopped = ["first", "second"]
-    assert sorted(lines[:2]) == [f"stopping job {job_id}" for job_id in stopped]
-    assert lines[2:] == ["all submitted jobs are stopped"]
+    assert sorted(lines[:2]) == [f"stopping run {job_id}" for job_id in stopped]
+    assert lines[2:] == ["all runs are stopped"]
     assert {job_id for job_id, state in head.states.items() if state == "STOPPED"} == set(stopped)
     assert main(["stop", "--local", "--all"]) == 0
-    assert capsys.readouterr().err == "no submitted job is under way\n"
+    assert capsys.readouterr().err == "there is not a run under way\n"
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "first")], ids=["neither", "both"])

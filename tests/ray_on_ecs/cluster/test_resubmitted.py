@@ -11,7 +11,7 @@ import pytest
 from ray_on_ecs.cluster import jobs
 from ray_on_ecs.jobs import remote
 from ray_on_ecs.jobs.documents import Documents, HeadState
-from ray_on_ecs.jobs.record import FAILED, MAX_RESUBMISSIONS, RUNNING, STOPPED, Job
+from ray_on_ecs.jobs.record import FAILED, MAX_RESUBMISSIONS, RESUBMISSIONS, RUNNING, STOPPED, Job
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.storage.disk import Disk
 
@@ -45,7 +45,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def job(number: int = 1, **more: Any) -> Job:
-    own = {"submission_id": f"mine.{number}", "metadata": {**RUN, MAX_RESUBMISSIONS: "3"}, "start_time": number}
+    metadata = {**RUN, MAX_RESUBMISSIONS: "3", RESUBMISSIONS: str(number - 1)}
+    own = {"submission_id": f"mine.{number}", "metadata": metadata, "start_time": number}
     ends = {"status": RUNNING, "end_time": None, "driver_exit_code": None, "message": None, "is_interrupted": False}
     return {**own, **ends, "uri": "", "log": f"log-{number}", **more}
 
@@ -105,3 +106,18 @@ def test_follower_gives_up_if_no_head_comes(place: Place, monkeypatch: pytest.Mo
 def test_follower_of_a_run_that_is_not_submitted_again_does_not_wait(place: Place, ended: dict[str, Any]) -> None:
     place.write(job(**ended))
     assert jobs.resubmitted(place.jobs, RUN, job(**ended)) is None
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        (job(**KILLED, is_settled=True),),
+        (job(status=STOPPED, driver_exit_code=-9),),
+        (job(**KILLED, is_settled=True), job(2, metadata={**RUN, MAX_RESUBMISSIONS: "3"})),  # the user's own
+    ],
+)
+def test_follower_of_a_lost_run_that_is_stopped_or_settled_does_not_wait(place: Place, later: tuple[Job, ...]) -> None:
+    place.write(*later)
+    began = time.monotonic()
+    assert jobs.resubmitted(place.jobs, RUN, job(**KILLED)) is None
+    assert time.monotonic() - began < LIMIT

@@ -257,8 +257,9 @@ def test_wait_for_a_silent_head_says_so_once(place: Place, monkeypatch: pytest.M
     monkeypatch.setattr(remote, "ACCEPT_SECONDS", 0.3)
     with pytest.raises(ResourceError):
         place.user().submit(str(place.folder / "mine"), place.metadata())
-    [line] = place.said
+    line, withdrawn = place.said
     assert "the head has not written its state yet" in line
+    assert withdrawn == "the request of run mine is withdrawn"
 
 
 def test_stopped_run_ends_and_stays_stopped(place: Place) -> None:

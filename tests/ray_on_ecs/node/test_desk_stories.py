@@ -144,6 +144,23 @@ def test_lost_run_is_not_resubmitted_before_the_stops_are_read(place: Place, mon
     assert len(place.starts()) == 1
 
 
+def test_run_goes_on_over_three_heads_with_empty_disks(place: Place) -> None:
+    for number in range(3):
+        head = begun(place) if number == 0 else place.head()
+        work(head, lambda number=number: len(place.starts()) == number + 1)
+        work(head, lambda: [*place.listed().values()][-1]["status"] == "RUNNING")
+        place.lose_head()
+    last = place.head()
+    work(last, lambda: len(place.starts()) == 4)
+    place.end()
+    work(last, lambda: place.listed()["mine.4"]["status"] == "SUCCEEDED")
+    looks(last)
+    assert [(name, job["status"]) for name, job in place.listed().items()] == [
+        *((name, "FAILED") for name in ("mine", "mine.2", "mine.3")),
+        ("mine.4", "SUCCEEDED"),
+    ]
+
+
 def test_state_is_that_of_the_head_before_until_ray_is_up(place: Place) -> None:
     begun(place)
     place.lose_head()
