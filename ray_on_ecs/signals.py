@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Added to the number of a signal, as in a shell.
@@ -56,6 +58,22 @@ def stoppable() -> Generator[None]:
             signal.signal(number, stop)
     try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def keys_for(arguments: Sequence[str], **options: Any) -> Generator[subprocess.Popen[Any]]:
+    """Run a program that gets the keys that send signals, and that this process does not react to until the block ends.
+
+    They have handlers and are not ignored: a program inherits what is ignored. They are set first: it may be faster.
+    """
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        with subprocess.Popen(arguments, **options) as process:
+            yield process
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

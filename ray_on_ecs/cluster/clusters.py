@@ -30,6 +30,7 @@ from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.rules import is_run_name
+from ray_on_ecs.signals import keys_for
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class StackCluster(RemoteCluster):
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         from ray_on_ecs.cluster.session import started
 
-        return started(self._stack, self._stack.shell_document)
+        return started(self._stack, self._stack.shell_document, program=keys_for)
 
 
 class HeadCluster(Cluster):
@@ -262,7 +263,7 @@ class HeadCluster(Cluster):
         for name in ("NO_PROXY", "no_proxy"):  # a proxy would read the token, and can't reach this machine
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return subprocess.Popen([os.environ.get("SHELL", "sh")])
+        return keys_for([os.environ.get("SHELL", "sh")])
 
 
 class LocalCluster(HeadCluster):
@@ -414,7 +415,7 @@ class ComposeCluster(BucketCluster):
         return {**super().s3_options(), **keys, "region_name": "us-east-1", "endpoint_url": COMPOSE_S3}
 
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
-        return subprocess.Popen(["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"])
+        return keys_for(["docker", "compose", "--file", "docker/compose.yaml", "exec", "head", "bash"])
 
 
 def choose(stack: str | None, outputs: str | None, *, local: bool | None, compose: bool | None) -> Cluster:

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, Any
 
 from ray_on_ecs.cluster import aws
@@ -44,9 +44,13 @@ def plugin_version() -> str:
 
 @contextmanager
 def started(
-    stack: Stack, document: str, parameters: dict[str, list[str]] | None = None, **options: Any
+    stack: Stack,
+    document: str,
+    parameters: dict[str, list[str]] | None = None,
+    program: Callable[..., AbstractContextManager[subprocess.Popen[Any]]] = subprocess.Popen,
+    **options: Any,
 ) -> Generator[subprocess.Popen[Any]]:
-    """Start a session by a document; yields the plugin's process, which is started with options of Popen."""
+    """Start a session by a document; yields the plugin's process, which `program` starts with these options."""
     version, environment = plugin_version(), aws.variables()
     request: dict[str, Any] = {"Target": aws.head_instance(stack), "DocumentName": document}
     if parameters:
@@ -58,8 +62,8 @@ def started(
     arguments = (response, stack.region, "StartSession", "", json.dumps(request), aws.endpoint("ssm", stack))
     process = None
     try:
-        process = subprocess.Popen([PLUGIN, *arguments], env=environment, **options)
-        yield process
+        with program([PLUGIN, *arguments], env=environment, **options) as process:
+            yield process
     finally:
         if process is None or process.poll() != 0:  # otherwise the plugin has ended the session in AWS
             with suppress(TrainingError):
@@ -93,7 +97,12 @@ def forwarded_port(stack: Stack, host: str, port: int) -> Generator[int]:
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": ["0"]}
     with tempfile.TemporaryFile("w+") as output:
         # A new process group: Ctrl-C goes to the command only, which then closes the session.
-        options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "start_new_session": True}
+        options: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": output,
+            "stderr": output,
+            "start_new_session": True,
+        }
         with started(stack, stack.forward_document, parameters, **options) as process:
             try:
                 yield _opened_port(process, output)

@@ -307,10 +307,10 @@ class Laptop(Account):
         """Refuse operations of S3, whose paths may have {bucket}."""
         self.front.refused |= {operation.format(**self.outputs) for operation in operations}
 
-    def put_run(self, name: str, state: str = "failed", *, silent_seconds: float = 0.0) -> None:
+    def put_run(self, name: str, state: str = "failed", *, silent_seconds: float = 0.0, **status: Any) -> None:
         """Write the folder of a run in this state."""
         s3, bucket, key = self.aws("s3"), self.outputs["bucket"], f"runs/{name}/status.json"
-        status = {"state": state, "started": datetime.now(UTC).isoformat()}
+        status = {"state": state, "started": datetime.now(UTC).isoformat(), **status}
         s3.put_object(Bucket=bucket, Key=key, Body=json.dumps(status))
         self.undo.callback(s3.delete_object, Bucket=bucket, Key=key)
         self._age(key, silent_seconds)

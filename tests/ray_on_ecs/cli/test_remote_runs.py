@@ -303,6 +303,45 @@ def test_driver_that_is_killed_is_followed_to_its_successor(laptop: Laptop, head
     assert out.endswith(f"{lost}begins \N{EURO SIGN}\nends\n"), out
 
 
+def test_log_of_a_run_is_followed_from_its_first_job(laptop: Laptop, heads: Heads) -> None:
+    heads.start()
+    assert run(laptop, "run", "--detach", *RUN[1:])[0] == 0
+    until(lambda: heads.log("mine"))
+    heads.lose()
+    heads.start()
+    until(lambda: heads.log("mine.2"))
+    heads.end()
+    status, out, err = run(laptop, "logs", "--follow", "mine")
+    assert status == 0, err
+    assert out.count("begins") == 2
+    assert out.endswith("begins \N{EURO SIGN}\nends\n")
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({"status": "STOPPED"}, "interrupted"),
+        ({"status": "FAILED", "is_settled": True}, "lost"),
+        ({"status": "FAILED", "driver_exit_code": 1}, "lost"),
+        ({"status": "RUNNING"}, "training"),
+        ({"status": "STOPPED", "submission_id": "mine.2"}, "training"),
+        ({"status": "STOPPED", "metadata": {"run_name": "mine", "storage_path": "s3://other/runs"}}, "training"),
+    ],
+)
+def test_run_whose_job_has_ended_is_not_shown_as_under_way(
+    laptop: Laptop, heads: Heads, changed: dict[str, Any], state: str
+) -> None:
+    """Its head was lost a moment ago, and its status says that it trains."""
+    bucket = laptop.outputs["bucket"]
+    metadata = {"run_name": "mine", "storage_path": f"s3://{bucket}/runs"}
+    heads.documents.write_head(HeadState(jobs=[{**job("mine", metadata=metadata), **changed}]), None)
+    laptop.put_run("mine", "training", job="mine")
+    [listed] = [each for each in json.loads(run(laptop, "runs", "--json")[1]) if each["name"] == "mine"]
+    assert listed["state"] == state
+    status, _, err = run(laptop, "rm", "mine")
+    assert (status, "under way" in err) == ((2, True) if state == "training" else (0, False)), err
+
+
 @pytest.mark.parametrize("words", [("mine",), ("--all",)], ids=["one", "all"])
 def test_run_is_stopped_with_its_secrets(laptop: Laptop, heads: Heads, words: tuple[str, ...]) -> None:
     heads.start()
