@@ -30,7 +30,7 @@ class Follower:
 
     Args:
         cluster: The cluster of the run.
-        jobs: What has its jobs.
+        jobs: The jobs of the cluster.
         run: Metadata that all jobs of the run share.
     """
 

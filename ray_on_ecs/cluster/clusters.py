@@ -81,7 +81,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
-        """Return what has the jobs; `say` prints a line about a wait."""
+        """Return the jobs of the cluster; `say` prints a line about a wait."""
 
     @contextmanager
     def connect_to_ray(self) -> Generator[Head]:

@@ -32,7 +32,7 @@ DEFAULT_MAX_RESUBMISSIONS = 3  # in a row
 RESUBMISSION_SECONDS, HEAD_SECONDS = 30.0, 900.0
 POLL_SECONDS = 1.0  # a user waits
 
-# What has the jobs.
+# The jobs of this machine, or of a cluster's head.
 Jobs = MachineJobs | RemoteJobs
 # Writes the document of a run, and returns metadata of its job.
 WriteDocument = Callable[[], dict[str, str]]

@@ -171,7 +171,7 @@ class Documents:
         self.store.delete(self.path(REQUESTS, user, f"{request}.json"))
 
     def write_log(self, log: str, offset: int, content: bytes) -> None:
-        """Write a part of a log. What is at an offset only ever grows: a reader may have read it already."""
+        """Write a part of a log. The part at an offset only grows: a reader may have read it already."""
         self._write(self.path(LOGS, log, f"{offset:015d}"), content)
 
     def read_log(self, log: str, offset: int) -> bytes:

@@ -37,6 +37,9 @@ SECRETS = "secrets"
 # The ID of the request that the job answers.
 REQUEST = "request"
 
+# A run whose head has been away for longer (s) is not continued; nor is a request that no head has accepted since.
+DAY = 86400.0
+
 PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"
 ENDED = {STOPPED, SUCCEEDED, FAILED}
 # Exit codes of a driver that was killed or crashed. SIGINT and SIGTERM are not among them: they are a user's stop.

@@ -14,7 +14,7 @@ from typing import Any
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
-from ray_on_ecs.jobs.record import ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets
+from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets
 from ray_on_ecs.storage.bucket import StorageFault
 
 # A head writes its state every 10 s. After these times it may be away, and is silent.
@@ -26,7 +26,6 @@ STATE_SECONDS = 2.0  # between two looks at the state while a log is followed
 # For each next part of the log of a job that has ended.
 LAST_SECONDS = 15.0
 WITHDRAW_SECONDS = 10.0  # for the head to start a driver
-DAY = 86400.0
 # A head that is starting pulls its image first.
 ACCEPT_SECONDS = 1800.0
 

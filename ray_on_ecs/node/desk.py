@@ -28,7 +28,7 @@ from ray_on_ecs.errors import TrainingError, failure_of
 from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
-from ray_on_ecs.jobs.record import ENDED, REQUEST, Job, is_lost, is_of, key_of, next_id, number_in
+from ray_on_ecs.jobs.record import DAY, ENDED, REQUEST, Job, is_lost, is_of, key_of, next_id, number_in
 from ray_on_ecs.node import labels
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,6 @@ PRUNE_SECONDS = 3600.0
 PART_BYTES, PARTS_AT_ONCE, MERGED_PARTS = 2**20, 8, 60
 SECRETS_SECONDS = 60.0  # until secrets that could not be deleted are tried again
 LOCK_SECONDS = 5.0  # for a command in the head's shell that submits a run; the next look tries again
-# A request that no head has accepted in this time is dropped, and a run whose head has been away for longer is not
-# continued.
-DAY = 86400.0
 # A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
 # waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
 PROGRESS_SECONDS = 2.0 * WORKER_TIMEOUT
@@ -281,15 +278,18 @@ class Desk:
     @staticmethod
     def _job(job_id: str, uri: str, metadata: Mapping[str, str]) -> Job:
         """Return the job of a driver that is about to start."""
-        job: Job = {
+        return {
             "submission_id": job_id,
             "metadata": dict(metadata),
             "uri": uri,
             "log": "",
             "status": record.PENDING,
+            "start_time": int(1000 * time.time()),
+            "end_time": None,
+            "driver_exit_code": None,
+            "message": None,
+            "is_interrupted": False,
         }
-        job |= {"start_time": int(1000 * time.time()), "end_time": None}
-        return {**job, "driver_exit_code": None, "message": None, "is_interrupted": False}
 
     def _stop(self, wanted: str) -> None:
         """Stop a job, by its ID or its request's, and those that continue it; a lost one is not submitted again."""
@@ -318,9 +318,10 @@ class Desk:
 
     def _resubmit_lost(self) -> None:
         """Submit each run whose last job lost its driver or its head, up to `max_resubmissions` times in a row."""
-        self._settle(self._list())
+        jobs = self._list()
+        self._settle(jobs)
         # In the order of the queue: after the loss of a head, all of them start at once.
-        for job in sorted(record.last_jobs(self._list()), key=lambda job: job["metadata"].get(SUBMITTED, "")):
+        for job in sorted(record.last_jobs(jobs), key=lambda job: job["metadata"].get(SUBMITTED, "")):
             if self._stopping.is_set():
                 return
             if is_lost(job):
@@ -385,15 +386,14 @@ class Desk:
         """Write the last parts as one, where the first of them is: a reader from the start has few to read."""
         start, size = self._merged[log], self._pushed[log] - self._merged[log]
         is_whole = size >= PART_BYTES or is_last
-        if self._pieces[log] < (2 if is_whole else MERGED_PARTS):
-            self._merged[log] += size if is_whole else 0
-            self._pieces[log] = 0 if is_whole else self._pieces[log]
-            return
-        content = _read(file, start, size)
-        if len(content) == size:  # else another program has emptied it
-            self._documents.write_log(log, start, content)
-        self._merged[log] += size if is_whole else 0
-        self._pieces[log] = 0 if is_whole else 1
+        if self._pieces[log] >= (2 if is_whole else MERGED_PARTS):
+            content = _read(file, start, size)
+            if len(content) == size:  # else another program has emptied it
+                self._documents.write_log(log, start, content)
+            self._pieces[log] = 1
+        if is_whole:
+            self._merged[log] += size
+            self._pieces[log] = 0
 
     def _prune(self) -> None:
         """Delete the logs of jobs that are no longer listed, each hour."""
@@ -427,7 +427,7 @@ class Desk:
         return True
 
     def _read_other(self) -> tuple[str | None, HeadState]:
-        """Return the state that is there in the place of this head's; a broken one counts as its own."""
+        """Return the state that is stored now, by this head or another one; a broken state counts as this head's."""
         try:
             return self._documents.read_head()
         except BrokenError as cause:

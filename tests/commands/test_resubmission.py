@@ -86,7 +86,7 @@ def hold(models: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What outlives a head: its state, the documents and the runs."""
+    """The files that outlive a head: its state, the documents and the runs."""
     for name in ("state", "documents", "runs"):
         (tmp_path / name).mkdir()
     return tmp_path

@@ -22,6 +22,7 @@ from ray_on_ecs.node.desk import Desk
 from ray_on_ecs.secrets import Store
 from ray_on_ecs.storage.bucket import StorageFault
 from tests.ray_on_ecs.node.test_desk import DRIVER, JANE, Place, place, work
+from tests.ray_on_ecs.node.test_desk_stop import log_of
 from tests.waiting import until
 
 __all__ = ["place"]  # a fixture
@@ -45,13 +46,6 @@ def kill_driver(place: Place, job_id: str) -> None:
 def looks(head: Desk, times: int = 4) -> None:
     for _ in range(times):
         head.work()
-
-
-def log_of(documents: Documents, log: str) -> bytes:
-    content = b""
-    while part := documents.read_log(log, len(content)):
-        content += part
-    return content
 
 
 @pytest.mark.parametrize("heads", [1, 2])
