@@ -2,14 +2,13 @@
 
 import pulumi
 
-from infra import config
+from infra.config import RayClusterArgs
 from infra.ray_cluster import RayCluster
 
 # Project and stack can be renamed, so their names are not in it: a new logical name would replace every resource.
 NAME = "ray-on-ecs"
 
-args = config.load(NAME)
-cluster = RayCluster(NAME, args)
+cluster = RayCluster(NAME, RayClusterArgs.from_config())
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pulumi.provider.experimental import component_provider_host
 
-sys.path.append(str(Path(__file__).parents[1]))  # where infra/ is
+sys.path.append(str(Path(__file__).parents[1]))  # where infra/ and component/ are
 
-from infra.ray_cluster import RayCluster
+from component.ray_cluster import RayCluster
 from ray_on_ecs import __version__
 
 if __name__ == "__main__":

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
-import pulumi_random as random
 
-from infra.tags import birth_name, tags
+from infra.tags import tags
 from infra.types import ResourceRef
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterArgs:
-    """Inputs of Cluster.
+    """Inputs of Cluster."""
 
-    `made_for` identifies the cluster, e.g. by account and region: the state keeps the values of the first `pulumi up`.
-    """
-
-    made_for: Mapping[str, str] = field(default_factory=dict)
+    name: pulumi.Input[str]
     log_retention_days: int
     kms_key_arn: pulumi.Input[str] = ""
 
 
 class Cluster(pulumi.ComponentResource):
-    """ECS cluster without instances, which join it by its name; `associate` adds their capacity providers.
+    """ECS cluster without instances, which join it by its name; `associate` adds their capacity providers."""
 
-    In a preview `name` is known if the stack is up. `made_for` has the values of the first `pulumi up`.
-    """
-
-    name: pulumi.Output[str]
-    made_for: pulumi.Output[Mapping[str, str]]
     ref: ResourceRef
     logs: ResourceRef
 
@@ -58,20 +49,9 @@ class Cluster(pulumi.ComponentResource):
         deleted with the stack, after the cluster that writes to it: so the cluster's name must be known beforehand. It
         is random, since late writes of Insights can re-create the group, which would block a later stack of that name.
         """
-        suffix = random.RandomId(
-            f"{name}-suffix",
-            byte_length=3,
-            prefix=f"{birth_name()}-",
-            keepers=args.made_for,
-            # A new prefix or keeper would replace the cluster. Ignoring them, a renamed stack keeps its cluster's name,
-            # and check_state compares the keepers of the first `pulumi up` with the current identity.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix", "keepers"]),
-        )
-        self.made_for = suffix.keepers.apply(lambda keepers: keepers or {})
-        self.name = physical = pulumi.Output.concat(name, "-", suffix.hex)
         insights = aws.cloudwatch.LogGroup(
             f"{name}-insights",
-            name=pulumi.Output.concat("/aws/ecs/containerinsights/", physical, "/performance"),
+            name=pulumi.Output.concat("/aws/ecs/containerinsights/", args.name, "/performance"),
             retention_in_days=args.log_retention_days,
             kms_key_id=args.kms_key_arn or None,
             tags=tags(f"{name}-insights"),
@@ -79,7 +59,7 @@ class Cluster(pulumi.ComponentResource):
         )
         return aws.ecs.Cluster(
             f"{name}-cluster",
-            name=physical,
+            name=args.name,
             settings=[aws.ecs.ClusterSettingArgs(name="containerInsights", value="enabled")],
             tags=tags(f"{name}-cluster"),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[insights]),

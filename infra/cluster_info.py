@@ -12,23 +12,21 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.tags import tags
-from infra.types import NodeSpec, ResourceRef, Scale
+from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale, in_zone
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
-    """Inputs of ClusterInfo: nodes and scales by kind, the workers' Auto Scaling group, and its subnets by zone.
+    """Inputs of ClusterInfo: nodes and scales by kind, the workers' Auto Scaling group, and their placement groups.
 
     CPU workers are included for runs without GPUs, which use and pay for them.
     """
 
-    head: NodeSpec
-    worker: NodeSpec
-    cpu_worker: NodeSpec | None = None
+    nodes: Mapping[str, NodeSpec]
     scales: Mapping[str, Scale]
     default_gpus: int
     group_name: pulumi.Input[str]
-    subnets: Mapping[str, pulumi.Input[str]]
+    network: NetworkRef
     placement_groups: Mapping[str, pulumi.Input[str]]
 
 
@@ -43,7 +41,8 @@ class ClusterInfo(pulumi.ComponentResource):
             f"{name}-parameter",
             description="Instance types, zones and prices of the Ray workers",
             type="String",
-            value=pulumi.Output.json_dumps(_document(args)),
+            # Not a secret, so a preview can show its changes.
+            insecure_value=pulumi.Output.json_dumps(_document(args)),
             tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -52,7 +51,7 @@ class ClusterInfo(pulumi.ComponentResource):
 
 
 def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
-    worker = args.worker
+    worker, network = args.nodes["workers"], args.network
     # A placement group would only limit the capacity for a single worker.
     placement_groups = args.placement_groups if worker.max_count > 1 else {}
     return {
@@ -63,15 +62,15 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
         "zones": [
             {
                 "zone": zone,
-                "subnet_id": args.subnets[zone],
-                "placement_group": placement_groups.get(zone),
+                "subnet_id": in_zone(network.subnets, zone),
+                "placement_group": in_zone(placement_groups, zone) if placement_groups else None,
             }
-            for zone in worker.zones
+            for zone in network.zones(worker.zones)
         ],
         "spot": worker.spot_count > 0,
         "spread": worker.spread,
-        "prices": _prices(args.cpu_worker, worker),
-        "head_usd": max((price.on_demand for price in (args.head.prices or {}).values()), default=None),
+        "prices": _prices(*(node for kind, node in args.nodes.items() if kind != "head")),
+        "head_usd": max((price.on_demand for price in (args.nodes["head"].prices or {}).values()), default=None),
         "scaling": {
             kind: {"min": scale.min_count, "max": scale.max_count, "idle_minutes": scale.idle_minutes}
             for kind, scale in args.scales.items()
@@ -79,12 +78,10 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
     }
 
 
-def _prices(*nodes: NodeSpec | None) -> dict[str, float] | None:
+def _prices(*nodes: NodeSpec) -> dict[str, float] | None:
     """On-demand prices by instance type; None unless all are known."""
     prices: dict[str, float] = {}
     for node in nodes:
-        if node is None:
-            continue
         if node.prices is None:
             return None
         prices |= {name: price.on_demand for name, price in node.prices.items()}

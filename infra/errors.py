@@ -1,14 +1,43 @@
-"""Errors for invalid configuration values, and AWS's reason for one."""
+"""Refusals and warnings, in which fields have the names that their user wrote, and AWS's reason for an error."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 
-class SettingError(Exception):
-    """Invalid configuration value; `infra.config` prints it as one line, without a traceback."""
+import pulumi
+from pulumi.errors import InputPropertyError
 
-    def __init__(self, key: str, value: object, problem: str, hint: str) -> None:
-        """Name the key, its value, the rule it breaks and the way out."""
-        super().__init__(f"{key}: {value!r} {problem}; {hint}")
+# Rewrites the fields in a text as the keys of Pulumi.yaml, where RayClusterArgs.from_config has read them.
+AS_WRITTEN: ContextVar[Callable[[str], str]] = ContextVar("AS_WRITTEN", default=str)
+
+
+class Refusal(pulumi.RunError, InputPropertyError):
+    """Refusal in one line: Pulumi prints neither class with a traceback, in a program or in a component package."""
+
+    def __init__(self, subject: str, text: str) -> None:
+        """Name the subject, e.g. a field of RayClusterArgs or `aws:region`."""
+        subject = AS_WRITTEN.get()(subject)
+        InputPropertyError.__init__(self, subject, text)
+        self.args = (f"{subject}: {text}",)
+
+    def __str__(self) -> str:
+        """Subject and text."""
+        return str(self.args[0])
+
+
+class SettingError(Refusal):
+    """Refusal of a field's value."""
+
+    def __init__(self, field: str, value: object, problem: str, hint: str) -> None:
+        """Name the field, its value, the rule it breaks and the way out."""
+        rewrite = AS_WRITTEN.get()
+        super().__init__(field, f"{value!r} {rewrite(problem)}; {rewrite(hint)}")
+
+
+def warn(text: str) -> None:
+    """Log a warning that names fields."""
+    pulumi.log.warn(AS_WRITTEN.get()(text))
 
 
 def error_reason(error: Exception) -> str:

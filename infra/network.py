@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
-import pulumi_awsx as awsx
 
 from infra.definitions import policies
-from infra.definitions.subnets import PUBLIC_PREFIX, private_prefix
-from infra.tags import CLUSTER_TAG, ZONE_TAG, ZONES_TAG, stack_tags, tags
+from infra.tags import tags
 from infra.types import Location, NetworkRef
+from infra.vpc import Vpc, VpcArgs
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
 
-# Services that agents, containers and jobs call. S3 always has a gateway endpoint.
-# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/vpc-endpoints.html
-# https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
-# https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html
-INTERFACE_ENDPOINTS = (
-    "ecs",
-    "ecs-agent",
-    "ecs-telemetry",
-    "ecr.api",
-    "ecr.dkr",
-    "logs",
-    "monitoring",
-    "ssm",
-    "ssmmessages",
-    "autoscaling",
-)
 # EC2 accepts no endpoint policy for the ECS agent's services, and AWS does not document the condition keys of requests
 # that carry a token of ECR or Session Manager.
 # https://docs.aws.amazon.com/vpc/latest/privatelink/aws-services-privatelink-support.html
@@ -41,22 +23,22 @@ HTTPS_PORT = 443
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs:
-    """Inputs of Network, mostly plain values, since awsx.ec2.Vpc takes no Outputs for them.
+    """Inputs of Network; with an existing network in `location`, no part of a VPC is created or changed.
 
-    With an existing network in `location`, no part of a VPC is created or changed.
+    Attributes:
+        zone: Availability zone of the head.
+        nat_zone: Zone of the NAT gateway, which stays where it is when the head moves.
     """
 
     vpc_cidr: str
     location: Location
-    cluster_name: pulumi.Input[str]
+    zone: pulumi.Input[str]
+    nat_zone: pulumi.Input[str] = ""
     nat_gateway: bool = True
-    spot: bool = False
-    reads_secrets: bool = False
-    instance_policies: bool = False
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, NAT gateway and S3 endpoint, unless the VPC exists, and the security groups of tasks and instances.
+    """VPC, unless it exists, VPC endpoints without a NAT gateway, and the security groups of tasks and instances.
 
     Instances and services depend on the whole component, not only on their subnet: they need the NAT gateway, its
     route and the security group rules to join the cluster and, on `destroy`, to report their tasks stopped.
@@ -73,83 +55,46 @@ class Network(pulumi.ComponentResource):
             subnets = dict(existing.subnets)
         else:
             vpc = self._vpc(name, args)
-            self.vpc_id = vpc.vpc_id
-            self._s3_endpoint(name, args, vpc)
-            # A subnet in every zone is free, and lets instances and services fail over to another zone.
-            subnets = {zone: vpc.private_subnet_ids[index] for index, zone in enumerate(args.location.zones)}
-            self._close_default_group(name)
-        tasks = self._tasks_group(name, args)
+            self.vpc_id, subnets = vpc.vpc_id, dict(vpc.subnets)
+        tasks = self._tasks_group(name)
         instances = self._instances_group(name)
         # Session Manager forwards these ports from an instance to a task.
         for service, port in (("dashboard", DASHBOARD_PORT), ("notebook", NOTEBOOK_PORT)):
             self._admit(f"{name}-tasks-{service}", tasks, instances, port)
-        if not args.nat_gateway:
-            # Runs on Spot Instances read spot prices from EC2, jobs read secrets from Secrets Manager, and instance
-            # policies allow the KMS key of Session Manager.
-            optional = {"ec2": args.spot, "secretsmanager": args.reads_secrets, "kms": args.instance_policies}
-            services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
-            self._endpoints(name, services, args.location, subnets, self._endpoints_group(name, tasks, instances))
-        self.ref = NetworkRef(subnets=subnets, tasks_group_id=tasks.id, instances_group_id=instances.id, network=self)
-        self.register_outputs({"vpc_id": self.vpc_id, "subnet_id": subnets[args.location.zone]})
-
-    def _vpc(self, name: str, args: NetworkArgs) -> awsx.ec2.Vpc:
-        private = private_prefix(args.vpc_cidr, len(args.location.zones))
-        # One NAT gateway per zone would cost more than the traffic between zones.
-        strategy = awsx.ec2.NatGatewayStrategy.SINGLE if args.nat_gateway else awsx.ec2.NatGatewayStrategy.NONE
-        return awsx.ec2.Vpc(
-            f"{name}-vpc",
-            cidr_block=args.vpc_cidr,
-            availability_zone_names=list(args.location.zones),
-            subnet_strategy=awsx.ec2.SubnetAllocationStrategy.AUTO,
-            subnet_specs=[
-                awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PRIVATE, name="private", cidr_mask=private),
-                awsx.ec2.SubnetSpecArgs(type=awsx.ec2.SubnetType.PUBLIC, name="public", cidr_mask=PUBLIC_PREFIX),
-            ],
-            nat_gateways=awsx.ec2.NatGatewayConfigurationArgs(strategy=strategy),
-            # Private DNS namespaces require both attributes, and EC2 leaves host names off by default.
-            # https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
-            enable_dns_hostnames=True,
-            enable_dns_support=True,
-            # Without a Name tag, since awsx names each part of the VPC itself.
-            tags=stack_tags(),
-            opts=pulumi.ResourceOptions(parent=self),
+        self.ref = NetworkRef(
+            zone=args.zone,
+            subnets=subnets,
+            tasks_group_id=tasks.id,
+            instances_group_id=instances.id,
+            network=self,
         )
+        if args.location.endpoints:
+            self._endpoints(name, args.location, self._endpoints_group(name, tasks, instances))
+        self.register_outputs({"vpc_id": self.vpc_id})
 
-    def _s3_endpoint(self, name: str, args: NetworkArgs, vpc: awsx.ec2.Vpc) -> None:
-        """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte.
-
-        With internet access its policy is open, since a restriction would block only the public buckets of this region.
-        The open policy is explicit, since the AWS provider does not remove a policy that the program drops. awsx could
-        create the endpoint as well, but under the same name in every cluster of a program.
-        """
+    def _vpc(self, name: str, args: NetworkArgs) -> Vpc:
         location = args.location
-        policy = policies.open_endpoint()
+        # With internet access a restriction would block only the public buckets of this region. The open policy is
+        # explicit, since the AWS provider does not remove a policy that the program drops.
+        s3_policy = policies.open_endpoint()
         if not args.nat_gateway:
-            policy = policies.s3_endpoint(
+            s3_policy = policies.s3_endpoint(
                 partition=location.partition, region=location.region, account=location.account
             )
-        aws.ec2.VpcEndpoint(
-            f"{name}-s3",
-            vpc_id=vpc.vpc_id,
-            service_name=f"com.amazonaws.{location.region}.s3",
-            vpc_endpoint_type="Gateway",
-            route_table_ids=vpc.route_tables.apply(lambda tables: [table.id for table in tables]),
-            policy=json.dumps(policy),
-            tags=tags(f"{name}-s3"),
-            opts=pulumi.ResourceOptions(parent=self),
+        vpc_args = VpcArgs(
+            cidr=args.vpc_cidr,
+            region=location.region,
+            zones=location.zones,
+            nat_zone=args.nat_zone,
+            nat_gateway=args.nat_gateway,
+            s3_policy=s3_policy,
         )
+        return Vpc(f"{name}-vpc", vpc_args, pulumi.ResourceOptions(parent=self))
 
-    def _tasks_group(self, name: str, args: NetworkArgs) -> aws.ec2.SecurityGroup:
-        """Security group that admits itself, since NCCL, Gloo and Ray's worker processes use random ports.
-
-        Its tags hold cluster and zones for the next `pulumi up`, which would otherwise choose other zones.
-        """
-        location = args.location
-        zones = {} if location.existing else {ZONES_TAG: " ".join(location.zones)}
+    def _tasks_group(self, name: str) -> aws.ec2.SecurityGroup:
+        """Security group that admits itself, since NCCL, Gloo and Ray's worker processes use random ports."""
         group = self._group(
-            f"{name}-tasks",
-            "Ray tasks: all traffic among themselves, and forwarded ports from instances",
-            {CLUSTER_TAG: args.cluster_name, ZONE_TAG: location.zone, **zones},
+            f"{name}-tasks", "Ray tasks: all traffic among themselves, and forwarded ports from instances"
         )
         self._admit(f"{name}-tasks-ingress", group, group)
         self._allow_egress(f"{name}-tasks", group)
@@ -172,15 +117,13 @@ class Network(pulumi.ComponentResource):
             self._admit(f"{name}-endpoints-{kind}", group, source, HTTPS_PORT)
         return group
 
-    def _group(
-        self, name: str, description: str, more_tags: Mapping[str, pulumi.Input[str]] | None = None
-    ) -> aws.ec2.SecurityGroup:
+    def _group(self, name: str, description: str) -> aws.ec2.SecurityGroup:
         # EC2 refuses apostrophes in the description of a group or a rule, which a preview does not detect.
         return aws.ec2.SecurityGroup(
             f"{name}-group",
             description=description,
             vpc_id=self.vpc_id,
-            tags={**tags(f"{name}-group"), **(more_tags or {})},
+            tags=tags(f"{name}-group"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -210,22 +153,15 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _endpoints(
-        self,
-        name: str,
-        services: Sequence[str],
-        location: Location,
-        subnets: Mapping[str, pulumi.Input[str]],
-        group: aws.ec2.SecurityGroup,
-    ) -> None:
+    def _endpoints(self, name: str, location: Location, group: aws.ec2.SecurityGroup) -> None:
         """Interface endpoints in the nodes' zones, for AWS services without internet access."""
-        for service in services:
+        for service, service_name in location.endpoints.items():
             aws.ec2.VpcEndpoint(
                 f"{name}-{service.replace('.', '-')}",
                 vpc_id=self.vpc_id,
-                service_name=self._service_name(service, location),
+                service_name=service_name,
                 vpc_endpoint_type="Interface",
-                subnet_ids=[subnets[zone] for zone in location.worker_zones],
+                subnet_ids=self.ref.subnets_in(location.worker_zones),
                 security_group_ids=[group.id],
                 policy=None if service in WITHOUT_POLICY else json.dumps(policies.endpoint(location.account)),
                 # The services' default DNS names then resolve to the endpoint.
@@ -233,25 +169,3 @@ class Network(pulumi.ComponentResource):
                 tags=tags(f"{name}-{service.replace('.', '-')}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
-
-    def _service_name(self, service: str, location: Location) -> pulumi.Input[str]:
-        """Endpoint service name; outside the partition `aws` its prefix depends on the service."""
-        if location.partition == "aws":
-            return f"com.amazonaws.{location.region}.{service}"
-        names = [f"{prefix}.{location.region}.{service}" for prefix in ("com.amazonaws", "cn.com.amazonaws")]
-        endpoint_service = aws.ec2.get_vpc_endpoint_service_output(
-            service_type="Interface",
-            filters=[aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=names)],
-            opts=pulumi.InvokeOutputOptions(parent=self),
-        )
-        return endpoint_service.service_name
-
-    def _close_default_group(self, name: str) -> None:
-        # Every VPC has a default security group that admits itself; managed without rules, it admits no traffic.
-        # https://docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
-        aws.ec2.DefaultSecurityGroup(
-            f"{name}-default-group",
-            vpc_id=self.vpc_id,
-            tags=tags(f"{name}-default-group"),
-            opts=pulumi.ResourceOptions(parent=self),
-        )

@@ -14,8 +14,8 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, user_data
 from infra.roles import attach_policies, make_role
-from infra.tags import REGION_TAG, tags
-from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions
+from infra.tags import tags
+from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
 
 # Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
@@ -109,9 +109,8 @@ class NodeGroup(pulumi.ComponentResource):
     def _instance_role(self, name: str, args: NodeGroupArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
         location = args.location
         trust = policies.assumed_by("ec2.amazonaws.com")
-        # IAM roles are global: by this tag, `pulumi up` in another region finds that the stack is up here.
         role_name = f"{name}-instance-role"
-        role = make_role(role_name, trust, args.security, self, {REGION_TAG: location.region})
+        role = make_role(role_name, trust, args.security, self)
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
@@ -180,9 +179,11 @@ class NodeGroup(pulumi.ComponentResource):
         template: aws.ec2.LaunchTemplate,
         needed: list[pulumi.Resource],
     ) -> aws.autoscaling.Group:
-        node, subnets = args.node, args.network.subnets
+        node, network = args.node, args.network
         zones = node.zones if node.spread else node.zones[:1]
-        placement = None if node.spread or node.max_count < 2 else self.placement_groups.get(zones[0])
+        placement = None
+        if self.placement_groups and node.max_count > 1 and not node.spread:
+            placement = in_zone(self.placement_groups, network.zones(zones)[0])
         return aws.autoscaling.Group(
             f"{name}-group",
             min_size=0 if args.managed_scaling else node.max_count,
@@ -193,7 +194,7 @@ class NodeGroup(pulumi.ComponentResource):
             # for them here would time out.
             wait_for_capacity_timeout="0",
             protect_from_scale_in=args.managed_scaling,
-            vpc_zone_identifiers=[subnets[zone] for zone in zones],
+            vpc_zone_identifiers=network.subnets_in(zones),
             placement_group=placement,
             **_launched_from(template, node),
             instance_refresh=None if args.managed_scaling else _replace_at_once(),
@@ -213,7 +214,7 @@ class NodeGroup(pulumi.ComponentResource):
                 parent=self,
                 # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
                 # report their tasks stopped, and `destroy` hangs in DRAINING.
-                depends_on=[args.network.network, *needed],
+                depends_on=[network.network, *needed],
                 # Zone failover moves the group to the next zone when EC2 lacks capacity.
                 ignore_changes=["vpcZoneIdentifiers", "placementGroup"] if node.moves else None,
             ),
@@ -235,7 +236,7 @@ class NodeGroup(pulumi.ComponentResource):
                 tags=tags(f"{name}-placement-{zone}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            for zone in args.location.zones
+            for zone in args.network.subnets
         }
 
     def _capacity_provider(self, name: str, args: NodeGroupArgs) -> aws.ecs.CapacityProvider:

@@ -1,8 +1,6 @@
-"""RayCluster component: a Ray cluster on Amazon ECS, for Pulumi programs in any language.
+"""RayCluster component: a Ray cluster on Amazon ECS, for Pulumi programs."""
 
-Pulumi derives the schema for other languages from the annotations and docstrings of RayCluster, and can't read
-annotations that `from __future__ import annotations` turned into strings.
-"""
+from __future__ import annotations
 
 import os
 from pathlib import Path
@@ -12,11 +10,13 @@ import pulumi
 
 from infra import config
 from infra.auth import AuthToken, AuthTokenArgs
+from infra.choices import Choices, ChoicesArgs
 from infra.cluster import Cluster, ClusterArgs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.config import RayClusterArgs
 from infra.definitions import commands
 from infra.discovery import Discovery, DiscoveryArgs
+from infra.errors import AS_WRITTEN
 from infra.image import Image, ImageArgs
 from infra.monitoring import Monitoring, MonitoringArgs
 from infra.network import Network, NetworkArgs
@@ -36,8 +36,8 @@ class RayCluster(pulumi.ComponentResource):
     """Ray on Amazon ECS for distributed PyTorch: network, bucket, image, head, GPU and CPU workers, monitoring.
 
     Its name is the prefix of all resource names, so a long name is shortened. Account and region are those of its AWS
-    provider. While Pulumi plans, the constructor validates the arguments with calls through that provider, and looks
-    for a deployed cluster of this name; prices are read with the credentials of the environment.
+    provider. While Pulumi plans, the constructor validates the arguments with calls through that provider; prices are
+    read with the credentials of the environment.
     """
 
     bucket: pulumi.Output[str]
@@ -78,23 +78,23 @@ class RayCluster(pulumi.ComponentResource):
     """Command that prints the Ray token, for the dashboard's login."""
 
     def __init__(self, name: str, args: RayClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        arguments = config.read(args)
+        AS_WRITTEN.set(args.as_written)
         super().__init__("ray-on-ecs:index:RayCluster", name, None, opts)
-        self._prefix = prefix = name_prefix(name)
-        self._settings = settings = arguments.settings
-        self._plan = plan = config.plan(arguments, prefix, pulumi.InvokeOptions(parent=self))
-        if plan.up:
-            config.announce_update()
-        tags = add_tags(settings.tags, plan.default_tags)
+        self._args, self._prefix = args, name_prefix(name)
+        self._plan = plan = config.make_plan(args, pulumi.InvokeOptions(parent=self))
+        prefix, region, tags = self._prefix, plan.location.region, add_tags(args.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 
-        cluster = self._cluster()
-        network = self._network(cluster)
+        choices = self._choices()
+        cluster = self._cluster(choices)
+        network = self._network(choices)
         storage = self._storage()
-        image_uri = settings.image_uri or self._image().image_uri
-        auth_args = AuthTokenArgs(kms_key_arn=settings.kms_key_arn, rotate=settings.rotate_token)
+        image_uri = args.image_uri or self._image().image_uri
+        auth_args = AuthTokenArgs(kms_key_arn=args.kms_key_arn, rotate=args.rotate_token)
         auth = AuthToken(f"{prefix}-auth", auth_args, opts)
-        discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.name, vpc_id=network.vpc_id), opts)
+        discovery = Discovery(
+            f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.ref.name, vpc_id=network.vpc_id), opts
+        )
 
         node_groups = self._node_groups(cluster, network)
         association = cluster.associate([group.provider_name for group in node_groups.values()])
@@ -103,15 +103,15 @@ class RayCluster(pulumi.ComponentResource):
         factory = TaskFactory(
             cluster=cluster.ref,
             location=plan.location,
-            security=settings.security,
+            security=args.security,
             image_uri=image_uri,
-            registry_secret_arn=settings.registry_secret_arn,
+            registry_secret_arn=args.registry_secret_arn,
             logs=cluster.logs,
             token_parameter_arn=auth.parameter_arn,
             bucket=storage.bucket,
-            data_buckets=settings.data_buckets,
-            job_secrets=settings.job_secrets,
-            environment=arguments.environment,
+            data_buckets=args.data_buckets,
+            job_secrets=args.job_secrets,
+            environment=args.environment,
         )
         task_args = factory.by_kind(
             plan.nodes,
@@ -131,7 +131,7 @@ class RayCluster(pulumi.ComponentResource):
             after += task.role_policies
         services = self._services(cluster, network, discovery, node_groups, tasks, after)
         refs = {kind: service.ref for kind, service in services.items()}
-        monitoring_args = MonitoringArgs(region=plan.region, services=refs, alerts=settings.alerts)
+        monitoring_args = MonitoringArgs(region=region, services=refs, alerts=args.alerts)
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
         sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
 
@@ -159,52 +159,59 @@ class RayCluster(pulumi.ComponentResource):
         self.train_command = self._session(sessions.train)
         self.shell_command = self._session(sessions.shell)
         forward = pulumi.Output.all(self.head_instance_id, discovery.head_host, sessions.forward)
-        self.dashboard_command = forward.apply(lambda names: commands.dashboard(plan.region, *names))
-        self.token_command = auth.parameter_name.apply(lambda parameter: commands.token(plan.region, parameter))
+        self.dashboard_command = forward.apply(lambda names: commands.dashboard(region, *names))
+        self.token_command = auth.parameter_name.apply(lambda parameter: commands.token(region, parameter))
         self.register_outputs({output: getattr(self, output) for output in RayCluster.__annotations__})
 
-    def _cluster(self) -> Cluster:
-        settings = self._settings
+    def _choices(self) -> Choices:
+        plan = self._plan
+        args = ChoicesArgs(
+            name=f"{self._prefix}-ray",
+            zones=plan.location.candidates,
+            identity=config.identity(self._args, plan.location),
+        )
+        return Choices(f"{self._prefix}-choices", args, self._opts)
+
+    def _cluster(self, choices: Choices) -> Cluster:
+        name = config.check_identity(
+            choices.cluster_name, choices.identity, config.identity(self._args, self._plan.location), self._prefix
+        )
         args = ClusterArgs(
-            made_for=self._plan.identity,
-            log_retention_days=settings.log_retention_days,
-            kms_key_arn=settings.kms_key_arn,
+            name=name, log_retention_days=self._args.log_retention_days, kms_key_arn=self._args.kms_key_arn
         )
         return Cluster(f"{self._prefix}-ray", args, self._opts)
 
-    def _network(self, cluster: Cluster) -> Network:
-        plan, settings = self._plan, self._settings
-        args = NetworkArgs(
-            vpc_cidr=settings.vpc_cidr,
-            location=plan.location,
-            cluster_name=config.check_state(cluster.name, cluster.made_for, plan.identity, plan.up),
-            nat_gateway=settings.nat_gateway,
-            spot=settings.spot,
-            reads_secrets=bool(settings.job_secrets),
-            instance_policies=bool(settings.instance_policy_arns),
+    def _network(self, choices: Choices) -> Network:
+        args, location = self._args, self._plan.location
+        zone: pulumi.Input[str] = next(iter(location.worker_zones), "")
+        kept = choices.zone.apply(lambda kept: config.check_zone(args, location, kept))
+        network_args = NetworkArgs(
+            vpc_cidr=args.vpc_cidr,
+            location=location,
+            zone=zone or kept,
+            nat_zone=kept,
+            nat_gateway=args.nat_gateway,
         )
-        return Network(f"{self._prefix}-network", args, self._opts)
+        return Network(f"{self._prefix}-network", network_args, self._opts)
 
     def _storage(self) -> Storage:
-        settings = self._settings
-        args = StorageArgs(
-            retain=settings.retain_bucket,
-            version_days=settings.object_version_days,
-            existing=settings.bucket_name,
+        args = self._args
+        storage_args = StorageArgs(
+            retain=args.retain_bucket,
+            version_days=args.object_version_days,
+            existing=args.bucket_name,
             partition=self._plan.location.partition,
-            kms_key_arn=settings.kms_key_arn,
+            kms_key_arn=args.kms_key_arn,
         )
-        storage = Storage(f"{self._prefix}-storage", args, self._opts)
-        if self._plan.up and not (settings.retain_bucket or settings.bucket_name):
+        storage = Storage(f"{self._prefix}-storage", storage_args, self._opts)
+        if not (args.retain_bucket or args.bucket_name):
             config.announce_runs(storage.bucket.name, pulumi.InvokeOptions(parent=self))
         return storage
 
     def _image(self) -> Image:
         # awsx includes the path in its hash, so a relative path keeps the image unchanged on other machines.
         context = os.path.relpath(ROOT)
-        args = ImageArgs(
-            context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=self._settings.kms_key_arn
-        )
+        args = ImageArgs(context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=self._args.kms_key_arn)
         return Image(f"{self._prefix}-image", args, self._opts)
 
     def _node_groups(self, cluster: Cluster, network: Network) -> dict[str, NodeGroup]:
@@ -215,9 +222,9 @@ class RayCluster(pulumi.ComponentResource):
                 cluster=cluster.ref,
                 network=network.ref,
                 node=node,
-                security=self._settings.security,
+                security=self._args.security,
                 managed_scaling=kind in self._plan.scales,
-                root_volume_gib=self._settings.root_volume_gib,
+                root_volume_gib=self._args.root_volume_gib,
             )
             node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
         return node_groups
@@ -225,13 +232,11 @@ class RayCluster(pulumi.ComponentResource):
     def _cluster_info(self, network: Network, workers: NodeGroup) -> ClusterInfo:
         plan = self._plan
         args = ClusterInfoArgs(
-            head=plan.head,
-            worker=plan.worker,
-            cpu_worker=plan.cpu_worker,
+            nodes=plan.nodes,
             scales=plan.scales,
             default_gpus=plan.gpus,
             group_name=workers.group.name,
-            subnets=network.ref.subnets,
+            network=network.ref,
             placement_groups=workers.placement_groups,
         )
         return ClusterInfo(f"{self._prefix}-cluster-info", args, self._opts)
@@ -250,14 +255,14 @@ class RayCluster(pulumi.ComponentResource):
         for kind, node in self._plan.nodes.items():
             scale = self._plan.scales.get(kind)
             # Nodes read the token only when they start, so a new token redeploys all of them.
-            triggers = {"token": self._settings.rotate_token}
+            triggers = {"token": self._args.rotate_token}
             if scale:
-                triggers["redeploy"] = self._settings.redeploy_workers
+                triggers["redeploy"] = self._args.redeploy_workers
             args = ServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
                 # All zones to which zone failover can move the group: ECS places tasks only in the service's subnets.
-                zones=tuple(network.ref.subnets) if node.moves else node.zones,
+                subnets=list(network.ref.subnets.values()) if node.moves else network.ref.subnets_in(node.zones),
                 task_definition_arn=tasks[kind].definition_arn,
                 capacity_provider=node_groups[kind].provider_name,
                 count=scale.initial_count if scale else 1,
@@ -288,11 +293,11 @@ class RayCluster(pulumi.ComponentResource):
             log_group=self.log_group,
             estimated_hourly_usd=self.estimated_hourly_usd,
             default_gpus=self.default_gpus,
-            region=self._plan.region,
+            region=self._plan.location.region,
             **names,
         )
 
     def _session(self, document: pulumi.Output[str]) -> pulumi.Output[str]:
         """Command that starts a session with the head's instance."""
         names = pulumi.Output.all(self.head_instance_id, document)
-        return names.apply(lambda values: commands.session(self._plan.region, *values))
+        return names.apply(lambda values: commands.session(self._plan.location.region, *values))

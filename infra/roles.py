@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pulumi
 import pulumi_aws as aws
@@ -14,13 +14,7 @@ from infra.tags import tags
 from infra.types import SecurityOptions
 
 
-def make_role(
-    name: str,
-    trust: policies.Policy,
-    security: SecurityOptions,
-    parent: pulumi.Resource,
-    more_tags: Mapping[str, str] | None = None,
-) -> aws.iam.Role:
+def make_role(name: str, trust: policies.Policy, security: SecurityOptions, parent: pulumi.Resource) -> aws.iam.Role:
     """Create a role with a trust policy and no permissions."""
     return aws.iam.Role(
         name,
@@ -29,7 +23,7 @@ def make_role(
         permissions_boundary=security.permissions_boundary or None,
         # IAM refuses to delete a role with policies otherwise.
         force_detach_policies=True,
-        tags={**tags(name), **(more_tags or {})},
+        tags=tags(name),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 

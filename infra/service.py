@@ -23,7 +23,7 @@ class ServiceArgs:
 
     cluster: ResourceRef
     network: NetworkRef
-    zones: Sequence[str]
+    subnets: Sequence[pulumi.Input[str]]
     task_definition_arn: pulumi.Input[str]
     capacity_provider: pulumi.Input[str]
     count: int
@@ -59,7 +59,7 @@ class Service(pulumi.ComponentResource):
                 aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)
             ],
             network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
-                subnets=[args.network.subnets[zone] for zone in args.zones],
+                subnets=args.subnets,
                 security_groups=[args.network.tasks_group_id],
                 assign_public_ip=False,
             ),

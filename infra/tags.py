@@ -16,14 +16,8 @@ HASH_LENGTH = 8
 # Prefixes that AWS reserves in names of capacity providers, parameters, documents, security groups or buckets.
 RESERVED = ("amazon", "aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
 
-# A program can't read its stack's state. So the tags of the tasks' security group hold cluster, zone and, for a created
-# VPC, the zones of its subnets; a tag of the head's role holds the region, since IAM roles are global.
 TAG_PREFIX = "ray-on-ecs:"
-PROJECT_TAG, STACK_TAG, CLUSTER_TAG, REGION_TAG, ZONE_TAG, ZONES_TAG = (
-    f"{TAG_PREFIX}{name}" for name in ("project", "stack", "cluster", "region", "zone", "zones")
-)
-# Name suffixes of that group and that role.
-TASKS_GROUP, HEAD_ROLE = "network-tasks-group", "head-instance-role"
+PROJECT_TAG, STACK_TAG = f"{TAG_PREFIX}project", f"{TAG_PREFIX}stack"
 
 
 def tags(name: str) -> dict[str, str]:

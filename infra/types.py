@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pulumi
 
@@ -29,22 +29,24 @@ class Location:
 
     Attributes:
         partition: AWS partition of ARNs, e.g. aws-us-gov.
-        worker_zones: Zones of the workers in order of preference; the first is the zone of all other nodes.
-        zones: All zones with subnets, to which workers could move.
-        existing: Existing network, or None if the stack creates one.
+        zones: Zones with subnets.
+        worker_zones: Zones of the workers in order of preference, of which the first is the zone of all other nodes;
+            empty if the state keeps the zone.
+        suitable: Zones that offer all instance types and endpoints.
+        candidates: The zones among them of which the first `pulumi up` chooses one.
+        existing: Existing network, or None if the cluster creates one.
+        endpoints: Names of the endpoint services by AWS service, for a VPC without a NAT gateway.
     """
 
     partition: str
     account: str
     region: str
-    worker_zones: tuple[str, ...]
     zones: tuple[str, ...]
+    worker_zones: tuple[str, ...] = ()
+    suitable: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
     existing: ExistingNetwork | None = None
-
-    @property
-    def zone(self) -> str:
-        """Zone of the head and the CPU workers."""
-        return self.worker_zones[0]
+    endpoints: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,10 @@ class NodeSpec:
     """Specification of one kind of node.
 
     Attributes:
-        key: Configuration key of its instance types, for errors.
+        key: Field of its instance types, for errors.
         instances: Instance types in order of preference.
         task: Size of a task, which fits each of the types.
-        zones: Availability zones in order of preference.
+        zones: Availability zones in order of preference, or none for the zone that the state keeps.
         spread: True if its instances may be in several zones at a time.
         spot_count: Number of Spot Instances among max_count.
         prices: Price by instance type, or None if one is unknown.
@@ -147,12 +149,31 @@ class Alerts:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRef:
-    """Subnets by zone and security groups; instances and services depend on the whole component, `network`."""
+    """Zone of the head, subnets by zone, and security groups.
 
+    Instances and services depend on the whole component, `network`.
+    """
+
+    zone: pulumi.Input[str]
     subnets: Mapping[str, pulumi.Input[str]]
     tasks_group_id: pulumi.Output[str]
     instances_group_id: pulumi.Output[str]
     network: pulumi.Resource
+
+    def zones(self, zones: Sequence[str]) -> Sequence[pulumi.Input[str]]:
+        """Zones of a node, or the head's if it has none of its own choice."""
+        return zones or [self.zone]
+
+    def subnets_in(self, zones: Sequence[str]) -> list[pulumi.Input[str]]:
+        """Subnets of a node in its zones."""
+        return [in_zone(self.subnets, zone) for zone in self.zones(zones)]
+
+
+def in_zone(by_zone: Mapping[str, pulumi.Input[str]], zone: pulumi.Input[str]) -> pulumi.Input[str]:
+    """Element of a zone, which may be an Output."""
+    if isinstance(zone, str):
+        return by_zone[zone]
+    return pulumi.Output.all(zone, dict(by_zone)).apply(lambda pair: pair[1][pair[0]])
 
 
 @dataclass(frozen=True, kw_only=True)

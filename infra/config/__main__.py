@@ -1,4 +1,7 @@
-"""Generator of the keys in Pulumi.yaml, and of docs/configuration.md: `python -m infra.config --write`."""
+"""Generator of what follows from RayClusterArgs: the keys in Pulumi.yaml, docs/configuration.md, and the component package.
+
+`python -m infra.config --write` writes them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import re
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
-from infra.config.arguments import RayClusterArgs
-from infra.config.settings import Settings, declared_default, key_of
+from infra.config.args import RayClusterArgs, Text, defaults, key_of
+from infra.ray_cluster import RayCluster
 
 ROOT = Path(__file__).parents[2]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
@@ -25,10 +28,16 @@ FORMS = {tuple: " (comma-separated)", dict: " (key=value, comma-separated)"}
 def files() -> dict[Path, str]:
     """Generated text by file."""
     project, document = ROOT / "Pulumi.yaml", ROOT / "docs" / "configuration.md"
+    component = ROOT / "component" / "ray_cluster.py"
     keys = between_markers(document.read_text(), "keys", table())
     return {
         project: between_markers(project.read_text(), "keys", config_block()),
         document: between_markers(keys, "outputs", outputs_table()),
+        component: between_markers(
+            between_markers(component.read_text(), "arguments", declarations(RayClusterArgs)),
+            "outputs",
+            declarations(RayCluster),
+        ),
     }
 
 
@@ -41,7 +50,7 @@ def between_markers(text: str, part: str, block: str) -> str:
 def config_block() -> str:
     """`config` section of Pulumi.yaml."""
     words, config = descriptions(), {}
-    for name, default in _defaults().items():
+    for name, default in defaults().items():
         kind = TYPES[type(default)] if isinstance(default, int) else "string"
         description = words[name] + FORMS.get(type(default), "")
         config[key_of(name)] = {"type": kind, "default": as_declared(default), "description": description}
@@ -51,7 +60,7 @@ def config_block() -> str:
 def table() -> str:
     """Table of the keys in docs/configuration.md."""
     words, rows = descriptions(), "| key | type | default | description |\n|---|---|---|---|\n"
-    for name, default in _defaults().items():
+    for name, default in defaults().items():
         literal = json.dumps(as_declared(default)).strip('"')
         code = f"`{literal}`" if literal else ""
         rows += f"| `{key_of(name)}` | {TYPES[type(default)]} | {code} | {words[name]} |\n"
@@ -65,16 +74,35 @@ def outputs_table() -> str:
     return "| output | description |\n|---|---|\n" + "".join(f"| `{name}` | {words[name]} |\n" for name in exported)
 
 
-def _defaults() -> dict[str, Any]:
-    return {name: declared_default(default) for name, default in vars(Settings()).items()}
-
-
 def descriptions() -> dict[str, str]:
-    """Field docstrings of RayClusterArgs and Settings, which name other fields by their configuration keys."""
-    words = {}
-    for class_ in (RayClusterArgs, Settings):
-        words |= _docstrings(inspect.getsource(class_))
+    """Field docstrings of RayClusterArgs, which name other fields by their configuration keys."""
+    words = _docstrings(inspect.getsource(RayClusterArgs))
     return {name: re.sub(r"[a-z]+(_[a-z]+)+", lambda field: key_of(field[0]), text) for name, text in words.items()}
+
+
+def declarations(class_: type) -> str:
+    """Annotated fields of a class with their docstrings, as Pulumi's analyzer reads them.
+
+    It knows neither rules in annotations nor sequences and mappings.
+    """
+    words, lines = _docstrings(inspect.getsource(class_)), ""
+    for name, annotation in class_.__annotations__.items():
+        lines += f'    {name}: {_declared(annotation)}\n    """{words[name]}."""\n'
+    return lines
+
+
+def _declared(annotation: Any) -> str:
+    if isinstance(annotation, str):  # an output's
+        return annotation
+    base = get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
+    match get_args(base):
+        case _ if base == Text:
+            return "pulumi.Input[str]"
+        case [element]:
+            return f"list[{_declared(element)}]"
+        case [key, element]:
+            return f"dict[{_declared(key)}, {_declared(element)}]"
+    return base.__name__
 
 
 def _docstrings(source: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.config.settings import Settings
+from infra.config.args import RayClusterArgs as Settings
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import ARCHITECTURE
 from infra.definitions.user_data import ROOT_DEVICE

@@ -1,56 +1,41 @@
-"""Region, availability zones and existing network of a stack.
-
-The calls return plain values instead of Outputs, since awsx.ec2.Vpc takes no Output for its zones.
-"""
+"""Account, region, availability zones and endpoint services of a cluster."""
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.config.settings import Settings
-from infra.config.validation import DOCKER_BRIDGE
-from infra.errors import SettingError, error_reason
-from infra.tags import CLUSTER_TAG, PROJECT_TAG, STACK_TAG, TASKS_GROUP, ZONE_TAG, ZONES_TAG
+from infra.config.args import RayClusterArgs
+from infra.definitions.addresses import ZONE_LETTERS
+from infra.errors import Refusal, SettingError, error_reason, warn
 from infra.types import ExistingNetwork, Location
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
-# Names of the VPC's Route 53 Resolver in DHCP options; only it resolves private hosted zones.
-# https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
-VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
-# ID that EC2 reports for a VPC without DHCP options.
-NO_DHCP_OPTIONS = "default"
-# Availability zones by instance type.
+# Services that agents, containers and jobs call. S3 always has a gateway endpoint.
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/vpc-endpoints.html
+# https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-create-vpc.html
+INTERFACE_ENDPOINTS = (
+    "ecs",
+    "ecs-agent",
+    "ecs-telemetry",
+    "ecr.api",
+    "ecr.dkr",
+    "logs",
+    "monitoring",
+    "ssm",
+    "ssmmessages",
+    "autoscaling",
+)
+# Availability zones by instance type or endpoint service.
 Offerings = dict[str, set[str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remembered:
-    """Deployed stack, from the tags of its security group.
-
-    Attributes:
-        group_id: ID of the tasks' security group.
-        stack: Name of the stack at its last `pulumi up`.
-        cluster: Name of the ECS cluster.
-        zone: Availability zone of the head.
-        zones: Availability zones of the VPC's subnets, in awsx's order; empty for an existing VPC.
-    """
-
-    group_id: str
-    stack: str
-    cluster: str
-    vpc_id: str
-    zone: str
-    zones: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,142 +47,11 @@ class Caller:
     partition: str
 
 
-def locate(
-    settings: Settings,
-    caller: Caller,
-    up: Remembered | None,
-    network: ExistingNetwork | None,
-    others: Sequence[Remembered] = (),
-    opts: pulumi.InvokeOptions | None = None,
-) -> Location:
-    """Choose the availability zones.
-
-    Args:
-        settings: The validated settings.
-        caller: Account, region and partition.
-        up: The deployed stack, None before the first `pulumi up`.
-        network: Network that the same program creates, so EC2 does not know it yet.
-        others: Other stacks in this account and region.
-        opts: AWS provider for the calls.
-
-    Raises:
-        SettingError: The stack can't run in the settings' zones, or can't move there.
-        RunError: AWS can't be called.
-    """
-    if up and not network:
-        _check_network_stays(settings, up, opts)
-    region = caller.region
-    existing = network
-    if settings.vpc_id and not network:
-        existing = get_existing_network(settings, caller, opts)
-    before = up or _renamed(others)
-    preferred = tuple(existing.subnets) if existing else settings.availability_zones
-    if before and not preferred:
-        preferred = (before.zone,)
-    offered = offerings(settings, region, preferred, opts)
-    zones = tuple(common_zones(settings, offered, region)) if offered else preferred
-    if existing:
-        _check_subnets_zones(settings, existing, zones)
-        return Location(**vars(caller), worker_zones=preferred, zones=zones, existing=existing)
-    if not up and before and not {before.zone, *settings.availability_zones} <= {*zones} & {*before.zones}:
-        before = None  # a new stack, which requires other zones than the existing stacks
-    subnets = before.zones if before else zones
-    usable = [zone for zone in subnets if zone in zones]
-    chosen = choose_zones(settings, usable, before, offered, caller.account)
-    # awsx puts the single NAT gateway into the first zone, and numbers the subnets in this order: it must not change
-    # once they exist.
-    ordered = subnets if before else (chosen[0], *(zone for zone in subnets if zone != chosen[0]))
-    return Location(**vars(caller), worker_zones=chosen, zones=ordered)
-
-
-def remember(prefix: str, opts: pulumi.InvokeOptions | None = None) -> tuple[Remembered | None, list[Remembered]]:
-    """Find deployed stacks by the tags of their security groups.
-
-    Returns:
-        This stack, None if it is not up; and the other stacks with clusters of this name.
-
-    Raises:
-        RunError: EC2 can't be called, two stacks have this name, or this stack's group lacks the tags.
-    """
-    suffix = f"-{prefix}-{TASKS_GROUP}"
-    filters = [
-        aws.ec2.GetSecurityGroupsFilterArgs(name="tag-key", values=[CLUSTER_TAG]),
-        aws.ec2.GetSecurityGroupsFilterArgs(name="tag:Name", values=[f"*{suffix}"]),
-    ]
-    try:
-        ids = aws.ec2.get_security_groups(filters=filters, opts=opts).ids
-        groups = [aws.ec2.get_security_group(id=group_id, opts=opts) for group_id in ids]
-    except Exception as error:
-        raise pulumi.RunError(
-            "aws:region: the stack's security group could not be looked up (ec2:DescribeSecurityGroups: "
-            f"{error_reason(error)}); grant the caller that action, or try again"
-        ) from error
-    # The wildcard also matches clusters whose names only end in this one's.
-    groups = [group for group in groups if group.tags.get("Name") == f"{group.tags.get(STACK_TAG)}{suffix}"]
-    name = (pulumi.get_project(), pulumi.get_stack())
-    own = [group for group in groups if (group.tags.get(PROJECT_TAG), group.tags[STACK_TAG]) == name]
-    if len(own) > 1:
-        duplicates = " and ".join(f"{group.id} in {group.vpc_id}" for group in own)
-        raise pulumi.RunError(
-            f"stack: two stacks named {pulumi.get_stack()} are up in this account and region, with the security groups "
-            f"{duplicates}; `pulumi destroy` one of them, or delete orphaned resources (docs/updates.md)"
-        )
-    for group in own:
-        if ZONE_TAG not in group.tags:
-            raise pulumi.RunError(
-                f"stack: security group {group.id} lacks the tag {ZONE_TAG}, from which the stack's zone is read; "
-                "restore it, or `pulumi destroy` first"
-            )
-    others = [group for group in groups if group not in own and ZONE_TAG in group.tags]
-    return (_remembered(own[0]) if own else None), [_remembered(group) for group in others]
-
-
-def _remembered(group: aws.ec2.GetSecurityGroupResult) -> Remembered:
-    tags = group.tags
-    return Remembered(
-        group_id=group.id,
-        stack=tags[STACK_TAG],
-        cluster=tags[CLUSTER_TAG],
-        vpc_id=group.vpc_id,
-        zone=tags[ZONE_TAG],
-        zones=tuple(tags.get(ZONES_TAG, "").split()),
-    )
-
-
-def _renamed(others: Sequence[Remembered]) -> Remembered | None:
-    """Zones of the other stacks with a created VPC, if all have the same.
-
-    After `pulumi stack rename` the tags still have the old name: one of the others is this stack, and must keep its
-    zones. A new stack can use them as well. If the others differ, check_state refuses to move a renamed stack.
-    """
-    places = {(stack.zone, stack.zones): stack for stack in others if stack.zones}
-    return next(iter(places.values())) if len(places) == 1 else None
-
-
-def _check_network_stays(settings: Settings, up: Remembered, opts: pulumi.InvokeOptions | None) -> None:
-    """Refuse another VPC or CIDR block: both would replace a network that EC2 can't delete while instances use it."""
-    is_own = bool(up.zones)
-    hint = "change it back, or `pulumi destroy` first"
-    if settings.vpc_id != ("" if is_own else up.vpc_id):
-        network = "the VPC that it created" if is_own else up.vpc_id
-        raise SettingError("vpcId", settings.vpc_id, f"differs from the stack's network, {network}", hint)
-    if is_own:
-        try:
-            cidr = aws.ec2.get_vpc(id=up.vpc_id, opts=opts).cidr_block
-        except Exception as error:
-            raise pulumi.RunError(
-                f"vpcCidr: the stack's VPC {up.vpc_id} could not be looked up (ec2:DescribeVpcs: "
-                f"{error_reason(error)}); grant the caller that action, or try again"
-            ) from error
-        if ipaddress.ip_network(cidr) != ipaddress.ip_network(settings.vpc_cidr):
-            raise SettingError("vpcCidr", settings.vpc_cidr, f"differs from the stack's network, {cidr}", hint)
-
-
 def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
     """Account, region and partition of the AWS provider: the first call, which fails without credentials.
 
     Raises:
-        RunError: AWS can't be called, or refuses the account (aws:allowedAccountIds).
+        Refusal: AWS can't be called, or refuses the account (aws:allowedAccountIds).
     """
     try:
         caller = Caller(
@@ -213,10 +67,10 @@ def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
             "sign in, and set the region with `pulumi config set aws:region us-west-2`; enable an opt-in region with "
             "`aws account enable-region --region-name REGION`"
         )
-        raise pulumi.RunError(f"aws:region: AWS could not be called ({error_reason(error)}); {hint}") from error
+        raise Refusal("aws:region", f"AWS could not be called ({error_reason(error)}); {hint}") from error
     if not caller.account:  # in a preview, Pulumi answers so for a provider with unknown configuration
         problem = "the AWS provider's configuration must be known while Pulumi plans, and depends on other resources"
-        raise pulumi.RunError(f"provider: {problem}; use plain values")
+        raise Refusal("provider", f"{problem}; use plain values")
     return caller
 
 
@@ -224,11 +78,11 @@ def check_account(account: str) -> None:
     """Compare the account with aws:allowedAccountIds; warn if that is not set.
 
     Raises:
-        RunError: The account is not allowed.
+        Refusal: The account is not allowed.
     """
     allowed = _allowed_accounts()
     if not allowed:
-        pulumi.log.warn(
+        warn(
             f"{ALLOWED}: is not set; with another account's credentials `pulumi up` would create a second stack there "
             f"and lose track of this one. Set it: `pulumi config set --path '{ALLOWED}[0]' {account}`"
         )
@@ -236,11 +90,12 @@ def check_account(account: str) -> None:
         raise wrong_account(account, " or ".join(allowed))
 
 
-def wrong_account(account: str, expected: str) -> pulumi.RunError:
+def wrong_account(account: str, expected: str) -> Refusal:
     """Error for credentials of another account than the stack's."""
-    return pulumi.RunError(
-        f"{ALLOWED}: the stack is in account {expected}, and these credentials are of {account}; choose others with "
-        "AWS_PROFILE or `pulumi config set aws:profile NAME`"
+    return Refusal(
+        ALLOWED,
+        f"the stack is in account {expected}, and these credentials are of {account}; choose others with AWS_PROFILE "
+        "or `pulumi config set aws:profile NAME`",
     )
 
 
@@ -248,7 +103,7 @@ def _allowed_accounts() -> list[str]:
     """Account IDs of aws:allowedAccountIds; `pulumi config set --path` stores them as numbers.
 
     Raises:
-        RunError: The value is not a list.
+        Refusal: The value is not a list.
     """
     text = pulumi.Config("aws").get("allowedAccountIds") or "[]"
     try:
@@ -256,215 +111,175 @@ def _allowed_accounts() -> list[str]:
     except ValueError:
         accounts = None
     if not isinstance(accounts, list):
-        raise pulumi.RunError(
-            f"{ALLOWED}: {text} is not a list; `pulumi config rm {ALLOWED}`, then `pulumi config set --path "
-            f"'{ALLOWED}[0]' {text}`"
+        raise Refusal(
+            ALLOWED,
+            f"{text} is not a list; `pulumi config rm {ALLOWED}`, then "
+            f"`pulumi config set --path '{ALLOWED}[0]' {text}`",
         )
     return [str(account).zfill(12) for account in accounts]
 
 
-def offerings(
-    settings: Settings, region: str, preferred: Sequence[str], opts: pulumi.InvokeOptions | None = None
-) -> Offerings:
-    """Availability zones of the region by instance type.
+def network_of_program(args: RayClusterArgs) -> ExistingNetwork | None:
+    """Network that the same program creates, so EC2 does not know it yet; None if there is none.
 
-    If EC2 denies the call, the result is empty, and zones in `preferred` are taken unchecked. Local and Wavelength
-    Zones (us-west-2-lax-1a) are left out: they sort first, and lack NAT gateways or GPU capacity.
+    Raises:
+        SettingError: A subnet lacks its zone.
     """
-    types = {name for names in _kinds(settings).values() for name in names}
+    subnets, zones = args.subnet_ids, args.availability_zones
+    if not any(isinstance(part, pulumi.Output) for part in (args.vpc_id, *subnets)):
+        return None
+    if len(subnets) != len(zones):
+        problem = f"has {len(zones)} zones for {len(subnets)} subnet_ids of a VPC that the same program creates"
+        raise SettingError("availability_zones", ",".join(zones), problem, "use the zone of each, in the same order")
+    return ExistingNetwork(vpc_id=args.vpc_id, subnets=dict(zip(zones, subnets, strict=True)))
+
+
+def locate(
+    args: RayClusterArgs, caller: Caller, existing: ExistingNetwork | None, opts: pulumi.InvokeOptions | None = None
+) -> Location:
+    """Find the availability zones in which the cluster can run.
+
+    Raises:
+        SettingError: The cluster can't run in the zones of the arguments.
+        Refusal: EC2 can't be called.
+    """
+    zones = tuple(existing.subnets) if existing else _zones_of_region(caller.region, opts)
+    worker_zones = zones if existing else tuple(args.availability_zones)
+    endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)
+    by_type = _offerings(args, caller.region, worker_zones, opts)
+    suitable = _common_zones(args, caller.region, zones, by_type, by_service)
+    _check_zones(args, worker_zones, suitable, existing)
+    return Location(
+        **vars(caller),
+        zones=zones,
+        worker_zones=worker_zones,
+        suitable=suitable,
+        candidates=() if existing else worker_zones[:1] or _best(args, suitable, by_type),
+        existing=existing,
+        endpoints=endpoints,
+    )
+
+
+def check_zone(args: RayClusterArgs, location: Location, zone: str) -> str:
+    """Zone that the state keeps, if it still suits; SettingError otherwise."""
+    if not location.worker_zones and zone not in location.suitable:
+        problem = f"is empty, and the cluster's zone {zone} does not offer {_types(args)}"
+        hint = f"use {' or '.join(location.suitable)}, and the cluster moves there"
+        raise SettingError("availability_zones", "", problem, hint)
+    return zone
+
+
+def _zones_of_region(region: str, opts: pulumi.InvokeOptions | None) -> tuple[str, ...]:
+    """Availability zones of the region, also impaired ones, whose subnets must stay.
+
+    Local and Wavelength Zones (us-west-2-lax-1a) lack NAT gateways or GPU capacity.
+    """
+    filters = [aws.GetAvailabilityZonesFilterArgs(name="zone-type", values=["availability-zone"])]
     try:
-        offered = aws.ec2.get_instance_type_offerings(
-            location_type="availability-zone",
-            filters=[{"name": "instance-type", "values": sorted(types)}],
-            opts=opts,
-        )
+        names = aws.get_availability_zones(filters=filters, opts=opts).names
+    except Exception as error:
+        raise Refusal(
+            "availability_zones",
+            f"the zones of {region} could not be read (ec2:DescribeAvailabilityZones: {error_reason(error)}); grant "
+            "the caller that action, or use an existing network (vpc_id and subnet_ids)",
+        ) from error
+    return tuple(sorted(name for name in names if name[-1] in ZONE_LETTERS))
+
+
+def _offerings(
+    args: RayClusterArgs, region: str, preferred: Sequence[str], opts: pulumi.InvokeOptions | None
+) -> Offerings:
+    """Zones by instance type; if EC2 denies the call, all types are taken to be in the preferred zones."""
+    types = sorted({name for names in args.instance_types.values() for name in names})
+    filters = [aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=types)]
+    try:
+        offered = aws.ec2.get_instance_type_offerings(location_type="availability-zone", filters=filters, opts=opts)
     except Exception as error:
         problem = (
             f"instance type offerings of {region} could not be read (ec2:DescribeInstanceTypeOfferings: "
             f"{error_reason(error)})"
         )
-        if preferred:
-            pulumi.log.warn(f"{problem}; continuing in {', '.join(preferred)}")
-            return {}
-        raise pulumi.RunError(f"{problem}; set availabilityZones to a zone that offers the types") from error
+        if not preferred:
+            raise Refusal("availability_zones", f"{problem}; use a zone that offers the types") from error
+        warn(f"{problem}; continuing in {', '.join(preferred)}")
+        return {name: set(preferred) for name in types}
     zones: Offerings = {name: set() for name in types}
     for name, zone in zip(offered.instance_types, offered.locations, strict=True):
-        if re.fullmatch(f"{region}[a-z]", zone):
-            zones[name].add(zone)
+        zones[name].add(zone)
     return zones
 
 
-def common_zones(settings: Settings, offered: Offerings, region: str) -> list[str]:
-    """Zones that offer at least one type of every kind of node; SettingError if there are none."""
-    common: set[str] | None = None
-    others: list[str] = []
-    for key, names in _kinds(settings).items():
-        zones = {zone for name in names for zone in offered[name]}
-        if not zones:
-            problem = f"is not offered in {region}"
-            raise SettingError(key, ",".join(names), problem, "use another type or another region")
-        common = zones if common is None else common & zones
-        if not common:
-            problem = f"is not offered together with {' and '.join(others)} in any zone of {region}"
-            raise SettingError(key, ",".join(names), problem, "use another type or another region")
-        others.append(" or ".join(names))
-    return sorted(common or ())
+def _endpoints(
+    args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None
+) -> tuple[dict[str, str], Offerings]:
+    """Names and zones of the endpoint services that nodes call, by AWS service.
+
+    Runs on Spot Instances read spot prices from EC2, jobs read secrets from Secrets Manager, and instance policies
+    allow the KMS key of Session Manager.
+    """
+    optional = {"ec2": args.spot, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
+    services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
+    names: dict[str, str] = {}
+    zones: Offerings = {}
+    for service in services:
+        # In China the prefix depends on the service.
+        possible = [f"{prefix}.{caller.region}.{service}" for prefix in ("com.amazonaws", "cn.com.amazonaws")]
+        filters = [aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=possible)]
+        try:
+            found = aws.ec2.get_vpc_endpoint_service(service_type="Interface", filters=filters, opts=opts)
+        except Exception as error:
+            problem = (
+                f"needs the VPC endpoint of {service}, which could not be looked up in {caller.region} "
+                f"(ec2:DescribeVpcEndpointServices: {error_reason(error)})"
+            )
+            raise SettingError("nat_gateway", False, problem, "keep true, or grant the caller that action") from error
+        names[service], zones[f"a VPC endpoint of {service}"] = found.service_name, {*found.availability_zones}
+    return names, zones
 
 
-def choose_zones(
-    settings: Settings, zones: Sequence[str], up: Remembered | None, offered: Offerings, account: str
+def _common_zones(
+    args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, by_service: Offerings
 ) -> tuple[str, ...]:
-    """Zones of the workers: availabilityZones, else the deployed stack's zone, else one of `zones`.
-
-    Args:
-        settings: The validated settings.
-        zones: Zones with subnets that offer all instance types.
-        up: The deployed stack, None before the first `pulumi up`.
-        offered: Zones by instance type.
-        account: Account ID, from which a new stack's zone is derived.
-
-    Raises:
-        SettingError: A zone is not one of `zones`.
-    """
-    hint = f"use one of {', '.join(zones)}" if zones else "use another type, or `pulumi destroy` first"
-    for zone in settings.availability_zones:
-        if zone in zones:
-            continue
-        if up and zone not in up.zones:
-            problem = f"is not one of the zones of the stack's subnets, {', '.join(up.zones)}"
-            raise SettingError("availabilityZones", zone, problem, hint)
-        problem = f"does not offer {_types(settings)}"
-        raise SettingError("availabilityZones", zone, problem, f"{hint}, or leave it empty to have one chosen")
-    if settings.availability_zones:
-        return settings.availability_zones
-    if up and up.zone not in zones:
-        problem = f"is empty, and the stack's zone {up.zone} does not offer {_types(settings)}"
-        if zones:
-            hint += ", and the stack moves there"
-        raise SettingError("availabilityZones", "", problem, hint)
-    if up:
-        return (up.zone,)
-    # More types in a zone mean more capacity pools, for on-demand and spot alike.
-    types_offered = [offered.get(name, set()) for name in settings.worker_instance_types]
-    variety = Counter(zone for type_zones in types_offered for zone in type_zones)
-    most_types = max(variety[zone] for zone in zones)
-    best = [zone for zone in zones if variety[zone] == most_types]
-    # By a hash of the account, since most AWS customers use the first zone of the alphabet. The stack's name, which can
-    # change, is not in the hash; a zone that AWS adds moves few accounts.
-    return (max(best, key=lambda zone: hashlib.sha256(f"{account}{zone}".encode()).digest()),)
+    """Zones with subnets that offer every endpoint, and at least one type of every kind of node; never none."""
+    needs = [
+        (key, ",".join(names), set().union(*(by_type[name] for name in names)))
+        for key, names in args.instance_types.items()
+    ]
+    needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
+    common, others = {*zones}, [region]
+    for key, value, offered in needs:
+        if not common & offered:
+            problem = f"is not offered in any zone of {region}" + (
+                f" together with {' and '.join(others[1:])}" if others[1:] else ""
+            )
+            raise SettingError(key, value, problem, "use another type or another region")
+        common &= offered
+        others.append(value)
+    return tuple(sorted(common))
 
 
-def get_existing_network(
-    settings: Settings, caller: Caller, opts: pulumi.InvokeOptions | None = None
-) -> ExistingNetwork:
-    """Subnets of an existing VPC by zone; SettingError if VPC or subnets are unsuitable."""
-    _check_vpc(settings.vpc_id, caller, opts)
-    subnets: dict[str, pulumi.Input[str]] = {}
-    for subnet_id in settings.subnet_ids:
-        zone = _subnets_zone(settings.vpc_id, subnet_id, caller.region, opts)
-        if zone in subnets:
-            problem = f"is in {zone}, like {subnets[zone]}"
-            raise SettingError("subnetIds", subnet_id, problem, "use one subnet per zone")
-        subnets[zone] = subnet_id
-    return ExistingNetwork(vpc_id=settings.vpc_id, subnets=subnets)
-
-
-def _subnets_zone(vpc_id: str, subnet_id: str, region: str, opts: pulumi.InvokeOptions | None) -> str:
-    try:
-        subnet = aws.ec2.get_subnet(id=subnet_id, opts=opts)
-    except Exception as error:
-        raise _unknown("subnetIds", subnet_id, region, error) from error
-    if subnet.vpc_id != vpc_id:
-        raise SettingError("subnetIds", subnet_id, f"is part of {subnet.vpc_id}", f"use a subnet of {vpc_id}")
-    if subnet.map_public_ip_on_launch:
-        pulumi.log.warn(
-            f"subnetIds: {subnet_id} is a public subnet, and the stack's instances have no public addresses; they "
-            "reach AWS only if its route table leads to a NAT gateway or to VPC endpoints"
-        )
-    _warn_of_no_route(subnet_id, opts)
-    return subnet.availability_zone
-
-
-def _warn_of_no_route(subnet_id: str, opts: pulumi.InvokeOptions | None) -> None:
-    """Warn about a subnet without a default route: without VPC endpoints its instances never join the cluster."""
-    try:
-        routes = aws.ec2.get_route_table(subnet_id=subnet_id, opts=opts).routes
-    except Exception:  # also for the VPC's main route table, which has no association with the subnet
-        return
-    if not any(route.cidr_block == "0.0.0.0/0" for route in routes):
-        pulumi.log.warn(
-            f"subnetIds: {subnet_id} has no default route (0.0.0.0/0); instances join the cluster only if its VPC has "
-            "endpoints for the services that they call (docs/accounts.md)"
-        )
-
-
-def _check_vpc(vpc_id: str, caller: Caller, opts: pulumi.InvokeOptions | None) -> None:
-    """Check the VPC for a private DNS namespace, which needs its owner and both DNS attributes.
-
-    https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
-    """
-    region = caller.region
-    try:
-        vpc = aws.ec2.get_vpc(id=vpc_id, opts=opts)
-    except Exception as error:
-        raise _unknown("vpcId", vpc_id, region, error) from error
-    if vpc.owner_id != caller.account:
-        problem = f"is shared by account {vpc.owner_id}, and only the owner can associate a private DNS namespace"
-        raise SettingError("vpcId", vpc_id, problem, "use a VPC of this account, or leave it empty to create one")
-    if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
-        problem = "needs DNS support and DNS host names, by which workers find the head"
-        command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
-        raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
-    if ipaddress.ip_network(vpc.cidr_block).overlaps(DOCKER_BRIDGE):
-        pulumi.log.warn(
-            f"vpcId: {vpc_id} ({vpc.cidr_block}) overlaps Docker's bridge {DOCKER_BRIDGE} on every instance, which "
-            "can't reach these addresses"
-        )
-    _warn_of_custom_dns(vpc_id, vpc.dhcp_options_id, opts)
-
-
-def _warn_of_custom_dns(vpc_id: str, dhcp_options_id: str, opts: pulumi.InvokeOptions | None) -> None:
-    """Warn about custom DNS servers, which resolve the head's name only if they forward to the VPC's resolver."""
-    if dhcp_options_id == NO_DHCP_OPTIONS:
-        return
-    try:
-        servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id, opts=opts).domain_name_servers
-    except Exception as error:
-        pulumi.log.warn(f"vpcId: DHCP options of {vpc_id} could not be read ({error_reason(error)}); continuing")
-        return
-    if servers and not VPC_RESOLVERS & set(servers):
-        pulumi.log.warn(
-            f"vpcId: {vpc_id} uses custom DNS servers ({', '.join(servers)}); workers find the head only if these "
-            "forward queries for *.internal to the VPC's resolver"
-        )
-
-
-def _check_subnets_zones(settings: Settings, existing: ExistingNetwork, zones: Sequence[str]) -> None:
-    for zone, subnet_id in existing.subnets.items():
-        if zone not in zones:
-            problem = f"is in {zone}, which does not offer {_types(settings)}"
-            value = subnet_id if isinstance(subnet_id, str) else zone
-            raise SettingError("subnetIds", value, problem, f"use a subnet in one of {', '.join(zones)}")
-    if settings.availability_zones not in ((), tuple(existing.subnets)):
-        problem = f"must be the zones of subnetIds, {', '.join(existing.subnets)}"
+def _check_zones(
+    args: RayClusterArgs, zones: Sequence[str], suitable: Sequence[str], existing: ExistingNetwork | None
+) -> None:
+    if existing and args.availability_zones and tuple(args.availability_zones) != tuple(existing.subnets):
+        problem = f"must be the zones of subnet_ids, {', '.join(existing.subnets)}"
         hint = "use their zones in the same order, or leave it empty"
-        raise SettingError("availabilityZones", ",".join(settings.availability_zones), problem, hint)
+        raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
+    for zone in zones:
+        if zone not in suitable:
+            field = "subnet_ids" if existing else "availability_zones"
+            problem = f"does not offer {_types(args)}"
+            raise SettingError(field, zone, problem, f"use {' or '.join(suitable)}, or another type")
 
 
-def _kinds(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Instance types of each kind of node, by configuration key."""
-    kinds = {"headInstanceType": (settings.head_instance_type,), "workerInstanceTypes": settings.worker_instance_types}
-    if settings.cpu_worker_instance_types:
-        kinds["cpuWorkerInstanceTypes"] = settings.cpu_worker_instance_types
-    return kinds
+def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Zones that offer most of the workers' types: these are the capacity pools, for on-demand and spot alike."""
+    variety = Counter(zone for name in args.worker_instance_types for zone in by_type[name])
+    most = max(variety[zone] for zone in suitable)
+    return tuple(zone for zone in suitable if variety[zone] == most)
 
 
-def _types(settings: Settings) -> str:
-    """Instance types of all kinds of nodes, for messages."""
-    return " and ".join(sorted({" or ".join(names) for names in _kinds(settings).values()}))
-
-
-def _unknown(key: str, value: str, region: str, error: Exception) -> SettingError:
-    return SettingError(
-        key, value, f"could not be looked up in {region} ({error_reason(error)})", "use one of this region"
-    )
+def _types(args: RayClusterArgs) -> str:
+    """Instance types of all kinds of nodes, and endpoints, for messages."""
+    types = " and ".join(sorted({" or ".join(names) for names in args.instance_types.values()}))
+    return types if args.nat_gateway else f"{types} and VPC endpoints"

@@ -1,4 +1,4 @@
-"""Cluster plan: location, task sizes, prices and quotas, from the settings and AWS's answers.
+"""Cluster plan: location, task sizes, prices and quotas, from the arguments and AWS's answers.
 
 A cluster that cannot work is refused in a preview, before any resource exists.
 """
@@ -6,19 +6,19 @@ A cluster that cannot work is refused in a preview, before any resource exists.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import account, identity, prices, quotas
-from infra.config.location import Remembered, ask_caller, locate, remember
-from infra.config.settings import Settings
+from infra.config import lookups, prices, quotas
+from infra.config.args import RayClusterArgs
+from infra.config.location import ask_caller, check_account, locate, network_of_program
+from infra.definitions.addresses import private_addresses
 from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
-from infra.definitions.subnets import private_addresses
 from infra.definitions.user_data import ami_parameter
-from infra.errors import SettingError, error_reason
-from infra.types import ExistingNetwork, Location, NodeSpec, Scale, known
+from infra.errors import SettingError, error_reason, warn
+from infra.types import Location, NodeSpec, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,36 +26,17 @@ class Plan:
     """Location, nodes and scales of a cluster.
 
     Attributes:
-        cpu_worker: None without CPU workers.
-        scales: Number of workers by kind, "workers" or "cpu-workers".
+        nodes: Node specifications by kind, the head first: "head", "workers" and, with CPU workers, "cpu-workers".
+        scales: Number of workers by kind.
         gpus: Number of GPUs that a job requests by default.
-        identity: Values that can't change while the stack is up.
-        up: The deployed stack, None before the first `pulumi up`.
         default_tags: Default tags of the AWS provider.
     """
 
     location: Location
-    head: NodeSpec
-    worker: NodeSpec
-    cpu_worker: NodeSpec | None
+    nodes: Mapping[str, NodeSpec]
     scales: Mapping[str, Scale]
     gpus: int
-    identity: Mapping[str, str] = field(default_factory=dict)
-    up: Remembered | None = None
-    default_tags: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def region(self) -> str:
-        """Region of the cluster."""
-        return self.location.region
-
-    @property
-    def nodes(self) -> dict[str, NodeSpec]:
-        """Node specifications by kind, the head first."""
-        nodes = {"head": self.head, "workers": self.worker}
-        if self.cpu_worker:
-            nodes["cpu-workers"] = self.cpu_worker
-        return nodes
+    default_tags: Mapping[str, str]
 
     @property
     def hourly_usd(self) -> float | None:
@@ -66,82 +47,68 @@ class Plan:
         return prices.estimate(*(replace(node, spot_count=0) for node in self.nodes.values()))
 
 
-def make_plan(
-    settings: Settings,
-    prefix: str,
-    network: ExistingNetwork | None = None,
-    opts: pulumi.InvokeOptions | None = None,
-) -> Plan:
-    """Plan a cluster: validate the settings against AWS, choose zones and size the tasks.
+def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) -> Plan:
+    """Plan a cluster: validate the arguments against AWS, find its zones and size the tasks.
 
     Args:
-        settings: The validated settings.
-        prefix: Name prefix of the cluster's components.
-        network: Network that the same program creates, in place of the settings'.
+        args: The arguments.
         opts: AWS provider for the calls.
 
     Raises:
-        SettingError: A setting does not fit the account or region.
-        RunError: AWS can't be called, or the stack is up elsewhere.
+        SettingError: An argument does not fit the account or region.
+        Refusal: AWS can't be called.
     """
     caller = ask_caller(opts)
-    region = caller.region
-    up, others = remember(prefix, opts)
-    identity.check_roles(settings, caller, prefix, opts)
-    image_uri = known(settings.image_uri)
-    if image_uri and "@" not in image_uri:
-        pulumi.log.warn(
-            f"imageUri: the tag of {image_uri} is mutable, so instances may run different images; pin it with "
-            "repository@sha256:digest"
+    if args.is_stack:
+        check_account(caller.account)
+    lookups.check(args, caller, opts)
+    existing = network_of_program(args)
+    if args.vpc_id and not existing:
+        existing = lookups.existing_network(args, caller, opts)
+    location = locate(args, caller, existing, opts)
+    nodes = _nodes(args, location, opts)
+    if args.check_quotas:
+        quotas.check(
+            caller.region,
+            *nodes.values(),
+            new_network=not existing,
+            nat_gateway=args.nat_gateway,
+            opts=opts,
         )
-    account.check(settings, region, caller.account, opts)
-    location = locate(settings, caller, up, network, others, opts)
-    nodes = [_head(settings, location, opts), _worker(settings, location, opts)]
-    if settings.cpu_worker_instance_types:
-        nodes.append(_cpu_worker(settings, location, nodes[0].ami_id, opts))
-    if settings.check_quotas:
-        new_network = not (up or location.existing)
-        quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway, opts=opts)
-    head, worker, *cpu_workers = nodes = prices.look_up(region, *nodes, spot=settings.max_hourly_usd > 0)
-    prices.check(settings.max_hourly_usd, *nodes)
-    _check_room(settings, location, sum(node.max_count for node in nodes))
-    scales = {"workers": settings.workers}
-    if cpu_workers:
-        scales["cpu-workers"] = settings.cpu_workers
+    priced = prices.look_up(location, *nodes.values(), spot=args.max_hourly_usd > 0)
+    prices.check(args.max_hourly_usd, *priced)
+    if not existing:
+        _check_room(args, sum(node.max_count for node in priced))
+    scales = {"workers": args.workers, "cpu-workers": args.cpu_workers}
     return Plan(
         location=location,
-        head=head,
-        worker=worker,
-        cpu_worker=next(iter(cpu_workers), None),
-        scales=scales,
-        gpus=settings.workers.default_job_count * worker.task.gpus,
-        identity=identity.identity(settings, location, network),
-        up=up,
+        nodes=dict(zip(nodes, priced, strict=True)),
+        scales={kind: scale for kind, scale in scales.items() if kind in nodes},
+        gpus=args.workers.default_job_count * nodes["workers"].task.gpus,
         default_tags=aws.get_default_tags(opts=opts).tags,
     )
 
 
-def _check_room(settings: Settings, location: Location, nodes: int) -> None:
+def _check_room(args: RayClusterArgs, nodes: int) -> None:
     """Refuse a VPC with too few addresses: in awsvpc mode a node takes one for its instance and one for its task.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-networking-awsvpc.html
     """
-    zones = len(location.zones)
-    room = private_addresses(settings.vpc_cidr, zones)
-    if not location.existing and room < 2 * nodes:
-        problem = f"has {room} addresses per private subnet ({zones} zones), too few for {nodes} nodes with two each"
-        raise SettingError("vpcCidr", settings.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
+    room = private_addresses(args.vpc_cidr)
+    if room < 2 * nodes:
+        problem = f"has {room} addresses per private subnet, too few for {nodes} nodes with two each"
+        raise SettingError("vpc_cidr", args.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 
 def get_instance_types(
     key: str, names: Sequence[str], region: str, opts: pulumi.InvokeOptions | None = None
 ) -> tuple[InstanceType, ...]:
-    """EC2's description of the instance types in a configuration key."""
+    """EC2's description of the instance types in a field."""
     return tuple(get_instance_type(key, name, region, opts) for name in names)
 
 
 def get_instance_type(key: str, name: str, region: str, opts: pulumi.InvokeOptions | None = None) -> InstanceType:
-    """EC2's description of an instance type in a configuration key."""
+    """EC2's description of an instance type in a field."""
     try:
         described = aws.ec2.get_instance_type(instance_type=name, opts=opts)
     except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
@@ -171,54 +138,51 @@ def _newest_ami(key: str, opts: pulumi.InvokeOptions | None, *, gpu: bool) -> st
         raise SettingError(key, "", problem, "grant the caller that action, or use an AMI ID") from error
 
 
-def _head(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
-    key = "headInstanceType"
-    instances = get_instance_types(key, [settings.head_instance_type], location.region, opts)
-    return NodeSpec(
-        key=key,
-        instances=instances,
-        task=head_size(key, instances),
-        max_count=1,
-        zones=(location.zone,),
-        ami_id=settings.head_ami_id or _newest_ami("headAmiId", opts, gpu=False),
-    )
+def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions | None) -> dict[str, NodeSpec]:
+    """Node specifications by kind. All but the workers are in one zone, the first."""
+    types = {key: get_instance_types(key, names, location.region, opts) for key, names in args.instance_types.items()}
+    _compare_gpus(types["worker_instance_types"])
+    max_workers = args.workers.max_count
+    ami_id = args.head_ami_id or _newest_ami("head_ami_id", opts, gpu=False)
+    nodes = {
+        "head": NodeSpec(
+            key="head_instance_type",
+            instances=types["head_instance_type"],
+            task=head_size("head_instance_type", types["head_instance_type"]),
+            max_count=1,
+            zones=location.worker_zones[:1],
+            ami_id=ami_id,
+        ),
+        "workers": NodeSpec(
+            key="worker_instance_types",
+            instances=types["worker_instance_types"],
+            task=worker_size("worker_instance_types", types["worker_instance_types"]),
+            max_count=max_workers,
+            zones=location.worker_zones,
+            spread=args.spread_zones,
+            spot_count=max(max_workers - args.on_demand_workers, 0) if args.spot else 0,
+            ami_id=args.worker_ami_id or _newest_ami("worker_ami_id", opts, gpu=True),
+        ),
+    }
+    key = "cpu_worker_instance_types"
+    if key in types:
+        nodes["cpu-workers"] = NodeSpec(
+            key=key,
+            instances=types[key],
+            task=cpu_worker_size(key, types[key]),
+            max_count=args.cpu_workers.max_count,
+            zones=location.worker_zones[:1],
+            ami_id=ami_id,
+        )
+    return nodes
 
 
-def _worker(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
-    key = "workerInstanceTypes"
-    instances = get_instance_types(key, settings.worker_instance_types, location.region, opts)
-    _compare_gpus(key, instances)
-    max_count = settings.workers.max_count
-    return NodeSpec(
-        key=key,
-        instances=instances,
-        task=worker_size(key, instances),
-        max_count=max_count,
-        zones=location.worker_zones,
-        spread=settings.spread_zones,
-        spot_count=max(max_count - settings.on_demand_workers, 0) if settings.spot else 0,
-        ami_id=settings.worker_ami_id or _newest_ami("workerAmiId", opts, gpu=True),
-    )
-
-
-def _compare_gpus(key: str, instances: Sequence[InstanceType]) -> None:
+def _compare_gpus(instances: Sequence[InstanceType]) -> None:
     """Warn about types with different GPUs: synchronous training is as fast as the slowest."""
     gpus = {instance.name: f"{instance.gpu_name} with {instance.gpu_memory_mib // 1024} GiB" for instance in instances}
     if len(set(gpus.values())) > 1:
         mixed = ", ".join(f"{name} has {gpu}" for name, gpu in gpus.items())
-        pulumi.log.warn(
-            f"{key}: {mixed}; a run on both is as fast as the slower GPU, with the memory of the smaller one"
+        warn(
+            f"worker_instance_types: {mixed}; a run on both is as fast as the slower GPU, with the memory of the "
+            "smaller one"
         )
-
-
-def _cpu_worker(settings: Settings, location: Location, ami_id: str, opts: pulumi.InvokeOptions | None) -> NodeSpec:
-    key = "cpuWorkerInstanceTypes"
-    instances = get_instance_types(key, settings.cpu_worker_instance_types, location.region, opts)
-    return NodeSpec(
-        key=key,
-        instances=instances,
-        task=cpu_worker_size(key, instances),
-        max_count=settings.cpu_workers.max_count,
-        zones=(location.zone,),
-        ami_id=ami_id,
-    )

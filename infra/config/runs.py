@@ -1,7 +1,4 @@
-"""Preview messages about the runs of a stack that is up.
-
-A preview counts the runs that `pulumi destroy` would delete, since `destroy` does not run the program.
-"""
+"""Number of runs in the bucket, for a preview: `pulumi destroy` deletes them, and does not run the program."""
 
 from __future__ import annotations
 
@@ -17,16 +14,10 @@ NAME = re.compile(r"[a-z0-9.-]+")
 MAX_KEYS = 1000
 
 
-def announce_update() -> None:
-    """Log that an update does not interrupt runs."""
-    pulumi.log.info(
-        "an update does not stop runs: ECS replaces a node once it is idle; `ray-on-ecs stop --all` stops active runs"
-    )
-
-
 def announce_runs(bucket: pulumi.Output[str], opts: pulumi.InvokeOptions) -> None:
-    """Log the number of runs in a bucket, unless S3 denies access."""
-    bucket.apply(lambda name: _announce(name, opts))
+    """Log the number of runs in a bucket that exists, unless S3 denies access."""
+    if pulumi.runtime.is_dry_run():
+        bucket.apply(lambda name: _announce(name, opts))
 
 
 def _announce(bucket: str, opts: pulumi.InvokeOptions) -> None:

@@ -70,6 +70,7 @@ class Cloud(mocks.Mocks):
     preview: bool = False
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    without_endpoint: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
     quotas: dict[str, float] = field(default_factory=dict)
     vpcs: int = 1
@@ -175,8 +176,11 @@ class Cloud(mocks.Mocks):
             return "", args.inputs
         arn = f"arn:aws:service:{REGION}:{ACCOUNT}:{args.name}"
         outputs = {"name": args.name, "arn": arn, **args.inputs}
+        # The state has the results of the first `up`.
         if args.typ == "random:index/randomId:RandomId":
-            outputs["keepers"] = {**outputs["keepers"], **self.kept}  # the state has those of the first `up`
+            outputs["keepers"] = {**outputs["keepers"], **self.kept}
+        if args.typ == "random:index/randomShuffle:RandomShuffle":
+            outputs["results"] = [self.kept.get("zone", args.inputs["inputs"][-1])]
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -191,7 +195,9 @@ class Cloud(mocks.Mocks):
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
             case "getVpcEndpointService":
                 [one_of] = args.args["filters"]
-                return {"serviceName": next(item for item in one_of["values"] if item.startswith("cn."))}, []
+                wanted = "cn." if self.partition == "aws-cn" else "com."
+                name = next(item for item in one_of["values"] if item.startswith(wanted))
+                return {"serviceName": name, "availabilityZones": self._endpoint_zones(name)}, []
             case "getRouteTable":
                 return {"routes": [{"cidrBlock": item} for item in self.routes]}, []
             case "getBucket":
@@ -268,6 +274,9 @@ class Cloud(mocks.Mocks):
             case "getAvailabilityZones":
                 return {"names": sorted(zone for zone in self.zones if re.fullmatch(f"{self.region}[a-z]", zone))}, []
         raise AssertionError(f"the program asked AWS for {args.token}, which is new to the tests")
+
+    def _endpoint_zones(self, service: str) -> list[str]:
+        return [zone for zone in self.zones if zone not in self.without_endpoint.get(service.rpartition(".")[2], ())]
 
     def _instance_type(self, name: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         if name not in instance_types():

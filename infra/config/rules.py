@@ -1,0 +1,232 @@
+"""Rules for arguments that need no call to AWS.
+
+They refuse only values that neither the AWS provider nor a look-up refuses in a preview: CONTRIBUTING.md says which. A
+rule of one field takes its name and its value; `combinations` takes all arguments.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from infra.definitions.containers import OWN_VARIABLES
+from infra.definitions.policies import ECR_IMAGE
+from infra.errors import SettingError
+from infra.tags import TAG_PREFIX
+from infra.types import known
+
+if TYPE_CHECKING:
+    from infra.config.args import RayClusterArgs
+
+# AMI and training image; the maximum of gp3, above which only the instances' start fails.
+SMALLEST_ROOT_VOLUME_GIB, LARGEST_ROOT_VOLUME_GIB = 50, 16384
+# Docker's default bridge on every instance: instances can't reach VPC addresses in this range.
+DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
+# RFC 1918, and RFC 6598, which AWS also accepts for VPCs.
+PRIVATE_RANGES = tuple(
+    ipaddress.IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+)
+# A bare name is more often a mistake than Docker Hub's `latest` of that name, so a tag or a digest is required.
+# https://pkg.go.dev/github.com/distribution/reference
+TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
+IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
+# A worker takes up to ten minutes to start, most of it the image pull; a shorter idle time would stop it before that. A
+# CloudWatch alarm evaluates at most one day.
+# https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
+SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
+EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+# Tags by which ECS finds its instances, and AWS's users this stack.
+OWN_TAGS = {"name", "amazonecsmanaged"}
+TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
+# IAM's limit for a path; role names do not count against it.
+LONGEST_ROLE_PATH = 512
+
+
+def not_empty(field: str, values: Sequence[str]) -> None:
+    """At least one value."""
+    if not values:
+        raise SettingError(field, "", "is empty", "use a family and a size, e.g. g5.xlarge")
+
+
+def at_least_0(field: str, value: float) -> None:
+    """A count, a number of days or an amount."""
+    if not 0 <= value < math.inf:
+        raise SettingError(field, value, "must not be negative", "use a number, or 0")
+
+
+def at_least_1(field: str, value: int) -> None:
+    """An amount that AWS Budgets accepts."""
+    if value < 1:
+        raise SettingError(field, value, "must be at least 1", "use whole USD per month, e.g. 500")
+
+
+def idle_timeout(field: str, value: int) -> None:
+    """0 to disable the scale-in, or longer than a worker takes to start."""
+    if value and not SHORTEST_IDLE_MINUTES <= value <= LONGEST_IDLE_MINUTES:
+        problem = (
+            f"must be {SHORTEST_IDLE_MINUTES} (a worker takes ten minutes to start) to {LONGEST_IDLE_MINUTES} (a day)"
+        )
+        raise SettingError(field, value, problem, "use minutes, e.g. 60, or 0 to disable the scale-in")
+
+
+def root_volume(field: str, value: int) -> None:
+    """Room for the AMI and the training image."""
+    if not SMALLEST_ROOT_VOLUME_GIB <= value <= LARGEST_ROOT_VOLUME_GIB:
+        problem = f"must be {SMALLEST_ROOT_VOLUME_GIB} (AMI and training image) to {LARGEST_ROOT_VOLUME_GIB}"
+        raise SettingError(field, value, problem, "use the size of the root volume in GiB, e.g. 100")
+
+
+def vpc_cidr(field: str, value: str) -> None:
+    """A private IPv4 CIDR block with room for a cluster, apart from Docker's bridge."""
+    hint = "use a private IPv4 CIDR block of /16 to /24, e.g. 10.0.0.0/16"
+    try:
+        network = ipaddress.IPv4Network(value)
+    except ValueError as error:
+        raise SettingError(field, value, f"is not an IPv4 CIDR block ({error})", hint) from error
+    if not 16 <= network.prefixlen <= 24:
+        problem = "must be /16 (the largest VPC) to /24 (the smallest with room for a cluster)"
+        raise SettingError(field, value, problem, hint)
+    if not any(network.subnet_of(private) for private in PRIVATE_RANGES):
+        problem = f"is public; private ranges are {', '.join(map(str, PRIVATE_RANGES))}"
+        raise SettingError(field, value, problem, hint)
+    if network.overlaps(DOCKER_BRIDGE):
+        raise SettingError(field, value, f"overlaps Docker's bridge {DOCKER_BRIDGE} on every instance", hint)
+
+
+def image(field: str, value: str) -> None:
+    """An image reference with a tag or a digest."""
+    if value and not re.fullmatch(IMAGE, value):
+        hint = "use registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
+        raise SettingError(field, value, "is not an image reference", hint)
+
+
+def email(field: str, value: str) -> None:
+    """One email address."""
+    if value and not re.fullmatch(EMAIL, value):
+        hint = "use one address, e.g. team@example.com, or leave it empty"
+        raise SettingError(field, value, "is not a valid email address", hint)
+
+
+def bucket(field: str, value: str) -> None:
+    """Name of an S3 general purpose bucket, or empty."""
+    if value:
+        _check_bucket(field, value, value, "")
+
+
+def data_buckets(field: str, values: Sequence[str]) -> None:
+    """S3 general purpose buckets, each with or without a prefix."""
+    for value in values:
+        name, _, prefix = value.partition("/")
+        _check_bucket(field, value, name, prefix)
+
+
+def _check_bucket(field: str, value: str, name: str, prefix: str) -> None:
+    # Directory buckets (S3 Express One Zone) need s3express:CreateSession, which the task roles don't have.
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-express-security-iam.html
+    if name.endswith("--x-s3"):
+        problem = "is a directory bucket, which needs other IAM permissions"
+        raise SettingError(field, value, problem, "use a general purpose bucket")
+    if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
+        hint = "use the name of a bucket, without s3:// and wildcards; only data_buckets take bucket/prefix"
+        raise SettingError(field, value, "is not an S3 bucket", hint)
+
+
+def environment(field: str, values: Mapping[str, str]) -> None:
+    """Environment variables that the containers don't set themselves."""
+    for variable in values.keys() & OWN_VARIABLES:
+        raise SettingError(field, variable, "is reserved for the cluster's containers", "use another name")
+
+
+def tags(field: str, values: Mapping[str, str]) -> None:
+    """Tags that every AWS service accepts, apart from the stack's own.
+
+    https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
+    """
+    hint = "use key=value of letters, digits, spaces and _.:/=+-@, separated by commas"
+    folded = [name.lower() for name in values]
+    for name, value in values.items():
+        tag = f"{name}={value}"
+        if folded.count(name.lower()) > 1:
+            # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
+            problem = "has a key that differs only in case from another, and IAM ignores case"
+            raise SettingError(field, tag, problem, "use each key once")
+        if name.lower() in OWN_TAGS or name.lower().startswith(TAG_PREFIX):
+            raise SettingError(field, tag, f"uses a reserved key of this stack ({name})", "use another key")
+        if not re.fullmatch(TAG_TEXT.format(1, 128), name) or not re.fullmatch(TAG_TEXT.format(0, 256), value):
+            raise SettingError(field, tag, "is not a valid tag for all AWS services", hint)
+        if name.lower().startswith("aws:"):
+            raise SettingError(field, tag, "uses the prefix aws:, which AWS reserves", hint)
+
+
+def role_path(field: str, value: str) -> None:
+    """An IAM path, with a slash at both ends.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
+    """
+    if not re.fullmatch(r"/([!-.0-~]+/)*", value) or len(value) > LONGEST_ROLE_PATH:
+        raise SettingError(field, value, "is not an IAM path", "use one like /teams/ml/, or keep /")
+
+
+def combinations(args: RayClusterArgs) -> None:
+    """Refuse fields that contradict each other."""
+    _counts("worker_count", "min_workers", "max_workers", args)
+    _counts("cpu_worker_count", "min_cpu_workers", "max_cpu_workers", args)
+    _require(args, "on_demand_workers", "spot", "without spot all workers run on demand")
+    max_workers, max_cpu_workers = args.workers.max_count, args.cpu_workers.max_count
+    if max_workers and args.on_demand_workers > max_workers:
+        problem = f"must not exceed the maximum of {max_workers} workers"
+        raise SettingError("on_demand_workers", args.on_demand_workers, problem, "lower it, or raise max_workers")
+    if max_cpu_workers and not args.cpu_worker_instance_types:
+        hint = "use a type, e.g. c6i.2xlarge, or set cpu_worker_count and max_cpu_workers to 0"
+        raise SettingError(
+            "cpu_worker_instance_types", "", f"is required for up to {max_cpu_workers} CPU workers", hint
+        )
+    _require(args, "vpc_id", "subnet_ids", "a VPC is used only with its subnets")
+    _require(args, "subnet_ids", "vpc_id", "subnets are used only with their VPC")
+    _require(args, "registry_secret_arn", "image_uri", "it is the password of that image's registry")
+    if args.spread_zones and max(len(args.availability_zones), len(args.subnet_ids)) < 2:
+        hint = "list several in availability_zones, or in subnet_ids for an existing VPC"
+        raise SettingError("spread_zones", True, "requires at least two availability zones", hint)
+    if not args.nat_gateway:
+        hint = "keep true, and create the VPC's endpoints yourself (docs/accounts.md)"
+        _exclude(args, "nat_gateway", "vpc_id", hint)
+        if known(args.image_uri) and not ECR_IMAGE.match(known(args.image_uri)):
+            problem = f"leaves the registry of image_uri ({args.image_uri}) unreachable"
+            raise SettingError("nat_gateway", False, problem, "use an image in ECR, or leave image_uri empty")
+    for name in ("retain_bucket", "object_version_days"):
+        if getattr(args, name):
+            _exclude(args, name, "bucket_name", "leave it out: the stack does not change an existing bucket")
+    if args.registry_secret_arn and ECR_IMAGE.match(known(args.image_uri)):
+        hint = "leave it empty: the execution role pulls from ECR without a password"
+        _exclude(args, "registry_secret_arn", "image_uri", hint)
+
+
+def _counts(count: str, minimum: str, maximum: str, args: RayClusterArgs) -> None:
+    """Minimum <= count <= maximum, where 0 is no maximum."""
+    number, least, most = (getattr(args, name) for name in (count, minimum, maximum))
+    if least > number:
+        raise SettingError(minimum, least, f"must not exceed {count} ({number})", f"lower it, or raise {count}")
+    if most and most < number:
+        raise SettingError(maximum, most, f"must be at least {count} ({number})", f"raise it, or lower {count}")
+
+
+def _require(args: RayClusterArgs, name: str, other: str, reason: str) -> None:
+    if getattr(args, name) and not getattr(args, other):
+        raise SettingError(name, _shown(getattr(args, name)), f"requires {other}", f"set both or neither: {reason}")
+
+
+def _exclude(args: RayClusterArgs, name: str, other: str, hint: str) -> None:
+    if getattr(args, other):
+        problem = f"cannot be combined with {other} ({_shown(getattr(args, other))})"
+        raise SettingError(name, _shown(getattr(args, name)), problem, hint)
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, tuple):
+        return ",".join(str(_shown(part)) for part in value)
+    return value if isinstance(value, str | int) else "an Output"

@@ -1,0 +1,126 @@
+"""VPC with a private subnet in each availability zone, a NAT gateway, and a gateway endpoint for S3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.definitions import policies
+from infra.definitions.addresses import private_block, public_block
+from infra.tags import tags
+
+
+@dataclass(frozen=True, kw_only=True)
+class VpcArgs:
+    """Inputs of Vpc.
+
+    Attributes:
+        zones: All availability zones of the region: a subnet is free, and lets workers move to another zone.
+        nat_zone: Zone of the NAT gateway, which can't move.
+        s3_policy: Policy of the S3 endpoint.
+    """
+
+    cidr: str
+    region: str
+    zones: Sequence[str]
+    nat_zone: pulumi.Input[str]
+    nat_gateway: bool
+    s3_policy: policies.Policy
+
+
+class Vpc(pulumi.ComponentResource):
+    """VPC whose private subnets, by zone, share one route table."""
+
+    vpc_id: pulumi.Output[str]
+    subnets: Mapping[str, pulumi.Output[str]]
+
+    def __init__(self, name: str, args: VpcArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("ray-on-ecs:infra:Vpc", name, None, opts)
+        self._child = pulumi.ResourceOptions(parent=self)
+        vpc = aws.ec2.Vpc(
+            f"{name}-main",
+            cidr_block=args.cidr,
+            # Private DNS namespaces require both attributes, and EC2 leaves host names off by default.
+            # https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
+            enable_dns_hostnames=True,
+            enable_dns_support=True,
+            tags=tags(f"{name}-main"),
+            opts=self._child,
+        )
+        self.vpc_id = vpc.id
+        private = self._route_table(f"{name}-private")
+        self.subnets = {
+            zone: self._subnet(f"{name}-private-{zone}", zone, private_block(args.cidr, zone), private)
+            for zone in args.zones
+        }
+        if args.nat_gateway:
+            self._lead_to_internet(name, args, private)
+        self._s3_endpoint(name, args, private)
+        # Every VPC has a default security group that admits itself; managed without rules, it admits no traffic.
+        # https://docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
+        aws.ec2.DefaultSecurityGroup(
+            f"{name}-default-group", vpc_id=self.vpc_id, tags=tags(f"{name}-default-group"), opts=self._child
+        )
+        self.register_outputs({"vpc_id": self.vpc_id})
+
+    def _route_table(self, name: str) -> aws.ec2.RouteTable:
+        return aws.ec2.RouteTable(f"{name}-routes", vpc_id=self.vpc_id, tags=tags(f"{name}-routes"), opts=self._child)
+
+    def _subnet(self, name: str, zone: pulumi.Input[str], cidr: str, routes: aws.ec2.RouteTable) -> pulumi.Output[str]:
+        subnet = aws.ec2.Subnet(
+            f"{name}-subnet",
+            vpc_id=self.vpc_id,
+            cidr_block=cidr,
+            availability_zone=zone,
+            tags=tags(f"{name}-subnet"),
+            opts=self._child,
+        )
+        aws.ec2.RouteTableAssociation(
+            f"{name}-association", subnet_id=subnet.id, route_table_id=routes.id, opts=self._child
+        )
+        return subnet.id
+
+    def _lead_to_internet(self, name: str, args: VpcArgs, private: aws.ec2.RouteTable) -> None:
+        """One NAT gateway: one for each zone would cost more than the traffic between zones."""
+        gateway = aws.ec2.InternetGateway(
+            f"{name}-internet", vpc_id=self.vpc_id, tags=tags(f"{name}-internet"), opts=self._child
+        )
+        public = self._route_table(f"{name}-public")
+        subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.cidr), public)
+        out = aws.ec2.Route(
+            f"{name}-public-route",
+            route_table_id=public.id,
+            destination_cidr_block="0.0.0.0/0",
+            gateway_id=gateway.id,
+            opts=self._child,
+        )
+        # EC2 detaches an internet gateway only from a VPC without public addresses.
+        after = pulumi.ResourceOptions(parent=self, depends_on=[out])
+        address = aws.ec2.Eip(f"{name}-address", domain="vpc", tags=tags(f"{name}-address"), opts=after)
+        nat = aws.ec2.NatGateway(
+            f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, tags=tags(f"{name}-nat"), opts=after
+        )
+        aws.ec2.Route(
+            f"{name}-private-route",
+            route_table_id=private.id,
+            destination_cidr_block="0.0.0.0/0",
+            nat_gateway_id=nat.id,
+            opts=self._child,
+        )
+
+    def _s3_endpoint(self, name: str, args: VpcArgs, routes: aws.ec2.RouteTable) -> None:
+        """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte."""
+        aws.ec2.VpcEndpoint(
+            f"{name}-s3",
+            vpc_id=self.vpc_id,
+            service_name=f"com.amazonaws.{args.region}.s3",
+            vpc_endpoint_type="Gateway",
+            route_table_ids=[routes.id],
+            policy=json.dumps(args.s3_policy),
+            tags=tags(f"{name}-s3"),
+            opts=self._child,
+        )
