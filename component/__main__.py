@@ -2,13 +2,32 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
-from pulumi.provider.experimental import component_provider_host
+from pulumi.errors import InputPropertyError
+from pulumi.provider import main
+from pulumi.provider.experimental.component import ComponentProvider
+from pulumi.provider.server import ComponentInitError
 
 sys.path.append(str(Path(__file__).parents[1]))  # where infra/ and component/ are
 
 from component.ray_cluster import RayCluster
+from infra.errors import Refusal
 from ray_on_ecs import __version__
 
+
+class Host(ComponentProvider):
+    """Host that reports a refusal as an invalid property, in one line; Pulumi's own adds a traceback."""
+
+    def construct(self, *args: Any, **options: Any) -> Any:
+        """Construct the component."""
+        try:
+            return super().construct(*args, **options)
+        except ComponentInitError as error:
+            if isinstance(error.inner, Refusal):
+                raise InputPropertyError(error.inner.subject, error.inner.text) from error
+            raise
+
+
 if __name__ == "__main__":
-    component_provider_host(name="ray-on-ecs", components=[RayCluster], version=__version__)
+    main(Host([RayCluster], "ray-on-ecs", version=__version__), sys.argv[1:])

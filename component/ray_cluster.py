@@ -146,4 +146,4 @@ class RayCluster(Cluster):
 
     def __init__(self, name: str, args: Args, opts: pulumi.ResourceOptions | None = None) -> None:
         given: dict[str, Any] = {argument: value for argument, value in args.items() if value is not None}
-        super().__init__(name, RayClusterArgs(**given), opts)
+        super().__init__(name, RayClusterArgs.in_camel_case(**given), opts)

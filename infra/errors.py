@@ -6,24 +6,23 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 import pulumi
-from pulumi.errors import InputPropertyError
 
 # Rewrites the fields in a text as the keys of Pulumi.yaml, where RayClusterArgs.from_config has read them.
 AS_WRITTEN: ContextVar[Callable[[str], str]] = ContextVar("AS_WRITTEN", default=str)
 
 
-class Refusal(pulumi.RunError, InputPropertyError):
-    """Refusal in one line: Pulumi prints neither class with a traceback, in a program or in a component package."""
+class Refusal(pulumi.RunError):
+    """Refusal in one line, which Pulumi prints without a traceback.
+
+    Attributes:
+        subject: Field of RayClusterArgs, as its user wrote it, or e.g. `aws:region`.
+        text: Problem and way out.
+    """
 
     def __init__(self, subject: str, text: str) -> None:
-        """Name the subject, e.g. a field of RayClusterArgs or `aws:region`."""
-        subject = AS_WRITTEN.get()(subject)
-        InputPropertyError.__init__(self, subject, text)
-        self.args = (f"{subject}: {text}",)
-
-    def __str__(self) -> str:
-        """Subject and text."""
-        return str(self.args[0])
+        """Name the subject."""
+        self.subject, self.text = AS_WRITTEN.get()(subject), text
+        super().__init__(f"{self.subject}: {text}")
 
 
 class SettingError(Refusal):
@@ -32,7 +31,8 @@ class SettingError(Refusal):
     def __init__(self, field: str, value: object, problem: str, hint: str) -> None:
         """Name the field, its value, the rule it breaks and the way out."""
         rewrite = AS_WRITTEN.get()
-        super().__init__(field, f"{value!r} {rewrite(problem)}; {rewrite(hint)}")
+        shown = rewrite(str(value)) if isinstance(value, bool) else repr(value)
+        super().__init__(field, f"{shown} {rewrite(problem)}; {rewrite(hint)}")
 
 
 def warn(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud
-from tests.infra.stacks import STACKS, deployed, takes_tags
+from tests.infra.stacks import STACKS, deploy, deployed, takes_tags
 
 ROOT = Path(__file__).parents[1]
 # A managed policy takes few characters, without spaces, so that there are two.
@@ -204,16 +204,37 @@ ACTIONS: dict[str, dict[str, str]] = {
             f"RevokeSecurityGroupIngress {EC2_TAGGED}"
         ),
     },
-    # VPC, subnets, internet gateway, NAT gateway with its address, route tables with routes and associations.
-    "awsx:ec2:Vpc": {
+    "aws:ec2/eip:Eip": {
         "ec2": (
-            "AllocateAddress AssociateRouteTable AttachInternetGateway CreateInternetGateway CreateNatGateway "
-            "CreateRoute CreateRouteTable CreateSubnet CreateVpc DeleteInternetGateway DeleteNatGateway "
-            "DeleteRoute DeleteRouteTable DeleteSubnet DeleteVpc DescribeAddresses DescribeAddressesAttribute "
-            "DescribeAvailabilityZones DescribeInternetGateways DescribeNatGateways DescribeNetworkAcls "
-            "DescribeNetworkInterfaces DescribeRouteTables DescribeSecurityGroups DescribeSubnets "
-            "DescribeVpcAttribute DescribeVpcs DetachInternetGateway DisassociateAddress DisassociateRouteTable "
-            f"ModifySubnetAttribute ModifyVpcAttribute ReleaseAddress ReplaceRoute {EC2_TAGGED}"
+            "AllocateAddress DescribeAddresses DescribeAddressesAttribute DisassociateAddress ReleaseAddress "
+            f"{EC2_TAGGED}"
+        ),
+    },
+    "aws:ec2/internetGateway:InternetGateway": {
+        "ec2": (
+            "AttachInternetGateway CreateInternetGateway DeleteInternetGateway DescribeInternetGateways "
+            f"DetachInternetGateway {EC2_TAGGED}"
+        ),
+    },
+    "aws:ec2/natGateway:NatGateway": {
+        "ec2": f"CreateNatGateway DeleteNatGateway DescribeNatGateways {EC2_TAGGED}",
+    },
+    "aws:ec2/route:Route": {"ec2": "CreateRoute DeleteRoute DescribeRouteTables ReplaceRoute"},
+    "aws:ec2/routeTable:RouteTable": {
+        "ec2": f"CreateRouteTable DeleteRouteTable DescribeRouteTables {EC2_TAGGED}",
+    },
+    "aws:ec2/routeTableAssociation:RouteTableAssociation": {
+        "ec2": "AssociateRouteTable DescribeRouteTables DisassociateRouteTable",
+    },
+    "aws:ec2/subnet:Subnet": {
+        "ec2": (
+            f"CreateSubnet DeleteSubnet DescribeNetworkInterfaces DescribeSubnets ModifySubnetAttribute {EC2_TAGGED}"
+        ),
+    },
+    "aws:ec2/vpc:Vpc": {
+        "ec2": (
+            "CreateVpc DeleteVpc DescribeNetworkAcls DescribeRouteTables DescribeSecurityGroups DescribeVpcAttribute "
+            f"DescribeVpcs ModifyVpcAttribute {EC2_TAGGED}"
         ),
     },
     "awsx:ecr:Image": {
@@ -224,6 +245,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     },
     "random:index/randomId:RandomId": {},
     "random:index/randomPassword:RandomPassword": {},
+    "random:index/randomShuffle:RandomShuffle": {},
 }
 # Calls of a preview.
 QUESTIONS: dict[str, dict[str, str]] = {
@@ -233,7 +255,6 @@ QUESTIONS: dict[str, dict[str, str]] = {
     "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": {"ec2": "DescribeInstanceTypeOfferings"},
     "aws:ec2/getInstances:getInstances": {"ec2": "DescribeInstances"},
     "aws:ec2/getRouteTable:getRouteTable": {"ec2": "DescribeRouteTables"},
-    "aws:ec2/getSecurityGroup:getSecurityGroup": {"ec2": "DescribeSecurityGroups"},
     "aws:ec2/getSecurityGroups:getSecurityGroups": {"ec2": "DescribeSecurityGroups"},
     "aws:ec2/getSubnet:getSubnet": {"ec2": "DescribeSubnets"},
     "aws:ec2/getVpc:getVpc": {"ec2": "DescribeRouteTables DescribeVpcAttribute DescribeVpcs"},
@@ -243,7 +264,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
     "aws:ecr/getImage:getImage": {"ecr": "DescribeImages DescribeRepositories"},
     "aws:iam/getPolicy:getPolicy": {"iam": "GetPolicy GetPolicyVersion"},
     "aws:iam/getRole:getRole": {"iam": "GetRole"},
-    "aws:iam/getRoles:getRoles": {"iam": "ListRoles"},
+    "aws:index/getAvailabilityZones:getAvailabilityZones": {"ec2": "DescribeAvailabilityZones"},
     "aws:index/getCallerIdentity:getCallerIdentity": {},  # requires no permission
     "aws:index/getDefaultTags:getDefaultTags": {},
     "aws:index/getPartition:getPartition": {},
@@ -280,7 +301,7 @@ def allowed() -> Iterator[tuple[str, dict[str, Any]]]:
             yield action, statement
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def clouds() -> list[Cloud]:
     """The accounts of all stacks of these tests."""
     return [deployed(name) for name in STACKS]
@@ -289,7 +310,8 @@ def clouds() -> list[Cloud]:
 def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     types = {resource.type for cloud in clouds for resource in cloud.resources.values()}
     assert {name for name in types if not name.startswith("ray-on-ecs:")} == ACTIONS.keys()
-    assert {token for cloud in clouds for token, _ in cloud.calls} | {"prices"} == QUESTIONS.keys()
+    previews = [deploy(preview=True), deploy(preview=True, is_up=True)]
+    assert {token for cloud in [*clouds, *previews] for token, _ in cloud.calls} | {"prices"} == QUESTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])

@@ -34,8 +34,6 @@ from tests.infra.fake_aws import (
     STACK,
     Cloud,
     Registered,
-    head_role,
-    security_group,
 )
 from tests.infra.stacks import (
     EVERYTHING,
@@ -146,11 +144,24 @@ def test_exported_commands_target_this_stack(stack: Cloud) -> None:
 def test_every_resource_has_a_component_as_parent(stack: Cloud) -> None:
     components = {name for name, resource in stack.resources.items() if resource.type.startswith("ray-on-ecs:")}
     assert components == {
-        *("network", "storage", "image", "auth", "discovery", "ray", "head", "workers", "ray-head", "ray-workers"),
+        *(
+            "choices",
+            "network",
+            "network-vpc",
+            "storage",
+            "image",
+            "auth",
+            "discovery",
+            "ray",
+            "head",
+            "workers",
+            "ray-head",
+            "ray-workers",
+        ),
         *("head-task", "worker-task", "workers-scaling", "monitoring", "cluster-info", "sessions", CLUSTER),
     }
     for name, resource in stack.resources.items():
-        parents = {CLUSTER} if name in components else components - {CLUSTER}
+        parents = {CLUSTER, "network"} if name in components else components - {CLUSTER}
         expected = {STACK} if name == CLUSTER else parents
         assert resource.parent in expected, f"wrong parent of {name}"
 
@@ -190,29 +201,36 @@ def test_rename_replaces_no_resource(everything: Cloud) -> None:
             assert changed <= {*resource.ignore_changes, "tags", "tagSpecifications"}, f"{name} changes"
 
 
-def test_stack_of_another_state_is_refused() -> None:
-    up = [security_group(zone="us-west-2c", zones="us-west-2c us-west-2a us-west-2b")]
-    with pytest.raises(pulumi.RunError, match=r"^stack: a stack named dev is up in this account and region, "):
-        deploy(preview=True, security_groups=up)
+def test_a_second_state_creates_a_second_cluster(stack: Cloud) -> None:
+    """The same program and stack name, in the same account, with a state that knows nothing of the first."""
+    second = deploy(security_groups=("sg-of-the-first",))
+    assert second.resources.keys() == stack.resources.keys()
+    named = {"aws:cloudwatch/logGroup:LogGroup", "aws:cloudwatch/dashboard:Dashboard", "aws:ecs/cluster:Cluster"}
+    random_names = {
+        name
+        for name, resource in second.resources.items()
+        if "dev-c0ffee" in str(resource.inputs.get("name")) or "dev-c0ffee" in str(resource.inputs.get("dashboardName"))
+    }
+    for name, resource in second.resources.items():
+        if resource.type.startswith("aws:") and resource.type in named and "name" in resource.inputs:
+            assert name in random_names, f"{name} has the same name in both clusters"
 
 
-@pytest.mark.parametrize(
-    ("cloud", "line"),
-    [
-        ({"account": "999999999999"}, "aws:allowedAccountIds: the stack is in account 123456789012, and these"),
-        ({"roles": [head_role(region="eu-west-1")]}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; "),
-        ({"roles": [head_role(path="/old/")]}, "rolePath: '/' differs from the stack's, /old/; change it back, or "),
-    ],
-    ids=["account", "region", "role path"],
-)
-def test_other_identity_is_refused_before_resources_exist(
-    monkeypatch: pytest.MonkeyPatch, cloud: dict[str, Any], line: str
-) -> None:
-    account = Cloud(**cloud)
+def test_a_copied_stack_is_refused_in_another_account_or_region() -> None:
+    for kept, line in (
+        ({"account": "999999999999"}, "aws:allowedAccountIds: the stack is in account 999999999999, and these"),
+        ({"region": "eu-west-1"}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; "),
+    ):
+        with pytest.raises(pulumi.RunError) as refused:
+            deploy(preview=True, is_up=True, kept=kept)
+        assert str(refused.value).startswith(line)
+
+
+def test_another_account_is_refused_before_resources_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Cloud(account="999999999999")
     monkeypatch.chdir(ROOT)
-    with pytest.raises(pulumi.RunError) as refused:
+    with pytest.raises(pulumi.RunError, match="^aws:allowedAccountIds: the stack is in account 123456789012, and the"):
         account.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
-    assert str(refused.value).startswith(line)
     assert account.resources.keys() <= {CLUSTER}
 
 
@@ -249,7 +267,7 @@ def agent_needs(kind: str) -> dict[str, str]:
         f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
         f"{kind}-instance-ecs": "without its policy the ECS agent disconnects, and `destroy` hangs in DRAINING",
         f"{kind}-instance-ssm": "the commands can't reach an instance that is not registered with Session Manager",
-        "network-vpc": "without NAT gateway and route, image pulls and reports of stopped tasks fail",
+        "network-vpc-private-us-west-2c-association": "without its routes, image pulls and reports of stopped tasks fail",
         "network-tasks-ingress": "the workers don't reach the head, and their health checks kill them",
         "network-tasks-egress": "a job can't store its last checkpoint",
         "network-instances-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",
@@ -279,7 +297,7 @@ EDGES = {
         for group in ALL_GROUPS
         for needed, why in {
             "ray-cluster": "ECS refuses to delete a cluster that still has instances",
-            "network-vpc": "an instance without a route can't join the cluster",
+            "network-vpc-private-us-west-2c-association": "an instance without a route can't join the cluster",
             "network-tasks-ingress": "tasks start before they can reach each other",
             "network-instances-egress": "an instance without egress can't join the cluster",
         }.items()
@@ -320,6 +338,12 @@ def test_services_have_time_to_stop_their_tasks(stack: Cloud, service: str) -> N
 def test_dependencies_have_no_cycle(everything: Cloud) -> None:
     for name in everything.resources:
         assert name not in everything.needs(name), f"cycle through {name}"
+
+
+@pytest.mark.parametrize("name", ["head-group", "workers-group", "ray-head-service", "ray-workers-service"])
+def test_the_way_to_the_internet_outlives_instances_and_services(stack: Cloud, name: str) -> None:
+    way = {"network-vpc-private-route", "network-vpc-nat", "network-vpc-address", "network-vpc-public-route"}
+    assert way <= stack.needs(name)
 
 
 def test_capacity_providers_are_associated_with_the_cluster(stack: Cloud) -> None:
@@ -604,15 +628,19 @@ def test_arns_have_the_partition_of_the_account() -> None:
 def test_zone_change_keeps_the_network() -> None:
     here, there = (deployed(f"up in zone a, configured for {letter}") for letter in "ab")
     moved = {name for name, resource in here.resources.items() if resource.inputs != there.resources[name].inputs}
-    assert moved == {*GROUPS, *SERVICES, "network-tasks-group", "cluster-info-parameter"}
+    assert moved - {"choices-zone"} == {*GROUPS, *SERVICES, "cluster-info-parameter"}
 
 
 def test_configured_zone_holds_all_resources() -> None:
     cloud = deployed("up in zone a, configured for b")
     for group in GROUPS:
-        assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == ["subnet-private-us-west-2b"]
+        assert cloud.resources[group].inputs["vpcZoneIdentifiers"] == [
+            "ray-on-ecs-network-vpc-private-us-west-2b-subnet-id"
+        ]
     for service in SERVICES:
-        assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == ["subnet-private-us-west-2b"]
+        assert cloud.resources[service].inputs["networkConfiguration"]["subnets"] == [
+            "ray-on-ecs-network-vpc-private-us-west-2b-subnet-id"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -649,7 +677,6 @@ def test_preview_evaluates_with_unknown_values(name: str) -> None:
         ("retainBucket", "perhaps"),
         ("dataBuckets", "s3://my-data"),
         ("rootVolumeGib", "8"),
-        ("logRetentionDays", "2"),
     ],
 )
 def test_invalid_settings_create_no_resources(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
@@ -702,10 +729,10 @@ def test_workers_may_use_other_zones(everything: Cloud) -> None:
     def subnets(name: str) -> list[str]:
         return everything.resources[name].inputs["networkConfiguration"]["subnets"]
 
-    here, there = "subnet-private-us-west-2c", "subnet-private-us-west-2a"
+    here, there = (f"ray-on-ecs-network-vpc-private-us-west-2{letter}-subnet-id" for letter in "ca")
     assert set(subnets("ray-workers-service")) >= {here, there}
     assert subnets("ray-head-service") == subnets("ray-cpu-workers-service") == [here]
-    facts = json.loads(everything.resources["cluster-info-parameter"].inputs["value"]["value"])
+    facts = json.loads(everything.resources["cluster-info-parameter"].inputs["insecureValue"])
     assert [item["subnet_id"] for item in facts["zones"]] == [here, there]
     policy = everything.resources["head-task-role-policy"].inputs["policy"]
     moved = [statement for statement in statements(policy) if statement["Action"] == [MOVE_GROUP]]
@@ -736,6 +763,5 @@ def test_command_line_finds_alarms_by_prefix(everything: Cloud) -> None:
     ids=["the stack's bucket", "a new stack", "a retained bucket", "an existing bucket"],
 )
 def test_runs_are_counted_if_destroy_deletes_them(name: str, is_up: bool, is_counted: bool) -> None:
-    cloud = deployed(name)
+    cloud = deploy(**{**STACKS[name], "preview": True, "is_up": is_up})
     assert ("aws:s3/getObjects:getObjects" in [token for token, _ in cloud.calls]) == is_counted
-    assert any("an update does not stop runs" in line for line in cloud.messages) == is_up

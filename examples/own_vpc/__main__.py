@@ -12,6 +12,7 @@ import pulumi_awsx as awsx
 
 sys.path.append(str(Path(__file__).parents[2]))  # where infra/ is
 
+from infra.config import RayClusterArgs
 from infra.ray_cluster import RayCluster
 
 # Known while Pulumi plans: AWS is asked whether these zones offer the instance types.
@@ -40,14 +41,15 @@ vpc = awsx.ec2.Vpc(
 )
 cluster = RayCluster(
     "vision",
-    {
-        "vpc_id": vpc.vpc_id,
-        "subnet_ids": [vpc.private_subnet_ids[index] for index, _ in enumerate(zones)],
-        "availability_zones": zones,
-        "workers": {"instance_types": ["g5.xlarge", "g6.xlarge"], "max_count": 4},
-        "spot": True,
-        "tags": {"team": "vision"},
-    },
+    RayClusterArgs(
+        vpc_id=vpc.vpc_id,
+        subnet_ids=[vpc.private_subnet_ids[index] for index, _ in enumerate(zones)],
+        availability_zones=zones,
+        worker_instance_types=["g5.xlarge", "g6.xlarge"],
+        max_workers=4,
+        spot=True,
+        tags={"team": "vision"},
+    ),
     # What runs in the VPC starts after all of it, and goes before any of it.
     pulumi.ResourceOptions(depends_on=[vpc]),
 )

@@ -151,6 +151,11 @@ class RayClusterArgs:
         """True for the arguments of a stack of this project, from its configuration."""
         return isinstance(self, _Configured)
 
+    @staticmethod
+    def in_camel_case(**fields: Any) -> "RayClusterArgs":
+        """Arguments from a program in another language, whose messages name them in its spelling."""
+        return _CamelCase(**fields)
+
     @classmethod
     def from_config(cls) -> "RayClusterArgs":
         """Read the stack's configuration; an unset key has its default.
@@ -159,7 +164,7 @@ class RayClusterArgs:
             SettingError: A value is invalid.
             Refusal: The configuration has an unknown key, or a secret.
         """
-        AS_WRITTEN.set(_Configured.as_written)
+        AS_WRITTEN.set(_CamelCase.as_written)
         _check_keys()
         values = {name: _read(name, default) for name, default in defaults().items()}
         return _Configured(**{name: value for name, value in values.items() if value is not None})
@@ -199,13 +204,18 @@ class RayClusterArgs:
         return Alerts(email=self.alert_email, monthly_usd=self.monthly_budget_usd)
 
 
-class _Configured(RayClusterArgs):
-    """Arguments from a stack's configuration, whose messages name its keys."""
+class _CamelCase(RayClusterArgs):
+    """Arguments whose messages name them as configuration keys and other languages do."""
 
     @staticmethod
     def as_written(text: str) -> str:
         names = "|".join(defaults())
-        return re.sub(rf"\b({names})\b", lambda name: key_of(name[0]), text)
+        in_keys = re.sub(rf"\b({names})\b", lambda name: key_of(name[0]), text)
+        return re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), in_keys)
+
+
+class _Configured(_CamelCase):
+    """Arguments from the stack's configuration."""
 
 
 def defaults() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import lookups, prices, quotas
+from infra.config import docker, lookups, prices, quotas
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
@@ -62,6 +62,8 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
     if args.is_stack:
         check_account(caller.account)
     lookups.check(args, caller, opts)
+    if not args.image_uri:
+        docker.check(is_up=lambda: quotas.is_deployed(opts))
     existing = network_of_program(args)
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)
@@ -75,7 +77,7 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
             nat_gateway=args.nat_gateway,
             opts=opts,
         )
-    priced = prices.look_up(location, *nodes.values(), spot=args.max_hourly_usd > 0)
+    priced = prices.look_up(caller.region, *nodes.values(), zones=location.suitable, spot=args.max_hourly_usd > 0)
     prices.check(args.max_hourly_usd, *priced)
     if not existing:
         _check_room(args, sum(node.max_count for node in priced))

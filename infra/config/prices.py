@@ -19,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.errors import SettingError
-from infra.types import Location, NodeSpec, Price
+from infra.types import NodeSpec, Price
 
 PRICE_LIST_REGION = "us-east-1"
 # Linux without licences, on demand, on shared tenancy; without unused reservations and capacity blocks, which have
@@ -33,12 +33,12 @@ PRODUCT = {
 }
 
 
-def look_up(location: Location, *nodes: NodeSpec, spot: bool = True) -> list[NodeSpec]:
+def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bool = True) -> list[NodeSpec]:
     """Nodes with their on-demand prices, and with spot prices if `spot` is true and they have Spot Instances.
 
+    `zones` are those of nodes whose zone the state keeps.
     Without all on-demand prices, the nodes are returned unchanged, with one warning.
     """
-    region = location.region
     names = sorted({name for node in nodes for name in node.instance_types})
     try:
         client = price_list()
@@ -48,14 +48,16 @@ def look_up(location: Location, *nodes: NodeSpec, spot: bool = True) -> list[Nod
             f"cost estimate is not available from the price list (pricing:GetProducts: {_line(cause)}); continuing"
         )
         return list(nodes)
-    return [replace(node, prices=_prices(location, node, on_demand, spot=spot)) for node in nodes]
+    return [replace(node, prices=_prices(region, node, on_demand, node.zones or zones, spot=spot)) for node in nodes]
 
 
-def _prices(location: Location, node: NodeSpec, on_demand: Mapping[str, float], *, spot: bool) -> dict[str, Price]:
+def _prices(
+    region: str, node: NodeSpec, on_demand: Mapping[str, float], zones: Collection[str], *, spot: bool
+) -> dict[str, Price]:
     spot_prices: dict[str, float] = {}
     if spot and node.spot_count:
         try:
-            spot_prices = spot_usd(ec2(location.region), node.instance_types, node.zones or location.suitable)
+            spot_prices = spot_usd(ec2(region), node.instance_types, zones)
         except (BotoCoreError, ClientError) as cause:
             pulumi.log.warn(
                 f"spot prices are not available (ec2:DescribeSpotPriceHistory: {_line(cause)}); using on-demand prices"

@@ -86,7 +86,7 @@ def check(
         with _noted(quota, unread):
             allowed = _allowed(quota, opts)
             used = count(opts)
-            if used >= allowed and not _has_network(opts):
+            if used >= allowed and not is_deployed(opts):
                 _refuse_network(quota, region, used, allowed)
     if unread:
         quotas = ", ".join(unread)
@@ -125,9 +125,9 @@ def _allowed(quota: Quota, opts: pulumi.InvokeOptions | None) -> float:
     return float(answer.value)
 
 
-def _has_network(opts: pulumi.InvokeOptions | None) -> bool:
-    """True if a VPC has the tag of this project or stack: after a rename, or a failed `pulumi up`."""
-    return any(aws.ec2.get_vpcs(tags={key: value}, opts=opts).ids for key, value in stack_tags().items())
+def is_deployed(opts: pulumi.InvokeOptions | None = None) -> bool:
+    """True if a security group has the tag of this project or stack: after a rename, or a failed `pulumi up`."""
+    return any(aws.ec2.get_security_groups(tags={key: value}, opts=opts).ids for key, value in stack_tags().items())
 
 
 def _refuse_network(quota: Quota, region: str, used: int, allowed: float) -> None:

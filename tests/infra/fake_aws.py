@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import pulumi
 from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import prices
+from infra.config import docker, prices
 from infra.config.account import AUTO_SCALING_ROLE
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.types import NodeSpec, Price
@@ -67,7 +66,10 @@ class Cloud(mocks.Mocks):
     region: str = REGION
     default_tags: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
+    docker: Callable[[Callable[[], bool]], list[str]] = lambda is_up: []
+    secret_keys: tuple[str, ...] = ()
     preview: bool = False
+    is_up: bool = False
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     without_endpoint: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -81,8 +83,7 @@ class Cloud(mocks.Mocks):
     partition: str = "aws"
     bucket_region: str = REGION
     routes: tuple[str, ...] = ("10.0.0.0/16", "0.0.0.0/0")
-    security_groups: list[dict[str, Any]] = field(default_factory=list)
-    roles: list[dict[str, Any]] = field(default_factory=list)
+    security_groups: tuple[str, ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
@@ -104,7 +105,7 @@ class Cloud(mocks.Mocks):
         asyncio.set_event_loop(_LOOP)
         config = {key if ":" in key else f"{self.project}:{key}": value for key, value in self.config.items()}
         config = {"aws:allowedAccountIds": json.dumps([ACCOUNT]), **config}
-        pulumi.runtime.set_all_config(config)
+        pulumi.runtime.set_all_config(config, [f"{self.project}:{key}" for key in self.secret_keys])
         monitor = _Recorder(self)
         pulumi.runtime.settings.ROOT.set(None)  # root of an earlier program
         pulumi.runtime.set_mocks(self, project=self.project, stack=self.stack, preview=self.preview, monitor=monitor)
@@ -116,7 +117,9 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
-        with environment, clients, mock.patch.object(pulumi.log, "info", self.messages.append):
+        # Independent of this machine's Docker.
+        no_docker = mock.patch.object(docker, "check", lambda *, is_up: self.messages.extend(self.docker(is_up)))
+        with environment, clients, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
             drained()
         return results[0]
 
@@ -169,16 +172,18 @@ class Cloud(mocks.Mocks):
         return names
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        """Answer with the outputs of a created resource; a preview knows only its inputs."""
+        """Answer with the outputs of a created resource; a preview knows only its inputs, unless the stack is up."""
+        is_unknown = self.preview and not self.is_up
         if args.typ.startswith("awsx:"):
-            return f"{args.name}-id", {} if self.preview else _AWSX_OUTPUTS[args.typ](args.inputs)
-        if self.preview:
+            return f"{args.name}-id", {} if is_unknown else _AWSX_OUTPUTS[args.typ](args.inputs)
+        if is_unknown:
             return "", args.inputs
         arn = f"arn:aws:service:{REGION}:{ACCOUNT}:{args.name}"
         outputs = {"name": args.name, "arn": arn, **args.inputs}
         # The state has the results of the first `up`.
         if args.typ == "random:index/randomId:RandomId":
             outputs["keepers"] = {**outputs["keepers"], **self.kept}
+            outputs["hex"] = f"{outputs['prefix'].partition('-ray-')[0]}-ray-dev-c0ffee"
         if args.typ == "random:index/randomShuffle:RandomShuffle":
             outputs["results"] = [self.kept.get("zone", args.inputs["inputs"][-1])]
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
@@ -254,19 +259,10 @@ class Cloud(mocks.Mocks):
                 subnet = {"vpcId": "vpc-0a1b", "availabilityZone": zone, "mapPublicIpOnLaunch": False}
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getSecurityGroups":
-                return {
-                    "ids": [f"sg-{number}" for number, item in enumerate(self.security_groups) if _fits(item, args)]
-                }, []
-            case "getRoles":
-                names = [item["name"] for item in self.roles if re.search(args.args["nameRegex"], item["name"])]
-                return {"names": names}, []
+                assert args.args["tags"], "all of the region's groups"
+                return {"ids": list(self.security_groups)}, []
             case "getRole":
-                if args.args["name"] == AUTO_SCALING_ROLE:
-                    return {"path": "/aws-service-role/"}, []
-                [role] = [item for item in self.roles if item["name"] == args.args["name"]]
-                return {"path": "/", "permissionsBoundary": "", **role}, []
-            case "getSecurityGroup":
-                return self.security_groups[int(args.args["id"].removeprefix("sg-"))], []
+                return {"path": "/aws-service-role/"}, []
             case "getParameter":
                 return {"name": args.args["name"], "insecureValue": "ami-0abc"}, []
             case "getInstances":
@@ -303,16 +299,6 @@ class Cloud(mocks.Mocks):
         known = [name for name in types if name in instance_types()]
         pairs = [(name, zone) for zone in self.zones for name in known if zone not in self.not_offered.get(name, ())]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
-
-
-def _fits(group: dict[str, Any], args: mocks.MockCallArgs) -> bool:
-    """True if a security group matches EC2 filters."""
-    tags: dict[str, str] = group["tags"]
-    values = {"tag-key": list(tags), **{f"tag:{key}": [value] for key, value in tags.items()}}
-    return all(
-        any(fnmatch(value, pattern) for value in values.get(item["name"], ()) for pattern in item["values"])
-        for item in args.args["filters"]
-    )
 
 
 class _Recorder(mocks.MockMonitor):
@@ -372,28 +358,6 @@ class _Recorder(mocks.MockMonitor):
     def _short(self, name: str) -> str:
         """Name of a resource without the prefix that all of the stack's share."""
         return name.removeprefix(f"{CLUSTER}-")
-
-
-def security_group(
-    prefix: str = CLUSTER,
-    *,
-    stack: str = STACK,
-    cluster: str = f"{CLUSTER}-ray-dev-c0ffee",
-    zone: str = "us-west-2b",
-    zones: str = "us-west-2a us-west-2b",
-    vpc_id: str = "vpc-0a1b",
-) -> dict[str, Any]:
-    """The security group of a stack that is up, as EC2 describes it; an empty tag is left out."""
-    where = {"ray-on-ecs:cluster": cluster, "ray-on-ecs:zone": zone, "ray-on-ecs:zones": zones}
-    own = {"Name": f"{stack}-{prefix}-network-tasks-group", "ray-on-ecs:project": PROJECT, "ray-on-ecs:stack": stack}
-    tags = {**own, **{name: value for name, value in where.items() if value}}
-    return {"id": f"sg-of-{vpc_id}", "vpcId": vpc_id, "tags": tags}
-
-
-def head_role(*, stack: str = STACK, region: str = REGION, project: str = PROJECT, **attributes: Any) -> dict[str, Any]:
-    """The role of the head's instance of a stack that is up, as IAM describes it."""
-    tags = {"ray-on-ecs:project": project, "ray-on-ecs:stack": stack, "ray-on-ecs:region": region}
-    return {"name": f"{CLUSTER}-head-instance-role-1a2b3c4", "tags": tags, **attributes}
 
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
@@ -477,5 +441,4 @@ _OUTPUTS: dict[str, dict[str, Any]] = {
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
     "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
     "random:index/randomPassword:RandomPassword": {"result": SECRET},
-    "random:index/randomId:RandomId": {"hex": "dev-c0ffee"},
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
-from infra.types import NodeSpec, Scale
+from infra.types import NetworkRef, NodeSpec, Scale
 from ray_on_ecs import cluster_info
 from tests.infra.fake_aws import Cloud, node_spec
 
@@ -18,20 +19,27 @@ FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, id
 
 def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
     """The document in the parameter."""
+    nowhere = pulumi.Output.from_input("")
+    network = NetworkRef(
+        zone="us-west-2b",
+        subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},
+        tasks_group_id=nowhere,
+        instances_group_id=nowhere,
+        network=pulumi.Resource.__new__(pulumi.Resource),
+    )
     args = ClusterInfoArgs(
-        head=head,
-        worker=worker,
+        nodes={"head": head, "workers": worker},
         scales={"workers": FIXED},
         default_gpus=2,
         group_name="workers-group",
-        subnets={"us-west-2a": "subnet-a", "us-west-2b": "subnet-b"},
+        network=network,
         placement_groups={"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
     )
     made = cloud.run(lambda: ClusterInfo("cluster-info", args))
     parameter = cloud.resources["cluster-info-parameter"].inputs
     assert parameter["type"] == "String"
     assert cloud.value(made.parameter.name) == "cluster-info-parameter"
-    return json.loads(parameter["value"]["value"])  # the SDK marks every parameter's value as secret
+    return json.loads(parameter["insecureValue"])
 
 
 @pytest.mark.parametrize("usd", [1.006, None])

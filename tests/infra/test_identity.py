@@ -1,4 +1,4 @@
-"""Identity checks of a deployed stack: account, region, roles and state."""
+"""Identity checks of a cluster that is up: account, region, and fields that can't change."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.cluster import Cluster, ClusterArgs
-from infra.config.identity import check_roles, check_state, identity
-from infra.config.location import Caller, ask_caller, check_account, locate, remember
-from infra.config.settings import Settings
-from infra.errors import SettingError
-from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud, head_role, security_group
+from infra.choices import Choices, ChoicesArgs
+from infra.config import RayClusterArgs
+from infra.config.identity import check_identity, identity
+from infra.config.location import Caller, ask_caller, check_account, locate
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud
 
 OTHER = "999999999999"
 BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
@@ -74,128 +73,64 @@ def test_a_missing_account_is_a_warning(cloud: Cloud, warnings: list[str]) -> No
     assert line.endswith(f"Set it: `pulumi config set --path 'aws:allowedAccountIds[0]' {ACCOUNT}`")
 
 
-def roles(cloud: Cloud, **settings: Any) -> None:
-    """The check of the roles, with otherwise default settings."""
-    cloud.run(lambda: check_roles(Settings(**settings), ask_caller(), CLUSTER))
+NAME = "ray-on-ecs-ray-dev-c0ffee"
 
 
-def test_the_roles_of_this_stack_pass(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.roles = [head_role(path="/teams/ml/", permissionsBoundary=BOUNDARY)]
-    roles(cloud, role_path="/teams/ml/", permissions_boundary=BOUNDARY)
-    assert warnings == []
-
-
-def test_another_region_is_refused(cloud: Cloud) -> None:
-    cloud.roles = [head_role(region="eu-west-1")]
-    with pytest.raises(pulumi.RunError) as refused:
-        roles(cloud)
-    assert str(refused.value) == (
-        "aws:region: 'us-west-2', but this stack is up in eu-west-1; `pulumi config set aws:region eu-west-1`, "
-        "`pulumi destroy` it there first, or rename this stack"
-    )
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        head_role(region="eu-west-1", stack="prod"),
-        head_role(region="eu-west-1", project="theirs"),
-        {**head_role(region="eu-west-1"), "name": "my-ray-on-ecs-head-instance-role-1a2b3c4"},
-        {**head_role(region="eu-west-1"), "tags": {}},
-    ],
-    ids=["another stack", "another project", "another cluster", "no tags"],
-)
-def test_other_stacks_roles_do_not_count(cloud: Cloud, other: dict[str, Any]) -> None:
-    cloud.roles = [other]
-    roles(cloud)
-
-
-@pytest.mark.parametrize(
-    ("role", "settings", "line"),
-    [
-        ({}, {"role_path": "/teams/ml/"}, "rolePath: '/teams/ml/' differs from the stack's, /; change it back, or"),
-        ({"path": "/teams/ml/"}, {}, "rolePath: '/' differs from the stack's, /teams/ml/; change it back, or"),
-        ({}, {"permissions_boundary": BOUNDARY}, f"permissionsBoundary: '{BOUNDARY}' differs from the stack's, none; "),
-        ({"permissionsBoundary": BOUNDARY}, {}, f"permissionsBoundary: '' differs from the stack's, {BOUNDARY}; "),
-    ],
-)
-def test_roles_in_use_keep_their_path_and_boundary(
-    cloud: Cloud, role: dict[str, Any], settings: dict[str, Any], line: str
-) -> None:
-    cloud.roles = [head_role(**role)]
-    with pytest.raises(SettingError) as refused:
-        roles(cloud, **settings)
-    assert str(refused.value).startswith(line)
-
-
-def test_a_caller_without_iam_rights_is_warned(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.silent = ("getRoles",)
-    roles(cloud)
-    assert "(iam:ListRoles and iam:GetRole: " in warnings[0]
-    assert warnings[0].endswith("; continuing")
-
-
-def state(cloud: Cloud, **settings: Any) -> str | None:
-    """The cluster's name as the security group's tag gets it; a preview of a new stack does not know it."""
+def name_of(cloud: Cloud, **fields: Any) -> str | None:
+    """Name of the cluster after the check; a preview of a new cluster does not know it."""
 
     def program() -> pulumi.Output[str]:
-        up, others = remember(CLUSTER)
-        current = Settings(**settings)
-        now = identity(current, locate(current, ask_caller(), up, None, others), None)
-        cluster = Cluster(f"{CLUSTER}-ray", ClusterArgs(made_for=now, log_retention_days=30))
-        return check_state(cluster.name, cluster.made_for, now, up)
+        args = RayClusterArgs(**fields)
+        now = identity(args, locate(args, ask_caller(), None))
+        choices = Choices("choices", ChoicesArgs(name=f"{CLUSTER}-ray", zones=["us-west-2a"], identity=now))
+        return check_identity(choices.cluster_name, choices.identity, now, CLUSTER)
 
     return cloud.value(cloud.run(program))
 
 
-def test_the_state_that_has_the_stack_passes(cloud: Cloud) -> None:
-    assert state(Cloud()) == "ray-on-ecs-ray-dev-c0ffee"
-    cloud.security_groups = [security_group()]
-    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
-
-
-@pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}])
-def test_a_renamed_stack_passes(change: dict[str, Any]) -> None:
-    zones: dict[str, Any] = {"zone": "us-west-2a", "zones": "us-west-2a us-west-2c"}
-    cloud = Cloud(**change, security_groups=[security_group(**zones)], kept={"zones": zones["zones"]})
-    assert state(cloud) == "ray-on-ecs-ray-dev-c0ffee"
-
-
-@pytest.mark.parametrize(("preview", "cluster"), [(True, "ray-on-ecs-ray-dev-c0ffee"), (False, "ray-of-another")])
-def test_another_state_is_refused(preview: bool, cluster: str) -> None:
-    cloud = Cloud(security_groups=[security_group(cluster=cluster)], preview=preview)
-    with pytest.raises(pulumi.RunError) as refused:
-        state(cloud)
-    assert str(refused.value).startswith(
-        "stack: a stack named dev is up in this account and region, but not in this state (cluster "
-        f"{cluster}, security group sg-of-vpc-0a1b); use the state that created it (`pulumi login`), "
-    )
+@pytest.mark.parametrize("change", [{}, {"stack": "prod"}, {"project": "vision"}])
+def test_an_unchanged_cluster_passes(change: dict[str, Any]) -> None:
+    assert name_of(Cloud(**change)) == NAME
 
 
 @pytest.mark.parametrize(
     ("kept", "line"),
     [
         ({"account": OTHER}, f"aws:allowedAccountIds: the stack is in account {OTHER}, and these credentials are of"),
-        ({"region": "eu-west-1"}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; "),
-        (
-            {"rolePath": "/teams/"},
-            "rolePath: '/' differs from the stack's, /teams/; change it back, or `pulumi destroy`",
-        ),
-        ({"permissionsBoundary": BOUNDARY}, "permissionsBoundary: '' differs from the stack's, arn:aws:iam::"),
-        ({"vpcId": "vpc-0b"}, "vpcId: '' differs from the stack's network, vpc-0b; change it back, or"),
-        (
-            {"bucketName": "company-runs"},
-            "bucketName: '' differs from the stack's bucket, company-runs; change it back, or copy the runs",
-        ),
-        ({"vpcCidr": "10.1.0.0/16"}, "vpcCidr: '10.0.0.0/16' differs from the stack's network, 10.1.0.0/16; "),
-        (
-            {"zones": "us-west-2c us-west-2b"},
-            "availabilityZones: the stack has subnets in us-west-2c us-west-2b, in this",
-        ),
+        ({"region": "eu-west-1"}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; `pulumi config set"),
+        ({"role_path": "/teams/"}, "role_path: '/' differs from the cluster's, /teams/; change it back, or `pulumi"),
+        ({"permissions_boundary": BOUNDARY}, f"permissions_boundary: '' differs from the cluster's, {BOUNDARY}; "),
+        ({"vpc_id": "vpc-0b"}, "vpc_id: '' differs from the cluster's, vpc-0b; change it back, or `pulumi destroy`"),
+        ({"bucket_name": "runs"}, "bucket_name: '' differs from the cluster's, runs; change it back, or copy the runs"),
+        ({"vpc_cidr": "10.1.0.0/16"}, "vpc_cidr: '10.0.0.0/16' differs from the cluster's, 10.1.0.0/16; change"),
     ],
 )
 @pytest.mark.parametrize("stack", ["dev", "prod"], ids=["same name", "renamed"])
-def test_a_stack_stays_in_place(stack: str, kept: dict[str, str], line: str) -> None:
+def test_a_cluster_keeps_its_identity(stack: str, kept: dict[str, str], line: str) -> None:
     with pytest.raises(pulumi.RunError) as refused:
-        state(Cloud(stack=stack, kept=kept))
+        name_of(Cloud(stack=stack, kept=kept))
     assert str(refused.value).startswith(line)
+
+
+def test_outputs_are_not_compared() -> None:
+    later = pulumi.Output.from_input("company-runs")
+    assert name_of(Cloud(kept={"bucket_name": "other"}), bucket_name=later) == NAME
+
+
+@pytest.mark.parametrize(("groups", "told"), [(("sg-1",), True), ((), False)])
+def test_a_preview_names_the_cluster_of_another_state(warnings: list[str], groups: tuple[str, ...], told: bool) -> None:
+    assert name_of(Cloud(preview=True, security_groups=groups)) is None
+    assert [line.partition(";")[0] for line in warnings] == told * [
+        "stack: a cluster of this name is up in this account and region, but not in this state (security group sg-1)"
+    ]
+
+
+def test_an_update_creates_it_without_a_question(warnings: list[str]) -> None:
+    cloud = Cloud(security_groups=("sg-1",))
+    assert name_of(cloud) == NAME
+    assert not warnings
+
+
+def test_a_denied_question_is_no_obstacle(warnings: list[str]) -> None:
+    assert name_of(Cloud(preview=True, silent=("getSecurityGroups",))) is None
+    assert not warnings

@@ -1,4 +1,4 @@
-"""Choice of availability zones, and checks of existing networks."""
+"""Availability zones and endpoint services of a cluster."""
 
 from __future__ import annotations
 
@@ -7,370 +7,223 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.config.location import ask_caller, common_zones, locate, remember
-from infra.config.settings import Settings
+from infra.config import RayClusterArgs
+from infra.config.location import INTERFACE_ENDPOINTS, ask_caller, check_zone, locate, network_of_program
 from infra.errors import SettingError
 from infra.types import ExistingNetwork, Location
-from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, security_group
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
-EXISTING: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}
-
-
-def location(cloud: Cloud, **settings: Any) -> Location:
-    """The location that follows from otherwise default settings."""
-
-    def program() -> Location:
-        up, others = remember(CLUSTER)
-        return locate(Settings(**settings), ask_caller(), up, None, others)
-
-    return cloud.run(program)
+ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
+EXISTING = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"})
 
 
-def test_the_zone_offers_both_types(cloud: Cloud) -> None:
+def location(cloud: Cloud, existing: ExistingNetwork | None = None, **fields: Any) -> Location:
+    """The location that follows from otherwise default arguments."""
+    return cloud.run(lambda: locate(RayClusterArgs(**fields), ask_caller(), existing))
+
+
+def test_all_zones_of_the_region_have_subnets(cloud: Cloud) -> None:
+    made = location(cloud)
+    assert (made.zones, made.suitable, made.candidates) == (ZONES, ZONES, ZONES)
+    assert made.worker_zones == ()
+    [asked] = [args for token, args in cloud.calls if token.endswith("getAvailabilityZones")]
+    assert asked == {"filters": [{"name": "zone-type", "values": ["availability-zone"]}]}  # in every state
+
+
+def test_candidates_offer_all_types(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.xlarge": ("us-west-2b",)}
-    assert location(cloud).zone == "us-west-2c"
-
-
-def test_the_account_decides_a_new_stacks_zone(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
     made = location(cloud)
-    assert sorted(made.zones) == ["us-west-2b", "us-west-2c"]
-    assert made.zone == made.zones[0]
-    cloud.stack = "prod"
-    assert location(cloud) == made
-    zones = {location(Cloud(account=f"{number:012}")).zone for number in range(20)}
-    assert zones == {"us-west-2a", "us-west-2b", "us-west-2c"}
+    assert (made.zones, made.suitable, made.candidates) == (ZONES, ZONES[2:], ZONES[2:])
 
 
-def test_the_nat_gateway_is_in_the_chosen_zone(cloud: Cloud) -> None:
-    made = location(cloud, availability_zones=("us-west-2c", "us-west-2a"))
-    assert made.zones == ("us-west-2c", "us-west-2a", "us-west-2b")
+def test_candidates_offer_most_worker_types(cloud: Cloud) -> None:
+    cloud.not_offered = {"p4d.24xlarge": ("us-west-2a", "us-west-2c"), "g5.xlarge": ("us-west-2c",)}
+    made = location(cloud, worker_instance_types=["p4d.24xlarge", "g5.xlarge"])
+    assert (made.suitable, made.candidates) == (("us-west-2a", "us-west-2b"), ("us-west-2b",))
 
 
-def up(zone: str = "us-west-2b", zones: str = "us-west-2a us-west-2b", vpc_id: str = "vpc-0a1b") -> dict[str, Any]:
-    """The security group of a stack that is up."""
-    return security_group(zone=zone, zones=zones, vpc_id=vpc_id)
+def test_cpu_workers_limit_the_candidates(cloud: Cloud) -> None:
+    cloud.not_offered = {"c6i.2xlarge": ("us-west-2a", "us-west-2b")}
+    assert location(cloud, cpu_worker_instance_types=["c6i.2xlarge"]).candidates == ("us-west-2c",)
 
 
-def test_a_stack_that_is_up_stays_where_it_is(cloud: Cloud) -> None:
-    cloud.security_groups = [up()]
-    made = location(cloud)
-    assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2a", "us-west-2b"))
-    [asked] = [args for token, args in cloud.calls if token.endswith("getSecurityGroups")]
-    assert asked == {
-        "filters": [
-            {"name": "tag-key", "values": ["ray-on-ecs:cluster"]},
-            {"name": "tag:Name", "values": ["*-ray-on-ecs-network-tasks-group"]},
-        ]
-    }
-
-
-@pytest.mark.parametrize("change", [{"stack": "prod"}, {"project": "vision"}])
-def test_a_renamed_stack_stays_where_it_is(change: dict[str, Any]) -> None:
-    cloud = Cloud(**change)
-    cloud.security_groups = [up(zones="us-west-2b us-west-2a")]
-    made = location(cloud)
-    assert (made.zone, made.zones) == ("us-west-2b", ("us-west-2b", "us-west-2a"))
-
-
-def test_a_second_stack_goes_where_its_types_are(cloud: Cloud) -> None:
-    cloud.stack = "second"
-    cloud.security_groups = [up()]
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b")}
-    assert location(cloud).zones == ("us-west-2c",)
-    cloud.not_offered = {}
-    assert location(cloud, availability_zones=("us-west-2c",)).zone == "us-west-2c"
-
-
-def test_stacks_in_different_places_decide_nothing(cloud: Cloud) -> None:
-    cloud.stack = "third"
-    alone = location(cloud)
-    cloud.security_groups = [up(), security_group(stack="second", zone="us-west-2a", vpc_id="vpc-0b")]
-    assert location(cloud) == alone
-
-
-def test_stack_moves_only_to_zones_with_subnets(cloud: Cloud) -> None:
-    cloud.security_groups = [up()]
-    assert location(cloud, availability_zones=("us-west-2a",)).zone == "us-west-2a"
-    with pytest.raises(SettingError) as refused:
-        location(cloud, availability_zones=("us-west-2c",))
-    assert str(refused.value) == (
-        "availabilityZones: 'us-west-2c' is not one of the zones of the stack's subnets, us-west-2a, us-west-2b; "
-        "use one of us-west-2a, us-west-2b"
-    )
-
-
-def test_type_missing_in_zone_does_not_move_stack(cloud: Cloud) -> None:
-    cloud.security_groups = [up()]
-    cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
-    with pytest.raises(SettingError) as refused:
-        location(cloud)
-    assert str(refused.value) == (
-        "availabilityZones: '' is empty, and the stack's zone us-west-2b does not offer g5.xlarge and "
-        "m5.xlarge; use one of us-west-2a, and the stack moves there"
-    )
-
-
-OWN, OTHERS = "the VPC that it created", "vpc-0a1b"
+def test_configured_zones_keep_their_order(cloud: Cloud) -> None:
+    made = location(cloud, availability_zones=["us-west-2c", "us-west-2a"])
+    assert (made.worker_zones, made.candidates) == (("us-west-2c", "us-west-2a"), ("us-west-2c",))
 
 
 @pytest.mark.parametrize(
-    ("group", "settings", "line"),
-    [
-        (up(), EXISTING, f"vpcId: 'vpc-0a1b' differs from the stack's network, {OWN}; "),
-        (up(zones=""), {}, f"vpcId: '' differs from the stack's network, {OTHERS}; "),
-        (up(zones="", vpc_id="vpc-0b"), EXISTING, "vpcId: 'vpc-0a1b' differs from the stack's network, vpc-0b; "),
-        (
-            up(),
-            {"vpc_cidr": "10.1.0.0/16"},
-            "vpcCidr: '10.1.0.0/16' differs from the stack's network, 10.0.0.0/16; ",
-        ),
-    ],
-    ids=["to another's", "to its own", "to a third", "addresses"],
+    ("zone", "not_offered"),
+    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2d", {}), ("us-west-2-lax-1a", {}), ("usw2-az1", {})],
 )
-def test_a_stack_that_is_up_keeps_its_network(
-    cloud: Cloud, group: dict[str, Any], settings: dict[str, Any], line: str
-) -> None:
-    cloud.security_groups = [group]
+def test_an_unsuitable_zone_is_refused(cloud: Cloud, zone: str, not_offered: dict[str, tuple[str, ...]]) -> None:
+    cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
-        location(cloud, **settings)
-    assert str(refused.value).startswith(f"{line}change it back, or `pulumi destroy` first")
-
-
-def test_type_missing_in_all_stack_zones_is_refused(cloud: Cloud) -> None:
-    cloud.security_groups = [up()]
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b")}
-    with pytest.raises(SettingError, match=r"; use another type, or `pulumi destroy` first$"):
-        location(cloud)
-
-
-def test_default_security_group_is_ignored(cloud: Cloud) -> None:
-    default = {"vpcId": "vpc-0a1b", "tags": {"Name": "dev-ray-on-ecs-network-default-group", "ray-on-ecs:stack": "dev"}}
-    cloud.security_groups = [default, up()]
-    assert location(cloud).zone == "us-west-2b"
-
-
-def test_two_stacks_of_one_name_are_refused(cloud: Cloud) -> None:
-    cloud.security_groups = [up(), up(vpc_id="vpc-0b")]
-    with pytest.raises(pulumi.RunError, match=r"sg-of-vpc-0a1b in vpc-0a1b and sg-of-vpc-0b in vpc-0b; "):
-        location(cloud)
-
-
-def test_security_group_without_zone_tag_is_refused(cloud: Cloud) -> None:
-    cloud.security_groups = [up(zone="", zones="")]
-    with pytest.raises(pulumi.RunError, match="sg-of-vpc-0a1b lacks the tag ray-on-ecs:zone, from which"):
-        location(cloud)
-
-
-def test_a_stack_that_is_up_needs_no_offerings(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.security_groups = [up()]
-    cloud.silent = ("getInstanceTypeOfferings",)
-    assert location(cloud).zone == "us-west-2b"
-    assert "continuing in us-west-2b" in warnings[0]
-
-
-def test_missing_vpc_permission_is_reported(cloud: Cloud) -> None:
-    cloud.security_groups = [up(vpc_id="vpc-of-somebody")]
-    with pytest.raises(pulumi.RunError, match=r"^vpcCidr: the stack's VPC vpc-of-somebody could not be looked up"):
-        location(cloud)
-
-
-def test_an_existing_network_may_change_its_subnet(cloud: Cloud) -> None:
-    cloud.security_groups = [up(zone="us-west-2a", zones="")]
-    assert location(cloud, **EXISTING).zone == "us-west-2b"
-
-
-def test_missing_security_group_permission_is_reported(cloud: Cloud) -> None:
-    cloud.silent = ("getSecurityGroups",)
-    with pytest.raises(pulumi.RunError, match="ec2:DescribeSecurityGroups"):
-        location(cloud)
-
-
-def test_a_zone_that_is_asked_for_is_taken(cloud: Cloud) -> None:
-    assert location(cloud, availability_zones=("us-west-2b",)).zone == "us-west-2b"
-
-
-def test_zone_without_the_types_is_refused(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
-    with pytest.raises(SettingError) as refused:
-        location(cloud, availability_zones=("us-west-2b",))
-    assert str(refused.value) == (
-        "availabilityZones: 'us-west-2b' does not offer g5.xlarge and m5.xlarge; "
-        "use one of us-west-2a, us-west-2c, or leave it empty to have one chosen"
+        location(cloud, availability_zones=[zone])
+    assert str(refused.value).startswith(
+        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.xlarge; use us-west-2a or us-west-2"
     )
 
 
-def test_region_without_common_zone_is_refused(cloud: Cloud) -> None:
+def test_a_zone_that_is_kept_must_still_suit(cloud: Cloud) -> None:
+    made = location(cloud)
+    assert check_zone(RayClusterArgs(), made, "us-west-2b") == "us-west-2b"
+    cloud.not_offered = {"g5.xlarge": ("us-west-2b",)}
+    with pytest.raises(SettingError) as refused:
+        check_zone(RayClusterArgs(), location(cloud), "us-west-2b")
+    assert str(refused.value) == (
+        "availability_zones: '' is empty, and the cluster's zone us-west-2b does not offer g5.xlarge and m5.xlarge; "
+        "use us-west-2a or us-west-2c, and the cluster moves there"
+    )
+    configured = RayClusterArgs(availability_zones=["us-west-2a"])
+    moved = location(cloud, availability_zones=["us-west-2a"])
+    assert check_zone(configured, moved, "us-west-2b") == "us-west-2b"
+
+
+def test_a_region_without_a_common_zone_is_refused(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
-    with pytest.raises(SettingError, match=r"is not offered together with m5\.xlarge in any zone") as refused:
-        location(cloud)
-    assert str(refused.value).startswith("workerInstanceTypes: 'g5.xlarge' ")
-
-
-def test_one_type_for_both_kinds_needs_one_zone() -> None:
-    settings = Settings(head_instance_type="g5.xlarge")
-    zones = common_zones(settings, {"g5.xlarge": {"us-west-2b", "us-west-2a"}}, REGION)
-    assert zones == ["us-west-2a", "us-west-2b"]
-
-
-@pytest.mark.parametrize(
-    ("key", "field"), [("headInstanceType", "head_instance_type"), ("workerInstanceTypes", "worker_instance_types")]
-)
-def test_type_not_offered_in_region_is_refused(cloud: Cloud, key: str, field: str) -> None:
     with pytest.raises(SettingError) as refused:
+        location(cloud)
+    assert str(refused.value) == (
+        "worker_instance_types: 'g5.xlarge' is not offered in any zone of us-west-2 together with m5.xlarge; use "
+        "another type or another region"
+    )
+
+
+@pytest.mark.parametrize("field", ["head_instance_type", "worker_instance_types", "cpu_worker_instance_types"])
+def test_a_type_that_the_region_lacks_is_refused(cloud: Cloud, field: str) -> None:
+    with pytest.raises(SettingError, match=f"^{field}: 'g99.huge' is not offered in any zone of us-west-2"):
         location(cloud, **{field: ("g99.huge",) if field.endswith("s") else "g99.huge"})
-    assert str(refused.value) == f"{key}: 'g99.huge' is not offered in us-west-2; use another type or another region"
 
 
-def test_an_existing_subnet_decides_the_zone(cloud: Cloud) -> None:
-    assert location(cloud, **EXISTING) == Location(
+def test_existing_subnets_decide_the_zones(cloud: Cloud) -> None:
+    assert location(cloud, EXISTING) == Location(
         partition="aws",
         account=ACCOUNT,
         region=REGION,
+        zones=("us-west-2b",),
         worker_zones=("us-west-2b",),
-        zones=("us-west-2a", "us-west-2b", "us-west-2c"),
-        existing=ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"}),
+        suitable=("us-west-2b",),
+        existing=EXISTING,
     )
 
 
-NO_DNS = (
-    "vpcId: 'vpc-0a1b' needs DNS support and DNS host names, by which workers find the head; turn both on "
-    "(aws ec2 modify-vpc-attribute --region us-west-2 --vpc-id vpc-0a1b --enable-dns-hostnames, "
-    "and --enable-dns-support)"
-)
-UNKNOWN = "vpcId: 'vpc-0a1b' could not be looked up in us-west-2 (invoke of aws:ec2/getVpc:getVpc failed: "
-ELSEWHERE = (
-    "subnetIds: 'subnet-0c2d' is in us-west-2d, which does not offer g5.xlarge and m5.xlarge; "
-    "use a subnet in one of us-west-2a, us-west-2b, us-west-2c"
-)
-SHARED = (
-    "vpcId: 'vpc-0a1b' is shared by account 210987654321, and only the owner can associate a private DNS namespace; "
-)
-OTHER_ZONE = (
-    "availabilityZones: 'us-west-2a' must be the zones of subnetIds, us-west-2b; use their zones in the same order, or "
-    "leave it empty"
-)
-
-
 @pytest.mark.parametrize(
-    ("vpc", "subnet", "settings", "line"),
+    ("fields", "not_offered", "line"),
     [
-        ({"id": "vpc-1"}, {}, {}, UNKNOWN),
-        ({"ownerId": "210987654321"}, {}, {}, SHARED),
-        ({"enableDnsHostnames": False}, {}, {}, NO_DNS),
-        ({"enableDnsSupport": False}, {}, {}, NO_DNS),
-        ({}, {"vpcId": "vpc-2"}, {}, "subnetIds: 'subnet-0c2d' is part of vpc-2; use a subnet of vpc-0a1b"),
-        ({}, {"availabilityZone": "us-west-2d"}, {}, ELSEWHERE),
-        ({}, {}, {"availability_zones": ("us-west-2a",)}, OTHER_ZONE),
+        ({}, {"g5.xlarge": ("us-west-2b",)}, "worker_instance_types: 'g5.xlarge' is not offered in any zone of"),
+        (
+            {"availability_zones": ["us-west-2a"]},
+            {},
+            "availability_zones: 'us-west-2a' must be the zones of subnet_ids, us-west-2b; use their zones in the same",
+        ),
     ],
-    ids=["unknown", "shared", "no-host-names", "no-dns", "foreign-subnet", "zone-without-the-types", "another-zone"],
 )
-def test_unsuitable_network_is_refused(
-    cloud: Cloud, vpc: dict[str, Any], subnet: dict[str, Any], settings: dict[str, Any], line: str
+def test_unsuitable_subnets_are_refused(
+    cloud: Cloud, fields: dict[str, Any], not_offered: dict[str, tuple[str, ...]], line: str
 ) -> None:
-    cloud.vpc, cloud.subnet = vpc, subnet
+    cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
-        location(cloud, **EXISTING, **settings)
+        location(cloud, EXISTING, **fields)
     assert str(refused.value).startswith(line)
 
 
-def test_public_subnet_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.subnet = {"mapPublicIpOnLaunch": True}
-    assert location(cloud, **EXISTING).existing
-    assert "subnet-0c2d is a public subnet" in warnings[0]
+def test_one_unsuitable_subnet_of_two_is_named(cloud: Cloud) -> None:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
+    existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2a": "subnet-a"})
+    with pytest.raises(SettingError, match="^subnet_ids: 'us-west-2a' does not offer g5.xlarge and m5.xlarge; use us"):
+        location(cloud, existing)
 
 
-@pytest.mark.parametrize("options", [{"availability_zones": ("us-west-2b",)}, EXISTING])
-def test_configured_zone_is_used_without_offerings_permission(
-    cloud: Cloud, warnings: list[str], options: dict[str, Any]
+@pytest.mark.parametrize(
+    ("existing", "fields"), [(None, {"availability_zones": ("us-west-2b",)}), (EXISTING, {})], ids=["zone", "subnets"]
+)
+def test_denied_offerings_leave_configured_zones(
+    cloud: Cloud, warnings: list[str], existing: ExistingNetwork | None, fields: dict[str, Any]
 ) -> None:
     cloud.silent = ("getInstanceTypeOfferings",)
-    assert location(cloud, **options).zone == "us-west-2b"
+    assert location(cloud, existing, **fields).worker_zones == ("us-west-2b",)
     [line] = warnings
     assert "(ec2:DescribeInstanceTypeOfferings: " in line
+    assert line.endswith("continuing in us-west-2b")
 
 
-def test_missing_offerings_permission_requires_a_zone(cloud: Cloud) -> None:
-    cloud.silent = ("getInstanceTypeOfferings",)
-    with pytest.raises(pulumi.RunError, match="set availabilityZones to a zone that offers"):
-        location(cloud)
-
-
-def test_missing_credentials_or_region_are_one_line(cloud: Cloud) -> None:
-    cloud.silent = ("getRegion",)
+@pytest.mark.parametrize(
+    ("silent", "line"),
+    [
+        ("getInstanceTypeOfferings", "availability_zones: instance type offerings of us-west-2 could not be read "),
+        ("getAvailabilityZones", "availability_zones: the zones of us-west-2 could not be read (ec2:DescribeAvailab"),
+        ("getRegion", "aws:region: AWS could not be called (invoke of aws:index/getRegion:getRegion failed: "),
+    ],
+)
+def test_denied_calls_are_one_line(cloud: Cloud, silent: str, line: str) -> None:
+    cloud.silent = (silent,)
     with pytest.raises(pulumi.RunError) as refused:
         location(cloud)
-    assert str(refused.value).startswith("aws:region: AWS could not be called (")
+    assert str(refused.value).startswith(line)
     assert "AccessDenied" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_custom_dns_servers_cause_a_warning(cloud: Cloud, warnings: list[str]) -> None:
-    assert location(cloud, **EXISTING).existing
-    assert not warnings
-    cloud.dns_servers = ("10.1.0.2", "10.1.0.3")
-    assert location(cloud, **EXISTING).existing
-    assert "vpc-0a1b uses custom DNS servers (10.1.0.2, 10.1.0.3)" in warnings[0]
-    cloud.vpc = {"dhcpOptionsId": "default"}
-    assert location(cloud, **EXISTING).existing
-    assert len(warnings) == 1
+def test_endpoints_are_looked_up_only_where_they_are_created(cloud: Cloud) -> None:
+    assert location(cloud).endpoints == {}
+    assert not [token for token, _ in cloud.calls if token.endswith("getVpcEndpointService")]
+    made = location(cloud, nat_gateway=False)
+    assert made.endpoints == {service: f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS}
 
 
-def test_unreadable_dhcp_options_are_tolerated(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.silent = ("getVpcDhcpOptions",)
-    assert location(cloud, **EXISTING).existing
-    [line] = warnings
-    assert "AccessDenied" in line
+@pytest.mark.parametrize(
+    ("fields", "service"),
+    [
+        ({"spot": True}, "ec2"),
+        ({"job_secrets": ["arn:aws:secretsmanager:us-west-2:123456789012:secret:hf"]}, "secretsmanager"),
+        ({"instance_policy_arns": [f"arn:aws:iam::{ACCOUNT}:policy/key"]}, "kms"),
+    ],
+)
+def test_fields_add_endpoints(cloud: Cloud, fields: dict[str, Any], service: str) -> None:
+    made = location(cloud, nat_gateway=False, **fields)
+    assert made.endpoints.keys() - INTERFACE_ENDPOINTS == {service}
 
 
-SEVERAL: dict[str, Any] = {"worker_instance_types": ("p4d.24xlarge", "g5.xlarge")}
+def test_endpoint_services_of_china_have_their_names(cloud: Cloud) -> None:
+    cloud.partition = "aws-cn"
+    made = location(cloud, nat_gateway=False)
+    assert made.endpoints["ecs"] == "cn.com.amazonaws.us-west-2.ecs"
 
 
-def test_zone_with_most_worker_types_is_preferred(cloud: Cloud) -> None:
-    cloud.not_offered = {"p4d.24xlarge": ("us-west-2a", "us-west-2c"), "g5.xlarge": ("us-west-2c",)}
-    made = location(cloud, **SEVERAL)
-    assert sorted(made.zones) == ["us-west-2a", "us-west-2b"]
-    assert made.zone == "us-west-2b"
+def test_zones_without_an_endpoint_are_not_candidates(cloud: Cloud) -> None:
+    cloud.without_endpoint = {"ecs-telemetry": ("us-west-2a",), "ssm": ("us-west-2c",)}
+    assert location(cloud, nat_gateway=False).candidates == ("us-west-2b",)
+    with pytest.raises(SettingError, match="^availability_zones: 'us-west-2a' does not offer .* and VPC endpoints; "):
+        location(cloud, nat_gateway=False, availability_zones=["us-west-2a"])
+    cloud.without_endpoint = {"ssm": ZONES}
+    with pytest.raises(SettingError, match="^nat_gateway: 'a VPC endpoint of ssm' is not offered in any zone of"):
+        location(cloud, nat_gateway=False)
 
 
-def test_several_zones_keep_their_order(cloud: Cloud) -> None:
-    made = location(cloud, availability_zones=("us-west-2c", "us-west-2a"))
-    assert (made.zone, made.worker_zones) == ("us-west-2c", ("us-west-2c", "us-west-2a"))
-
-
-def test_several_subnets_are_of_several_zones(cloud: Cloud) -> None:
-    cloud.subnet_zones = {"subnet-0e": "us-west-2a"}
-    made = location(cloud, vpc_id="vpc-0a1b", subnet_ids=("subnet-0e", "subnet-0c2d"))
-    assert made.worker_zones == ("us-west-2a", "us-west-2b")
-    cloud.subnet_zones = {}
+@pytest.mark.parametrize("failure", ["absent", "silent"])
+def test_a_missing_endpoint_service_is_refused(cloud: Cloud, failure: str) -> None:
+    setattr(cloud, failure, ("getVpcEndpointService",))
     with pytest.raises(SettingError) as refused:
-        location(cloud, vpc_id="vpc-0a1b", subnet_ids=("subnet-0e", "subnet-0c2d"))
-    assert str(refused.value) == ("subnetIds: 'subnet-0c2d' is in us-west-2b, like subnet-0e; use one subnet per zone")
+        location(cloud, nat_gateway=False)
+    assert str(refused.value).startswith("nat_gateway: False needs the VPC endpoint of ecs, which could not be looked")
 
 
-def test_cpu_workers_are_where_the_head_is(cloud: Cloud) -> None:
-    cloud.not_offered = {"c6i.2xlarge": ("us-west-2a", "us-west-2b")}
-    assert location(cloud, cpu_worker_instance_types=("c6i.2xlarge",)).zones == ("us-west-2c",)
-    assert len(location(cloud).zones) == 3
+def later(value: Any) -> pulumi.Output[Any]:
+    """An Output."""
+    return pulumi.Output.from_input(value)
 
 
-def test_other_clusters_of_the_stack_are_ignored(cloud: Cloud) -> None:
-    cloud.security_groups = [security_group("my-ray-on-ecs", zone="us-west-2a"), up()]
-    assert location(cloud).zone == "us-west-2b"
+def test_only_outputs_are_a_network_of_the_program() -> None:
+    assert network_of_program(RayClusterArgs()) is None
+    assert network_of_program(RayClusterArgs(vpc_id="vpc-1", subnet_ids=["subnet-1"])) is None
+    subnet = later("subnet-1")
+    args = RayClusterArgs(vpc_id="vpc-1", subnet_ids=[subnet], availability_zones=["us-west-2b"])
+    assert network_of_program(args) == ExistingNetwork(vpc_id="vpc-1", subnets={"us-west-2b": subnet})
 
 
-def test_vpc_overlapping_docker_bridge_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.vpc = {"cidrBlock": "172.16.0.0/12"}
-    location(cloud, **EXISTING)
-    [line] = warnings
-    assert line.startswith("vpcId: vpc-0a1b (172.16.0.0/12) overlaps Docker's bridge 172.17.0.0/16 on every instance")
-
-
-def test_subnet_without_default_route_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.routes = ("10.0.0.0/16",)
-    location(cloud, **EXISTING)
-    [line] = warnings
-    assert line.startswith("subnetIds: subnet-0c2d has no default route (0.0.0.0/0); instances join the cluster")
-    cloud.silent = ("getRouteTable",)
-    location(cloud, **EXISTING)
-    assert len(warnings) == 1
+@pytest.mark.parametrize("zones", [[], ["us-west-2a", "us-west-2b"]])
+def test_each_subnet_of_the_program_needs_its_zone(zones: list[str]) -> None:
+    args = RayClusterArgs(vpc_id=later("vpc-1"), subnet_ids=[later("subnet-1")], availability_zones=zones)
+    with pytest.raises(SettingError, match=f"^availability_zones: '{','.join(zones)}' has {len(zones)} zones for 1 "):
+        network_of_program(args)

@@ -7,10 +7,9 @@ import json
 import pulumi
 import pytest
 
-from infra.config.settings import Alerts
 from infra.definitions import dashboard
 from infra.monitoring import Monitoring, MonitoringArgs
-from infra.types import ServiceRef
+from infra.types import Alerts, ServiceRef
 from tests.infra.fake_aws import REGION, Cloud
 
 SERVICES = {"head": "ray-head", "workers": "ray-workers"}

@@ -6,10 +6,13 @@ import ipaddress
 import json
 import re
 
+import pulumi
 import pytest
 
+from infra.config.location import INTERFACE_ENDPOINTS
 from infra.definitions import commands, policies
-from infra.network import INTERFACE_ENDPOINTS, WITHOUT_POLICY, Network, NetworkArgs
+from infra.definitions.addresses import ZONE_LETTERS, private_addresses, private_block, public_block
+from infra.network import WITHOUT_POLICY, Network, NetworkArgs
 from infra.types import ExistingNetwork, Location
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, Registered
 
@@ -18,70 +21,96 @@ SHARED_TAGS = {"ray-on-ecs:project": "ray-on-ecs", "ray-on-ecs:stack": "dev"}
 
 EXISTING = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-0c2d"})
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
+NAMES = {service: f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS}
 
 
 def network(
     cloud: Cloud,
-    vpc_cidr: str = "10.0.0.0/16",
     existing: ExistingNetwork | None = None,
-    zones: tuple[str, ...] = ZONES,
     worker_zones: tuple[str, ...] = ("us-west-2b",),
     nat_gateway: bool = True,
-    reads_secrets: bool = False,
+    zone: pulumi.Input[str] = "us-west-2b",
 ) -> Network:
     """A network with valid defaults."""
     location = Location(
-        partition="aws", account=ACCOUNT, region=REGION, worker_zones=worker_zones, zones=zones, existing=existing
+        partition="aws",
+        account=ACCOUNT,
+        region=REGION,
+        worker_zones=worker_zones,
+        zones=ZONES,
+        existing=existing,
+        endpoints={} if nat_gateway else NAMES,
     )
     args = NetworkArgs(
-        vpc_cidr=vpc_cidr,
-        location=location,
-        cluster_name="ray-c0ffee",
-        nat_gateway=nat_gateway,
-        reads_secrets=reads_secrets,
+        vpc_cidr="10.0.0.0/16", location=location, zone=zone, nat_zone="us-west-2c", nat_gateway=nat_gateway
     )
     return cloud.run(lambda: Network("network", args))
 
 
-def test_vpc_has_zonal_subnets_and_one_nat_gateway(cloud: Cloud) -> None:
+def test_each_zone_has_a_private_subnet(cloud: Cloud) -> None:
     network(cloud)
-    vpc = cloud.resources["network-vpc"].inputs
-    assert vpc == {
-        "cidrBlock": "10.0.0.0/16",
-        "availabilityZoneNames": list(ZONES),
-        "subnetStrategy": "Auto",
-        "subnetSpecs": [
-            {"type": "Private", "name": "private", "cidrMask": 19.0},
-            {"type": "Public", "name": "public", "cidrMask": 28.0},
-        ],
-        "natGateways": {"strategy": "Single"},
-        "enableDnsHostnames": True,
-        "enableDnsSupport": True,
-        "tags": SHARED_TAGS,
-    }
+    for letter, block in zip("abc", ("10.0.0.0/19", "10.0.32.0/19", "10.0.64.0/19"), strict=True):
+        subnet = cloud.resources[f"network-vpc-private-us-west-2{letter}-subnet"].inputs
+        assert (subnet["availabilityZone"], subnet["cidrBlock"]) == (f"us-west-2{letter}", block)
+        assert "mapPublicIpOnLaunch" not in subnet
+    routes = [item.inputs for item in cloud.of_type("aws:ec2/routeTableAssociation:RouteTableAssociation")]
+    assert [item["routeTableId"] for item in routes].count("network-vpc-private-routes-id") == 3
+    vpc = cloud.resources["network-vpc-main"].inputs
+    assert (vpc["cidrBlock"], vpc["enableDnsHostnames"], vpc["enableDnsSupport"]) == ("10.0.0.0/16", True, True)
 
 
-def test_s3_gateway_endpoint_serves_every_route_table(cloud: Cloud) -> None:
+def test_private_subnets_lead_to_the_internet_by_one_nat_gateway(cloud: Cloud) -> None:
     network(cloud)
-    assert cloud.resources["network-s3"].inputs == {
-        "vpcId": "vpc-1",
+    out = cloud.resources["network-vpc-private-route"].inputs
+    assert out["routeTableId"] == "network-vpc-private-routes-id"
+    assert (out["destinationCidrBlock"], out["natGatewayId"]) == ("0.0.0.0/0", "network-vpc-nat-id")
+    nat = cloud.resources["network-vpc-nat"].inputs
+    assert nat["subnetId"] == "network-vpc-public-subnet-id"
+    public = cloud.resources["network-vpc-public-subnet"].inputs
+    assert (public["availabilityZone"], public["cidrBlock"]) == ("us-west-2c", "10.0.255.240/28")
+    assert cloud.resources["network-vpc-public-route"].inputs["gatewayId"] == "network-vpc-internet-id"
+    # EC2 detaches an internet gateway only after the addresses are released.
+    assert {"network-vpc-internet", "network-vpc-public-route"} <= cloud.needs("network-vpc-address")
+
+
+def test_without_a_nat_gateway_nothing_leads_to_the_internet(cloud: Cloud) -> None:
+    network(cloud, nat_gateway=False)
+    types = {resource.type.rpartition(":")[2] for resource in cloud.resources.values()}
+    assert types.isdisjoint({"NatGateway", "InternetGateway", "Eip", "Route"})
+    assert not [name for name in cloud.resources if "public" in name]
+
+
+def test_s3_gateway_endpoint_serves_the_private_subnets(cloud: Cloud) -> None:
+    network(cloud)
+    assert cloud.resources["network-vpc-s3"].inputs == {
+        "vpcId": "network-vpc-main-id",
         "serviceName": "com.amazonaws.us-west-2.s3",
         "vpcEndpointType": "Gateway",
-        "routeTableIds": [f"rtb-{zone}" for zone in ZONES],
+        "routeTableIds": ["network-vpc-private-routes-id"],
         "policy": json.dumps(policies.open_endpoint()),
-        "tags": {"Name": "dev-network-s3", **SHARED_TAGS},
+        "tags": {"Name": "dev-network-vpc-s3", **SHARED_TAGS},
     }
 
 
-@pytest.mark.parametrize("vpc_cidr", ["10.0.0.0/16", "192.168.4.0/24"])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
-def test_subnets_fit_the_smallest_and_largest_vpc(cloud: Cloud, vpc_cidr: str, count: int) -> None:
-    network(cloud, vpc_cidr, zones=("us-west-2b", *(f"us-west-2{letter}" for letter in "acdef"[: count - 1])))
-    private, public = (int(spec["cidrMask"]) for spec in cloud.resources["network-vpc"].inputs["subnetSpecs"])
-    # awsx divides the VPC into equal blocks, one per zone; it rounds their number up to a power of 2.
-    block = ipaddress.ip_network(vpc_cidr).prefixlen + (count - 1).bit_length()
-    assert private > block
-    assert block < public == 28
+@pytest.mark.parametrize("vpc_cidr", ["10.0.0.0/16", "192.168.4.0/24", "172.16.0.0/20"])
+def test_subnets_share_the_vpc_without_overlap(vpc_cidr: str) -> None:
+    blocks = [ipaddress.ip_network(private_block(vpc_cidr, f"us-east-1{letter}")) for letter in ZONE_LETTERS]
+    public = ipaddress.ip_network(public_block(vpc_cidr))
+    assert public.prefixlen == 28
+    for block in (*blocks, public):
+        assert block.subnet_of(ipaddress.ip_network(vpc_cidr))
+        assert sum(block.overlaps(other) for other in (*blocks, public)) == 1
+    assert {block.num_addresses - 5 for block in blocks} == {private_addresses(vpc_cidr)}
+
+
+def test_a_zone_that_aws_adds_moves_no_subnet(cloud: Cloud) -> None:
+    assert private_block("10.0.0.0/16", "us-west-2c") == "10.0.64.0/19"  # whatever other zones there are
+
+
+def test_the_zone_may_be_an_output(cloud: Cloud) -> None:
+    made = network(cloud, worker_zones=(), zone=pulumi.Output.from_input("us-west-2a"))
+    assert [cloud.value(subnet) for subnet in made.ref.subnets_in(())] == ["network-vpc-private-us-west-2a-subnet-id"]
+    assert made.ref.zones(("us-west-2c",)) == ("us-west-2c",)
 
 
 TASKS, INSTANCES, ENDPOINTS = (f"network-{kind}-group-id" for kind in ("tasks", "instances", "endpoints"))
@@ -128,8 +157,8 @@ def test_ec2_takes_the_descriptions(cloud: Cloud) -> None:
 
 def test_the_default_group_of_the_vpc_is_closed(cloud: Cloud) -> None:
     network(cloud)
-    default = cloud.resources["network-default-group"].inputs
-    assert default["vpcId"] == "vpc-1"
+    default = cloud.resources["network-vpc-default-group"].inputs
+    assert default["vpcId"] == "network-vpc-main-id"
     assert default.keys().isdisjoint({"ingress", "egress"})
 
 
@@ -144,8 +173,8 @@ def test_everything_may_be_reached_from_inside(cloud: Cloud) -> None:
 
 def test_network_exposes_private_subnets(cloud: Cloud) -> None:
     made = network(cloud)
-    assert cloud.value(made.ref.subnets["us-west-2b"]) == "subnet-private-us-west-2b"
-    assert cloud.value(made.vpc_id) == "vpc-1"
+    assert cloud.value(made.ref.subnets["us-west-2b"]) == "network-vpc-private-us-west-2b-subnet-id"
+    assert cloud.value(made.vpc_id) == "network-vpc-main-id"
     assert cloud.value(made.ref.tasks_group_id) == TASKS
     assert cloud.value(made.ref.instances_group_id) == INSTANCES
 
@@ -160,48 +189,17 @@ def test_existing_network_is_not_changed(cloud: Cloud) -> None:
     assert [resource.inputs["vpcId"] for resource in groups] == ["vpc-0a1b"] * 2
 
 
-def test_task_security_group_tags_hold_cluster_and_zones(cloud: Cloud) -> None:
-    network(cloud)
-    assert cloud.resources["network-tasks-group"].inputs["tags"] == {
-        "Name": "dev-network-tasks-group",
-        "ray-on-ecs:cluster": "ray-c0ffee",
-        "ray-on-ecs:zone": "us-west-2b",
-        "ray-on-ecs:zones": "us-west-2a us-west-2b us-west-2c",
-        **SHARED_TAGS,
-    }
-
-
-def test_of_an_existing_network_it_remembers_no_zones(cloud: Cloud) -> None:
-    network(cloud, existing=EXISTING)
-    tags = cloud.resources["network-tasks-group"].inputs["tags"]
-    assert tags["ray-on-ecs:zone"] == "us-west-2b"
-    assert "ray-on-ecs:zones" not in tags
-
-
 def test_interface_endpoints_cover_the_worker_zones(cloud: Cloud) -> None:
     network(cloud, worker_zones=("us-west-2b", "us-west-2a"), nat_gateway=False)
+    made = [item for item in endpoints(cloud) if item.inputs["vpcEndpointType"] == "Interface"]
+    assert {item.inputs["serviceName"] for item in made} == {*NAMES.values()}
+    for item in made:
+        assert item.inputs["privateDnsEnabled"] is True
+        assert item.inputs["securityGroupIds"] == [ENDPOINTS]
+        assert item.inputs["subnetIds"] == [f"network-vpc-private-us-west-2{letter}-subnet-id" for letter in "ba"]
     with_gateway = Cloud()
     network(with_gateway)
-    vpc, other = (item.resources["network-vpc"].inputs for item in (cloud, with_gateway))
-    assert vpc["natGateways"] == {"strategy": "None"}
-    assert vpc["subnetSpecs"] == other["subnetSpecs"]
-    made = cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
-    endpoints = [resource for resource in made if resource.inputs["vpcEndpointType"] == "Interface"]
-    assert len(endpoints) == len(made) - 1
-    assert {resource.inputs["serviceName"] for resource in endpoints} == {
-        f"com.amazonaws.us-west-2.{service}" for service in INTERFACE_ENDPOINTS
-    }
-    for resource in endpoints:
-        assert resource.inputs["privateDnsEnabled"] is True
-        assert resource.inputs["securityGroupIds"] == [ENDPOINTS]
-        assert resource.inputs["subnetIds"] == ["subnet-private-us-west-2b", "subnet-private-us-west-2a"]
-    assert len(with_gateway.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")) == 1
-
-
-def test_job_secrets_add_a_secrets_manager_endpoint(cloud: Cloud) -> None:
-    network(cloud, nat_gateway=False, reads_secrets=True)
-    made = {resource.inputs["serviceName"] for resource in endpoints(cloud)}
-    assert {f"com.amazonaws.us-west-2.{service}" for service in ("ssm", "secretsmanager")} <= made
+    assert len(endpoints(with_gateway)) == 1
 
 
 def test_endpoint_policies_restrict_to_the_account(cloud: Cloud) -> None:
@@ -228,14 +226,3 @@ def test_endpoints_admit_https_from_tasks_and_instances(cloud: Cloud) -> None:
     ports = admitted(cloud)
     assert ports[TASKS, ENDPOINTS] == ports[INSTANCES, ENDPOINTS] == {443}
     assert ENDPOINTS not in {source for source, _ in ports}
-
-
-def test_other_partitions_look_up_endpoint_services(cloud: Cloud) -> None:
-    location = Location(partition="aws-cn", account=ACCOUNT, region=REGION, worker_zones=ZONES[:1], zones=ZONES)
-    args = NetworkArgs(vpc_cidr="10.0.0.0/16", location=location, cluster_name="ray", nat_gateway=False)
-    cloud.run(lambda: Network("network", args))
-    made = [resource.inputs["serviceName"] for resource in cloud.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")]
-    assert {*made} == {
-        f"com.amazonaws.{REGION}.s3",
-        *(f"cn.com.amazonaws.{REGION}.{service}" for service in INTERFACE_ENDPOINTS),
-    }

@@ -38,7 +38,9 @@ def build(args: dict[str, Any] = DEFAULTS) -> NodeGroup:
     pulumi.CustomResource("test:index:Rule", "rule", {}, pulumi.ResourceOptions(parent=network))
     subnets = {f"us-west-2{letter}": pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"}
     tasks, instances = (pulumi.Output.from_input(f"sg-{kind}") for kind in ("tasks", "instances"))
-    ref = NetworkRef(subnets=subnets, tasks_group_id=tasks, instances_group_id=instances, network=network)
+    ref = NetworkRef(
+        zone="us-west-2b", subnets=subnets, tasks_group_id=tasks, instances_group_id=instances, network=network
+    )
     cluster = ResourceRef(name=pulumi.Output.from_input("ray-cluster"), arn=pulumi.Output.from_input(ECS_CLUSTER))
     return NodeGroup("head", NodeGroupArgs(cluster=cluster, network=ref, **args))
 

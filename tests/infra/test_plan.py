@@ -6,40 +6,37 @@ from typing import Any
 
 import pytest
 
+from infra.config import RayClusterArgs
 from infra.config.plan import Plan, get_instance_type, make_plan
-from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.types import Price
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 
-PREFIX = "ray-on-ecs"
-
 
 def plan(cloud: Cloud, **settings: Any) -> Plan:
     """The plan that follows from otherwise default settings."""
-    return cloud.run(lambda: make_plan(Settings(**settings), PREFIX))
+    return cloud.run(lambda: make_plan(RayClusterArgs(**settings)))
 
 
 def test_default_plan_has_two_gpus_in_one_zone(cloud: Cloud) -> None:
     made = plan(cloud)
     assert made.location.region == REGION
-    assert sorted(made.location.zones) == ["us-west-2a", "us-west-2b", "us-west-2c"]
-    assert made.location.zones[0] == made.location.zone
-    assert (made.head.instance_types, made.head.max_count) == (("m5.xlarge",), 1)
-    assert made.head.prices == {"m5.xlarge": Price(on_demand=0.192)}
-    assert made.head.task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
-    assert (made.worker.instance_types, made.worker.max_count) == (("g5.xlarge",), 2)
-    assert made.worker.prices == {"g5.xlarge": Price(on_demand=1.006)}
-    assert made.cpu_worker is None
-    assert made.worker.task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
+    assert made.location.candidates == ("us-west-2a", "us-west-2b", "us-west-2c")
+    assert (made.nodes["head"].instance_types, made.nodes["head"].max_count) == (("m5.xlarge",), 1)
+    assert made.nodes["head"].prices == {"m5.xlarge": Price(on_demand=0.192)}
+    assert made.nodes["head"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
+    assert (made.nodes["workers"].instance_types, made.nodes["workers"].max_count) == (("g5.xlarge",), 2)
+    assert made.nodes["workers"].prices == {"g5.xlarge": Price(on_demand=1.006)}
+    assert made.nodes.keys() == made.scales.keys() | {"head"} == {"head", "workers"}
+    assert made.nodes["workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert made.gpus == 2
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
 
 
 def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
     made = plan(cloud, worker_instance_types=("g5.12xlarge",), worker_count=4, check_quotas=False)
-    assert (made.worker.task.gpus, made.gpus) == (4, 16)
+    assert (made.nodes["workers"].task.gpus, made.gpus) == (4, 16)
     assert plan(cloud, max_workers=8).gpus == 2
 
 
@@ -56,7 +53,7 @@ def test_cost_above_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         plan(cloud, max_hourly_usd=2.2)
     assert str(refused.value) == (
-        "maxHourlyUsd: 2.2 is below the 2.204 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
+        "max_hourly_usd: 2.2 is below the 2.204 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
         "raise it, or use fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204)
@@ -71,7 +68,7 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
 
 def test_cost_limit_without_prices_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 5\.0 can't be checked without prices; "):
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 5\.0 can't be checked without prices; "):
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
     assert "pricing:GetProducts" in line
@@ -86,7 +83,7 @@ def test_vpc_with_too_few_addresses_is_refused(cloud: Cloud, workers: int, fits:
     with pytest.raises(SettingError) as refused:
         plan(cloud, **settings)
     assert str(refused.value) == (
-        "vpcCidr: '10.0.0.0/24' has 27 addresses per private subnet (3 zones), too few for 14 nodes with two each; "
+        "vpc_cidr: '10.0.0.0/24' has 27 addresses per private subnet, too few for 14 nodes with two each; "
         "use a larger CIDR block, e.g. 10.0.0.0/16"
     )
 
@@ -156,18 +153,18 @@ def test_vpc_quota_counts_only_for_a_new_stack(cloud: Cloud) -> None:
     with pytest.raises(SettingError, match="VPCs per Region"):
         plan(cloud)
     cloud.own_vpcs = 1
-    assert plan(cloud).head.max_count == 1
+    assert plan(cloud).nodes["head"].max_count == 1
 
 
 def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) -> None:
     made = plan(cloud, spot=True)
-    assert (made.worker.spot_count, made.worker.on_demand_count) == (2, 0)
+    assert (made.nodes["workers"].spot_count, made.nodes["workers"].on_demand_count) == (2, 0)
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
     assert plan(cloud, spot=True, max_hourly_usd=1.0)
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 1\.598 USD per hour of"):
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 1\.598 USD per hour of"):
         plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
     cloud.spot_prices = None
-    with pytest.raises(SettingError, match=r"^maxHourlyUsd: 1\.0 is below the 2\.204 USD per hour of"):
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 2\.204 USD per hour of"):
         plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
 
@@ -189,8 +186,11 @@ def test_cpu_workers_count_in_plan_cost_and_quota(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["c6i.2xlarge"] = 0.34
     made = plan(cloud, **CPU_WORKERS, max_cpu_workers=3, cpu_worker_count=1)
-    assert made.cpu_worker is not None
-    assert (made.cpu_worker.max_count, made.cpu_worker.task.vcpus, made.cpu_worker.task.gpus) == (3, 8, 0)
+    assert (
+        made.nodes["cpu-workers"].max_count,
+        made.nodes["cpu-workers"].task.vcpus,
+        made.nodes["cpu-workers"].task.gpus,
+    ) == (3, 8, 0)
     assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006 + 3 * 0.34)
     cloud.quotas = {"L-1216C47A": 4.0}
     with pytest.raises(
@@ -224,4 +224,4 @@ def test_missing_ami_permission_requires_an_ami(cloud: Cloud) -> None:
         plan(cloud)
     cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/xvda", "blockDeviceMappings": []}}
     made = plan(cloud, head_ami_id=AMI, worker_ami_id=AMI)
-    assert (made.head.ami_id, made.worker.ami_id) == (AMI, AMI)
+    assert (made.nodes["head"].ami_id, made.nodes["workers"].ami_id) == (AMI, AMI)

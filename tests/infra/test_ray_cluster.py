@@ -14,10 +14,12 @@ import grpc
 import pulumi
 import pulumi_aws as aws
 import pytest
-from pulumi.provider.experimental.component import ComponentProvider
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
-from infra.config import RayClusterArgs, WorkerGroupArgs
+from component.__main__ import Host
+from component.ray_cluster import RayCluster as HostedCluster
+from infra.config import RayClusterArgs
+from infra.config.args import defaults
 from infra.ray_cluster import RayCluster
 from ray_on_ecs import __version__
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
@@ -30,8 +32,8 @@ IMAGE = "public.example/ray@sha256:" + "a" * 64
 def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     def program() -> None:
         for name in ("vision", "language"):
-            cpu_workers: WorkerGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1}
-            RayCluster(name, {"cpu_workers": cpu_workers, "tags": {"team": name}})
+            args = RayClusterArgs(cpu_worker_instance_types=["c6i.large"], cpu_worker_count=1, tags={"team": name})
+            RayCluster(name, args)
 
     cloud.run(program)  # refuses two resources of one name and type
     parts = [made for made in cloud.resources.values() if made.type.startswith("aws")]
@@ -49,7 +51,7 @@ def test_two_in_one_program_do_not_collide(cloud: Cloud) -> None:
     assert hosts == ["vision-ray-dev-c0ffee.internal", "language-ray-dev-c0ffee.internal"]
     images = [build.inputs["imageName"] for build in cloud.of_type("awsx:ecr:Image")]
     assert images == ["vision-image", "language-image"]
-    assert len(cloud.of_type("awsx:ec2:Vpc")) == 2
+    assert len(cloud.of_type("aws:ec2/vpc:Vpc")) == 2
 
 
 def later(value: Any) -> pulumi.Output[Any]:
@@ -57,15 +59,11 @@ def later(value: Any) -> pulumi.Output[Any]:
     return pulumi.Output.from_input(value)
 
 
-def given_network(zones: list[str]) -> RayClusterArgs:
+def given_network(zones: list[str], **fields: Any) -> RayClusterArgs:
     """A VPC that the same program makes."""
-    subnets: list[pulumi.Input[str]] = [pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"]
-    return {
-        "vpc_id": pulumi.Output.from_input("vpc-new"),
-        "subnet_ids": subnets,
-        "availability_zones": zones,
-        "image_uri": IMAGE,
-    }
+    subnets: list[pulumi.Input[str]] = [pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"[: len(zones)]]
+    given = {"vpc_id": later("vpc-new"), "subnet_ids": subnets, "availability_zones": zones, "image_uri": IMAGE}
+    return RayClusterArgs(**{**given, **fields})
 
 
 def test_network_in_same_program_is_not_looked_up(cloud: Cloud) -> None:
@@ -74,89 +72,46 @@ def test_network_in_same_program_is_not_looked_up(cloud: Cloud) -> None:
     assert asked.isdisjoint({"getVpc", "getSubnet"})
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-a"]
     assert cloud.resources["vision-network-tasks-group"].inputs["vpcId"] == "vpc-new"
-    assert not cloud.of_type("awsx:ec2:Vpc")
-
-
-@pytest.mark.parametrize(
-    ("zones", "line"),
-    [
-        (["us-west-2a"], "availability_zones: us-west-2a for 2 subnet_ids of a VPC that the same program creates; set"),
-        (["us-west-2a", "us-west-2z"], "subnetIds: 'us-west-2z' is in us-west-2z, which does not offer"),
-    ],
-)
-def test_zones_must_match_the_subnets(cloud: Cloud, zones: list[str], line: str) -> None:
-    with pytest.raises(pulumi.RunError) as refused:
-        cloud.run(lambda: RayCluster("vision", given_network(zones)))
-    assert str(refused.value).startswith(line)
-    assert cloud.resources.keys() <= {"vision"}
-
-
-def with_subnets(subnets: Any) -> Any:
-    """The same VPC with other subnets."""
-    return {**given_network(["us-west-2a"]), "subnet_ids": subnets}
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (lambda: {"worker_count": 2}, "worker_count: unknown argument of RayCluster; see RayClusterArgs"),
-        (lambda: {"workers": {"count": 2}}, "workers.count: unknown argument of RayCluster; see WorkerGroupArgs"),
-        (
-            lambda: {"workers": later({})},
-            "workers: must be known while Pulumi plans, and is an Output; use a plain value",
-        ),
-        (
-            lambda: {"cpu_workers": {"instance_types": [later("c6i.large")]}},
-            "cpu_workers.instance_types: must be known while Pulumi plans, and contains an Output",
-        ),
-        (lambda: {"role_path": later("/ml/")}, "role_path: must be known while Pulumi plans, and is an Output; use"),
-        (lambda: {"tags": later({})}, "tags: must be known while Pulumi plans, and is an Output; only its elements"),
-        (
-            lambda: {"environment": {"AWS_REGION": "x"}},
-            "environment: 'AWS_REGION' is reserved for the cluster's containers",
-        ),
-        (lambda: with_subnets(pulumi.Output.from_input(["subnet-a"])), "subnet_ids: must be known while"),
-        (
-            lambda: {**given_network(["us-west-2a", "us-west-2b"]), "nat_gateway": False},
-            "nat_gateway: False cannot be combined with vpc_id",
-        ),
-        (lambda: {"workers": 2}, "workers: 2 is not a dictionary; use one, e.g."),
-        (lambda: {"workers": {"initial_count": "2"}}, "workers.initial_count: '2' is not an integer; use one"),
-        (lambda: {"workers": {"initial_count": 1.5}}, "workers.initial_count: 1.5 is not an integer; use one"),
-        (lambda: {"workers": {"instance_types": "g5.xlarge"}}, "workers.instance_types: 'g5.xlarge' is not a list; "),
-        (lambda: {"root_volume_gib": "100"}, "root_volume_gib: '100' is not an integer; use one"),
-        (lambda: {"root_volume_gib": True}, "root_volume_gib: True is not an integer; use one"),
-        (lambda: {"max_hourly_usd": "5"}, "max_hourly_usd: '5' is not a number; use one, e.g. 5.5"),
-        (lambda: {"head_instance_type": 5}, "head_instance_type: 5 is not a string; use one in quotes"),
-        (lambda: {"kms_key_arn": 5}, "kms_key_arn: 5 is not a string; use one in quotes"),
-        (lambda: {"spot": "yes"}, "spot: 'yes' is not a boolean; use True or False"),
-        (lambda: {"spot": 1}, "spot: 1 is not a boolean; use True or False"),
-        (lambda: {"environment": ["A=1"]}, "environment: ['A=1'] is not a dictionary; use one"),
-        (lambda: {"environment": {"A": 1}}, "environment.A: 1 is not a string; use one in quotes"),
-        (lambda: {"environment": {1: "A"}}, "environment: 1 is not a string; use one in quotes"),
-        (lambda: {"tags": ["a=b"]}, "tags: ['a=b'] is not a dictionary; use one"),
-        (lambda: {"data_buckets": [later("one"), None]}, "data_buckets[1]: None is not a string; use one in quotes"),
-        (lambda: {"workers": {"initial_count": -1}}, "workerCount: -1 must not be negative"),
-        (lambda: {"workers": {"max_count": 0}}, "maxWorkers: 0 must be at least workerCount (2); raise it"),
-    ],
-)
-def test_invalid_arguments_are_refused(cloud: Cloud, args: Any, line: str) -> None:
-    with pytest.raises(pulumi.RunError) as refused:
-        cloud.run(lambda: RayCluster("vision", args()))
-    assert str(refused.value).startswith(line)
-    assert cloud.resources.keys() <= {"vision"}
+    assert not cloud.of_type("aws:ec2/vpc:Vpc")
 
 
 def test_new_subnet_in_existing_vpc(cloud: Cloud) -> None:
-    args = with_subnets([pulumi.Output.from_input("subnet-new")])
-    cloud.run(lambda: RayCluster("vision", {**args, "vpc_id": "vpc-0a1b"}))
+    args = given_network(["us-west-2a"], vpc_id="vpc-0a1b", subnet_ids=[later("subnet-new")])
+    cloud.run(lambda: RayCluster("vision", args))
     assert cloud.resources["vision-workers-group"].inputs["vpcZoneIdentifiers"] == ["subnet-new"]
 
 
+def test_errors_name_fields_of_python_beside_a_stack(cloud: Cloud) -> None:
+    def program() -> None:
+        args = RayClusterArgs(head_instance_type="m5.huge", image_uri=IMAGE)
+        RayClusterArgs.from_config()
+        RayCluster("vision", args)
+
+    with pytest.raises(pulumi.RunError, match=r"^head_instance_type: 'm5\.huge' is not offered in any zone of"):
+        cloud.run(program)
+    assert cloud.resources.keys() == {"vision"}
+
+
+def test_a_refusal_is_one_line_in_other_languages(cloud: Cloud) -> None:
+    host = Host([HostedCluster], "ray-on-ecs")
+    inputs: dict[str, Any] = {"headInstanceType": "m5.huge"}
+    with pytest.raises(pulumi.errors.InputPropertyError) as refused:
+        cloud.run(lambda: host.construct("vision", "ray-on-ecs:index:RayCluster", inputs))
+    assert refused.value.property_path == "headInstanceType"
+    assert refused.value.reason.startswith("'m5.huge' is not offered in any zone of us-west-2; ")
+
+
 def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
-    host = ComponentProvider([RayCluster], "ray-on-ecs")
-    workers = {"minCount": 0.0, "maxCount": 4.0, "initialCount": 2.0}  # Pulumi passes integers as floats
-    inputs: dict[str, Any] = {"imageUri": IMAGE, "workers": workers, "maxHourlyUsd": 99.0, "tags": {"costCenter": "42"}}
+    host = Host([HostedCluster], "ray-on-ecs")
+    inputs: dict[str, Any] = {
+        "imageUri": IMAGE,
+        "workerInstanceTypes": ["g5.xlarge"],
+        "workerCount": 2.0,  # Pulumi passes integers as floats
+        "maxWorkers": 4.0,
+        "maxHourlyUsd": 99.0,
+        "tags": {"costCenter": "42"},
+        "alertEmail": None,
+    }
     state = cloud.run(lambda: host.construct("vision", "ray-on-ecs:index:RayCluster", inputs).state)
     assert "--num-workers 2 " in cloud.resources["vision-sessions-train"].inputs["content"]
     assert cloud.resources["vision-workers-group"].inputs["maxSize"] == 4
@@ -167,7 +122,7 @@ def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
 
 def test_default_tags_reach_groups_and_launch_templates(cloud: Cloud) -> None:
     cloud.default_tags = {"team": "vision", "ray-on-ecs:stack": "theirs"}
-    cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
+    cloud.run(lambda: RayCluster("vision", RayClusterArgs(image_uri=IMAGE)))
     group = [(tag["key"], tag["value"]) for tag in cloud.resources["vision-workers-group"].inputs["tags"]]
     assert ("team", "vision") in group
     assert [value for key, value in group if key == "ray-on-ecs:stack"] == ["dev"]
@@ -190,16 +145,17 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
     def program() -> None:
         provider = aws.Provider("ireland", region="eu-west-1")
         chosen: dict[str, Any] = {"providers": {"aws": provider}} if as_mapping else {"provider": provider}
-        made["cluster"] = RayCluster("vision", {"tags": {"team": "vision"}}, pulumi.ResourceOptions(**chosen))
+        made["cluster"] = RayCluster(
+            "vision", RayClusterArgs(tags={"team": "vision"}), pulumi.ResourceOptions(**chosen)
+        )
 
     cloud.run(program)
     [provider] = cloud.providers
     assert "::ireland::" in provider
     parts = [part for part in cloud.resources.values() if part.type.startswith("aws:")]
     assert {part.provider for part in parts} == {provider}
-    for token in ("awsx:ec2:Vpc", "awsx:ecr:Image"):
-        [part] = cloud.of_type(token)
-        assert part.providers == {"aws": provider}
+    [build] = cloud.of_type("awsx:ecr:Image")
+    assert build.providers == {"aws": provider}
     [definition] = json.loads(cloud.resources["vision-worker-task-definition"].inputs["containerDefinitions"])
     assert {"name": "AWS_REGION", "value": "eu-west-1"} in definition["environment"]
     assert cloud.value(made["cluster"].connection)["region"] == "eu-west-1"
@@ -208,26 +164,26 @@ def test_everything_goes_through_an_explicit_provider(cloud: Cloud, as_mapping: 
 def test_provider_with_unknown_configuration_is_refused(cloud: Cloud) -> None:
     cloud.account = ""  # the engine's answer in a preview of an unconfigured provider
     with pytest.raises(pulumi.RunError, match=r"^provider: the AWS provider's configuration must be known while "):
-        cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE}))
+        cloud.run(lambda: RayCluster("vision", RayClusterArgs(image_uri=IMAGE)))
 
 
 def test_outputs_are_taken_as_they_become_known(cloud: Cloud) -> None:
     cloud.absent = ("getKey", "getPolicy", "getSecret", "getBucket")
     key, boundary, policy = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b", f"{POLICY}boundary", f"{POLICY}read"
     secret = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry"
-    args: RayClusterArgs = {
-        "image_uri": later(IMAGE),
-        "registry_secret_arn": later(secret),
-        "bucket_name": later("company-runs"),
-        "data_buckets": [later("company-data/images")],
-        "job_secrets": [later(f"{secret}-of-jobs")],
-        "tags": {"team": later("vision")},
-        "permissions_boundary": later(boundary),
-        "task_policy_arns": [later(policy)],
-        "instance_policy_arns": [later(policy)],
-        "kms_key_arn": later(key),
-        "environment": {"HF_HOME": later("/tmp/hf")},
-    }
+    args = RayClusterArgs(
+        image_uri=later(IMAGE),
+        registry_secret_arn=later(secret),
+        bucket_name=later("company-runs"),
+        data_buckets=[later("company-data/images")],
+        job_secrets=[later(f"{secret}-of-jobs")],
+        tags={"team": later("vision")},
+        permissions_boundary=later(boundary),
+        task_policy_arns=[later(policy)],
+        instance_policy_arns=[later(policy)],
+        kms_key_arn=later(key),
+        environment={"HF_HOME": later("/tmp/hf")},
+    )
     cluster = cloud.run(lambda: RayCluster("vision", args))
     [definition] = json.loads(cloud.resources["vision-head-task-definition"].inputs["containerDefinitions"])
     assert definition["image"] == IMAGE
@@ -249,19 +205,18 @@ def test_a_preview_with_unknown_outputs_evaluates(cloud: Cloud) -> None:
 
     def program() -> None:
         key = aws.kms.Key("key")
-        args: RayClusterArgs = {"image_uri": IMAGE, "kms_key_arn": key.arn, "tags": {"key": key.arn}}
-        RayCluster("vision", args)
+        RayCluster("vision", RayClusterArgs(image_uri=IMAGE, kms_key_arn=key.arn, tags={"key": key.arn}))
 
     cloud.run(program)
     assert "vision-ray-head-service" in cloud.resources
 
 
 def test_network_roles_and_task_definitions_are_outputs(cloud: Cloud) -> None:
-    cpu_workers: WorkerGroupArgs = {"instance_types": ["c6i.large"], "initial_count": 1, "max_count": None}
-    cluster = cloud.run(lambda: RayCluster("vision", {"image_uri": IMAGE, "cpu_workers": cpu_workers}))
-    assert cloud.value(cluster.vpc_id) == "vpc-1"
-    zones = cloud.resources["vision-network-vpc"].inputs["availabilityZoneNames"]
-    assert cloud.value(cluster.subnet_ids) == [f"subnet-private-{zone}" for zone in zones]
+    args = RayClusterArgs(image_uri=IMAGE, cpu_worker_instance_types=["c6i.large"], cpu_worker_count=1)
+    cluster = cloud.run(lambda: RayCluster("vision", args))
+    assert cloud.value(cluster.vpc_id) == "vision-network-vpc-main-id"
+    subnets = [f"vision-network-vpc-private-us-west-2{letter}-subnet-id" for letter in "abc"]
+    assert cloud.value(cluster.subnet_ids) == subnets
     assert cloud.value(cluster.security_group_id) == "vision-network-tasks-group-id"
     kinds = {"head": "head", "workers": "worker", "cpu-workers": "cpu-worker"}
     arn = f"arn:aws:service:{REGION}:{ACCOUNT}:vision-"
@@ -321,7 +276,7 @@ def test_other_languages_are_offered_the_cluster(schema: dict[str, Any]) -> None
 
 def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> None:
     inputs = schema["resources"]["ray-on-ecs:index:RayCluster"]["inputProperties"]
-    assert len(inputs) == len(RayClusterArgs.__annotations__)
+    assert len(inputs) == len(defaults())
 
     def is_plain(argument: dict[str, Any]) -> bool:
         return bool(argument.get("plain")) and all(
@@ -332,11 +287,6 @@ def test_what_aws_is_asked_while_planning_is_plain(schema: dict[str, Any]) -> No
         *("vpcId", "subnetIds", "imageUri", "registrySecretArn", "bucketName", "dataBuckets", "jobSecrets", "tags"),
         *("permissionsBoundary", "taskPolicyArns", "instancePolicyArns", "kmsKeyArn", "environment"),
     }
-    assert inputs["workers"]["$ref"] == inputs["cpuWorkers"]["$ref"] == "#/types/ray-on-ecs:index:WorkerGroupArgs"
-    group = schema["types"]["ray-on-ecs:index:WorkerGroupArgs"]
-    assert group["properties"].keys() == {"instanceTypes", "initialCount", "minCount", "maxCount"}
-    assert not group.get("required")
-    assert all(argument.get("description") for argument in group["properties"].values())
 
 
 def test_its_outputs_are_the_stacks(schema: dict[str, Any]) -> None:

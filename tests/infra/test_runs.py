@@ -7,7 +7,8 @@ from infra.config import runs
 from tests.infra.fake_aws import Cloud
 
 
-def announced(cloud: Cloud) -> list[str]:
+def announced(cloud: Cloud, *, preview: bool = True) -> list[str]:
+    cloud.preview = preview
     cloud.run(lambda: runs.announce_runs(pulumi.Output.from_input("training-bucket"), pulumi.InvokeOptions()))
     return cloud.messages
 
@@ -27,6 +28,11 @@ def test_runs_that_destroy_deletes_are_counted(cloud: Cloud, names: tuple[str, .
         f"training-bucket contains {number}, which `pulumi destroy` deletes; to keep them, run `pulumi config set "
         "retainBucket true` and `pulumi up` first"
     ]
+
+
+def test_an_update_does_not_count(cloud: Cloud) -> None:
+    cloud.runs = ("first",)
+    assert not announced(cloud, preview=False)
 
 
 def test_an_empty_bucket_is_not_mentioned(cloud: Cloud) -> None:

@@ -61,13 +61,19 @@ def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], *
     """Service with valid defaults, in a separate network."""
     network = pulumi.CustomResource("test:index:Network", f"{name}-network", {})
     subnets = {"us-west-2a": known("subnet-private"), "us-west-2b": known("subnet-other")}
-    ref = NetworkRef(subnets=subnets, tasks_group_id=known("sg-1"), instances_group_id=known("sg-2"), network=network)
+    ref = NetworkRef(
+        zone="us-west-2a",
+        subnets=subnets,
+        tasks_group_id=known("sg-1"),
+        instances_group_id=known("sg-2"),
+        network=network,
+    )
     return Service(
         name,
         ServiceArgs(
             cluster=cluster(),
             network=ref,
-            zones=("us-west-2a",),
+            subnets=ref.subnets_in(("us-west-2a",)),
             task_definition_arn=task.definition_arn,
             capacity_provider=f"{name}-provider",
             after=after,
