@@ -224,7 +224,7 @@ class RayCluster(pulumi.ComponentResource):
                 node=node,
                 security=self._args.security,
                 managed_scaling=kind in self._plan.scales,
-                root_volume_gib=self._args.root_volume_gib,
+                ebs={"volume_size": self._args.root_volume_gib},
             )
             node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
         return node_groups
