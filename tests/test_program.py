@@ -229,7 +229,7 @@ def test_a_copied_stack_is_refused_in_another_account_or_region() -> None:
 def test_another_account_is_refused_before_resources_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Cloud(account="999999999999")
     monkeypatch.chdir(ROOT)
-    with pytest.raises(pulumi.RunError, match="^aws:allowedAccountIds: the stack is in account 123456789012, and the"):
+    with pytest.raises(pulumi.RunError, match=r"^aws:allowedAccountIds: the stack is in account 123456789012, "):
         account.run(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"))
     assert account.resources.keys() <= {CLUSTER}
 
@@ -267,7 +267,7 @@ def agent_needs(kind: str) -> dict[str, str]:
         f"{kind}-group": "a service without instances can't report its tasks stopped, and `destroy` hangs in DRAINING",
         f"{kind}-instance-ecs": "without its policy the ECS agent disconnects, and `destroy` hangs in DRAINING",
         f"{kind}-instance-ssm": "the commands can't reach an instance that is not registered with Session Manager",
-        "network-vpc-private-us-west-2c-association": "without its routes, image pulls and reports of stopped tasks fail",
+        "network-vpc-private-us-west-2c-association": "without its routes, image pulls and reports of tasks fail",
         "network-tasks-ingress": "the workers don't reach the head, and their health checks kill them",
         "network-tasks-egress": "a job can't store its last checkpoint",
         "network-instances-egress": "the agent can't reach ECS, and `destroy` hangs in DRAINING",

@@ -1,4 +1,4 @@
-"""Generator of what follows from RayClusterArgs: the keys in Pulumi.yaml, docs/configuration.md, and the component package.
+"""Generator of Pulumi.yaml's keys, docs/configuration.md and component/ray_cluster.py from RayClusterArgs.
 
 `python -m infra.config --write` writes them.
 """

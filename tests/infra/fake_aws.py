@@ -23,7 +23,6 @@ from botocore.exceptions import EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
 from infra.config import docker, prices
-from infra.config.account import AUTO_SCALING_ROLE
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.types import NodeSpec, Price
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from infra.cluster import Cluster, ClusterArgs
 from tests.infra.fake_aws import ECS_CLUSTER, Cloud
 

@@ -17,7 +17,7 @@ HEAD = node_spec("m5.xlarge", 1, usd=0.192)
 FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
 
 
-def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
+def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD, **more: Any) -> Any:
     """The document in the parameter."""
     nowhere = pulumi.Output.from_input("")
     network = NetworkRef(
@@ -27,15 +27,15 @@ def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD) -> Any:
         instances_group_id=nowhere,
         network=pulumi.Resource.__new__(pulumi.Resource),
     )
-    args = ClusterInfoArgs(
-        nodes={"head": head, "workers": worker},
-        scales={"workers": FIXED},
-        default_gpus=2,
-        group_name="workers-group",
-        network=network,
-        placement_groups={"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
-    )
-    made = cloud.run(lambda: ClusterInfo("cluster-info", args))
+    given: dict[str, Any] = {
+        "nodes": {"head": head, "workers": worker},
+        "scales": {"workers": FIXED},
+        "default_gpus": 2,
+        "group_name": "workers-group",
+        "network": network,
+        "placement_groups": {"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
+    }
+    made = cloud.run(lambda: ClusterInfo("cluster-info", ClusterInfoArgs(**{**given, **more})))
     parameter = cloud.resources["cluster-info-parameter"].inputs
     assert parameter["type"] == "String"
     assert cloud.value(made.parameter.name) == "cluster-info-parameter"
@@ -75,24 +75,24 @@ def test_a_single_worker_has_no_placement_group_anywhere(cloud: Cloud) -> None:
 def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
     worker, cpu_worker = node_spec("g5.xlarge", gpus=1, usd=1.0), node_spec("c6i.2xlarge", 1, usd=0.34)
     come_and_go = Scale(initial_count=2, min_count=0, max_count=4, default_job_count=2, idle_minutes=60)
-    args = ClusterInfoArgs(
-        head=HEAD,
-        worker=worker,
-        cpu_worker=cpu_worker,
+    document = facts(
+        cloud,
+        worker,
+        nodes={"head": HEAD, "workers": worker, "cpu-workers": cpu_worker},
         scales={"workers": come_and_go, "cpu-workers": FIXED},
-        default_gpus=2,
-        group_name="g",
-        subnets={"us-west-2b": "subnet-b"},
-        placement_groups={},
     )
-    cloud.run(lambda: ClusterInfo("cluster-info", args))
-    document = json.loads(cloud.resources["cluster-info-parameter"].inputs["value"]["value"])
     assert document["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
     assert document["types"] == ["g5.xlarge"]
     assert document["scaling"] == {
         "workers": {"min": 0, "max": 4, "idle_minutes": 60},
         "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0},
     }
+
+
+def test_the_zone_may_be_an_output(cloud: Cloud) -> None:
+    """The zone that the state keeps, with its subnet and placement group."""
+    [zone] = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=()))["zones"]
+    assert zone == {"zone": "us-west-2b", "subnet_id": "subnet-b", "placement_group": "pg-b"}
 
 
 def test_unknown_head_price_is_none(cloud: Cloud) -> None:

@@ -92,8 +92,8 @@ def test_a_region_without_a_common_zone_is_refused(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("field", ["head_instance_type", "worker_instance_types", "cpu_worker_instance_types"])
 def test_a_type_that_the_region_lacks_is_refused(cloud: Cloud, field: str) -> None:
-    with pytest.raises(SettingError, match=f"^{field}: 'g99.huge' is not offered in any zone of us-west-2"):
-        location(cloud, **{field: ("g99.huge",) if field.endswith("s") else "g99.huge"})
+    with pytest.raises(SettingError, match=rf"^{field}: 'g99\.huge' is not offered in any zone of us-west-2"):
+        location(cloud, None, **{field: ("g99.huge",) if field.endswith("s") else "g99.huge"})
 
 
 def test_existing_subnets_decide_the_zones(cloud: Cloud) -> None:
@@ -131,7 +131,7 @@ def test_unsuitable_subnets_are_refused(
 def test_one_unsuitable_subnet_of_two_is_named(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
     existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2a": "subnet-a"})
-    with pytest.raises(SettingError, match="^subnet_ids: 'us-west-2a' does not offer g5.xlarge and m5.xlarge; use us"):
+    with pytest.raises(SettingError, match=r"^subnet_ids: 'us-west-2a' does not offer g5\.xlarge and "):
         location(cloud, existing)
 
 
@@ -194,10 +194,10 @@ def test_endpoint_services_of_china_have_their_names(cloud: Cloud) -> None:
 def test_zones_without_an_endpoint_are_not_candidates(cloud: Cloud) -> None:
     cloud.without_endpoint = {"ecs-telemetry": ("us-west-2a",), "ssm": ("us-west-2c",)}
     assert location(cloud, nat_gateway=False).candidates == ("us-west-2b",)
-    with pytest.raises(SettingError, match="^availability_zones: 'us-west-2a' does not offer .* and VPC endpoints; "):
+    with pytest.raises(SettingError, match=r"^availability_zones: 'us-west-2a' does not offer .* and VPC endpoints; "):
         location(cloud, nat_gateway=False, availability_zones=["us-west-2a"])
     cloud.without_endpoint = {"ssm": ZONES}
-    with pytest.raises(SettingError, match="^nat_gateway: 'a VPC endpoint of ssm' is not offered in any zone of"):
+    with pytest.raises(SettingError, match=r"^nat_gateway: 'a VPC endpoint of ssm' is not offered in any zone"):
         location(cloud, nat_gateway=False)
 
 

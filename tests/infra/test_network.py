@@ -94,11 +94,11 @@ def test_s3_gateway_endpoint_serves_the_private_subnets(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("vpc_cidr", ["10.0.0.0/16", "192.168.4.0/24", "172.16.0.0/20"])
 def test_subnets_share_the_vpc_without_overlap(vpc_cidr: str) -> None:
-    blocks = [ipaddress.ip_network(private_block(vpc_cidr, f"us-east-1{letter}")) for letter in ZONE_LETTERS]
-    public = ipaddress.ip_network(public_block(vpc_cidr))
+    blocks = [ipaddress.IPv4Network(private_block(vpc_cidr, f"us-east-1{letter}")) for letter in ZONE_LETTERS]
+    public = ipaddress.IPv4Network(public_block(vpc_cidr))
     assert public.prefixlen == 28
     for block in (*blocks, public):
-        assert block.subnet_of(ipaddress.ip_network(vpc_cidr))
+        assert block.subnet_of(ipaddress.IPv4Network(vpc_cidr))
         assert sum(block.overlaps(other) for other in (*blocks, public)) == 1
     assert {block.num_addresses - 5 for block in blocks} == {private_addresses(vpc_cidr)}
 

@@ -62,7 +62,12 @@ def later(value: Any) -> pulumi.Output[Any]:
 def given_network(zones: list[str], **fields: Any) -> RayClusterArgs:
     """A VPC that the same program makes."""
     subnets: list[pulumi.Input[str]] = [pulumi.Output.from_input(f"subnet-{letter}") for letter in "ab"[: len(zones)]]
-    given = {"vpc_id": later("vpc-new"), "subnet_ids": subnets, "availability_zones": zones, "image_uri": IMAGE}
+    given: dict[str, Any] = {
+        "vpc_id": later("vpc-new"),
+        "subnet_ids": subnets,
+        "availability_zones": zones,
+        "image_uri": IMAGE,
+    }
     return RayClusterArgs(**{**given, **fields})
 
 
