@@ -36,6 +36,7 @@ SECRET = "the-token-that-must-not-be-seen"
 # Pulumi takes the thread's event loop, which Python makes by itself with a warning (3.12) or not at all (3.14). One for
 # all runs, never closed: with it would end the threads in which Pulumi's mocks open loops that they don't close.
 _LOOP = asyncio.new_event_loop()
+asyncio.set_event_loop(_LOOP)  # also for Outputs that a test makes before a run
 
 
 @dataclass(frozen=True)
