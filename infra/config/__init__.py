@@ -46,7 +46,7 @@ def load(cluster_name: str) -> RayClusterArgs:
     settings = _in_one_line(Settings.load)
     check_account(ask_caller().account)
     if not settings.image_uri and pulumi.runtime.is_dry_run():
-        docker.check(is_up=lambda: remember(name_prefix(cluster_name))[0] is not None)
+        _in_one_line(lambda: docker.check(is_up=lambda: remember(name_prefix(cluster_name))[0] is not None))
     return arguments.of_settings(settings)
 
 

@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cache
@@ -71,9 +71,8 @@ class Cloud(mocks.Mocks):
     zones: tuple[str, ...] = ("us-west-2-lax-1a", "us-west-2c", "us-west-2a", "us-west-2b")
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
-    quotas: dict[str, float] = field(default_factory=dict)
+    quotas: Mapping[str, float | None] = field(default_factory=dict)
     vpcs: int = 1
-    own_vpcs: int = 0
     addresses: int = 0
     dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
     amis: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class Cloud(mocks.Mocks):
             results.append(program())
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
-        clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
+        clients = mock.patch.object(prices, "client", return_value=self)
         with environment, clients, mock.patch.object(pulumi.log, "info", self.messages.append):
             drained()
         return results[0]
@@ -236,8 +235,7 @@ class Cloud(mocks.Mocks):
             case "getVpcDhcpOptions":
                 return {"domainNameServers": list(self.dns_servers)}, []
             case "getVpcs":
-                count = self.own_vpcs if args.args.get("tags") else self.vpcs
-                return {"ids": [f"vpc-{number}" for number in range(count)]}, []
+                return {"ids": [f"vpc-{number}" for number in range(self.vpcs)]}, []
             case "getEips":
                 return {"allocationIds": [f"eipalloc-{number}" for number in range(self.addresses)]}, []
             case "getAmi":
