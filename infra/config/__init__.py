@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pulumi
 
-from infra.config import arguments, docker
+from infra.config import arguments, docker, limits
 from infra.config.arguments import Arguments, RayClusterArgs, WorkerGroupArgs
 from infra.config.identity import check_state
 from infra.config.location import ask_caller, check_account, remember
@@ -57,7 +57,10 @@ def read(args: RayClusterArgs) -> Arguments:
 
 def plan(args: Arguments, prefix: str, opts: pulumi.InvokeOptions) -> Plan:
     """Validate the arguments against AWS and plan the cluster; raises RunError."""
-    return _in_one_line(lambda: make_plan(args.settings, prefix, args.network, opts))
+    made = _in_one_line(lambda: make_plan(args.settings, prefix, args.network, opts))
+    nodes, tags = [*made.nodes.values()], made.default_tags
+    _in_one_line(lambda: limits.check(args.settings, made.location, nodes, tags, args.environment))
+    return made
 
 
 def _in_one_line(work: Callable[[], T]) -> T:
