@@ -19,6 +19,9 @@ PERIOD_SECONDS = 300
 HEAD_SILENT_MINUTES = 15
 GPUS_IDLE_MINUTES = 30
 IDLE_PERCENT = 5
+# GovCloud's costs are in its standard account, China's in CNY.
+# https://docs.aws.amazon.com/govcloud-us/latest/UserGuide/usage-and-payment.html
+BUDGETS_IN_USD = "aws"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class MonitoringArgs:
     """
 
     region: str
+    partition: str = "aws"
     services: Mapping[str, ServiceRef]
     alerts: Alerts
 
@@ -49,7 +53,7 @@ class Monitoring(pulumi.ComponentResource):
         self._alarm_head_silent(name, args, actions)
         self._alarm_gpus_idle(name, args, actions)
         if args.alerts.email:
-            self._budget(name, args.alerts)
+            self._budget(name, args)
         self.dashboard_name = self._dashboard(name, args).dashboard_name
         self.register_outputs({"dashboard_name": self.dashboard_name})
 
@@ -67,7 +71,11 @@ class Monitoring(pulumi.ComponentResource):
         )
         return [topic.arn]
 
-    def _budget(self, name: str, alerts: Alerts) -> None:
+    def _budget(self, name: str, args: MonitoringArgs) -> None:
+        alerts = args.alerts
+        if args.partition != BUDGETS_IN_USD:
+            pulumi.log.info(f"no AWS budget is created, since {args.partition} has none in USD; alarms are sent")
+            return
         # Of the whole account: AWS Budgets can filter by a tag only after it is activated for cost allocation.
         # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/activating-tags.html
         aws.budgets.Budget(
@@ -86,6 +94,7 @@ class Monitoring(pulumi.ComponentResource):
                 )
                 for kind, percent in (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))
             ],
+            tags=tags(f"{name}-budget"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

@@ -65,7 +65,6 @@ class NodeScaling(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
-        # Without tags: it is a setting of the service, which is tagged, and free of charge.
         return aws.appautoscaling.Target(
             f"{name}-target",
             service_namespace="ecs",
@@ -73,6 +72,7 @@ class NodeScaling(pulumi.ComponentResource):
             resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
             min_capacity=self._args.scale.min_count,
             max_capacity=self._args.scale.max_count,
+            tags=tags(f"{name}-target"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

@@ -131,7 +131,8 @@ class RayCluster(pulumi.ComponentResource):
             after += task.role_policies
         services = self._services(cluster, network, discovery, node_groups, tasks, after)
         refs = {kind: service.ref for kind, service in services.items()}
-        monitoring_args = MonitoringArgs(region=region, services=refs, alerts=args.alerts)
+        partition = plan.location.partition
+        monitoring_args = MonitoringArgs(region=region, partition=partition, services=refs, alerts=args.alerts)
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
         sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
 

@@ -1,66 +1,114 @@
-"""Pre-flight check of the Docker daemon: without it, `pulumi up` would fail with half of the stack created."""
+"""Pre-flight check of what builds the image: without it, `pulumi up` would fail with half of the stack created.
+
+Pulumi's docker-build provider contains buildx, and runs BuildKit in a container if no other builder is selected. So it
+needs a Docker daemon, but neither the command `docker` nor its buildx.
+https://github.com/pulumi/pulumi-docker-build/blob/main/provider/internal/host.go
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import pulumi
+from infra.errors import SettingError, warn
 
 SECONDS = 20
 SOCKET = Path("/var/run/docker.sock")
+TARGET = "linux/amd64"
+# Layers of the image, and the same again in BuildKit's cache.
+ROOM_GIB = 25
 HINT = (
-    "start it (check with `docker info`), select another daemon with DOCKER_HOST or `docker context use`, or set "
-    "imageUri to an existing image"
+    "make `docker info` work, select another daemon with DOCKER_HOST or `docker context use`, or set image_uri to an "
+    "existing image"
 )
 
 
 def check(*, is_up: Callable[[], bool]) -> None:
-    """Ask the Docker daemon for its version, through Docker's current context or DOCKER_HOST.
+    """Raise a SettingError if this machine can't build the image and the stack is not up; warn of doubts.
 
-    Args:
-        is_up: True if the stack is up: its image exists, and is built again only when it changes. Called only if Docker
-            does not answer.
-
-    Raises:
-        RunError: Docker does not answer, and the image has to be built.
+    A stack that is up has its image, which is built again only when it changes. `is_up` is called only if needed.
     """
     problem = _problem()
     if problem is None:
-        return
-    if not is_up():
-        raise pulumi.RunError(f"imageUri: is empty, so the image is built locally, but {problem}; {HINT}")
-    pulumi.log.warn(f"{problem}; this machine could not build a changed image")
+        for doubt in _doubts():
+            warn(f"the image is built locally, and {doubt}")
+    elif is_up():
+        warn(f"{problem}; this machine could not build a changed image")
+    else:
+        raise SettingError("image_uri", "", f"is empty, so the image is built locally, but {problem}", HINT)
 
 
 def _problem() -> str | None:
-    docker = shutil.which("docker")
-    if docker is None:  # the build needs only the daemon, not the command
+    """Reason why this machine can't build, or None."""
+    if os.environ.get("DOCKER_BUILDKIT", "1").lower() not in ("", "1", "t", "true"):
+        return "DOCKER_BUILDKIT in the environment turns BuildKit off (unset it)"
+    if shutil.which("docker") is None:
         has_daemon = os.environ.get("DOCKER_HOST") or SOCKET.exists()
-        return None if has_daemon else "Docker is not installed"
-    try:
-        command = [docker, "version", "--format", "{{.Server.Version}}"]
-        version = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
+        return _missing_store() if has_daemon else "Docker is not installed"
+    version = _docker("version", "--format", "{{json .Server}}")
+    if version is None:
         return f"Docker does not answer within {SECONDS} s"
-    if version.returncode == 0:
-        return _missing_store()
-    lines = version.stderr.strip().splitlines() or ["without a reason"]
-    return f"Docker does not answer ({lines[-1]})"
+    if version.returncode:
+        return f"Docker does not answer ({(version.stderr.strip().splitlines() or ['without a reason'])[-1]})"
+    server = _parsed(version.stdout)
+    engines = [component.get("Name", "") for component in server.get("Components") or ()]
+    if "Engine" not in engines:  # https://github.com/containers/podman/issues/17836
+        return f"`docker` leads to {engines[0] if engines else 'another program'} (e.g. Podman), not to Docker's engine"
+    if server.get("Os") == "windows":
+        return "Docker runs Windows containers (switch it to Linux containers)"
+    if (errors := _of_builder("Error")) and not _of_builder("Platforms"):
+        return f"the selected builder does not answer ({errors[0]})"
+    return _missing_store()
 
 
 def _missing_store() -> str | None:
-    """Problem with Docker's credential store, which the build calls for every registry."""
-    folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    name = config.get("credsStore") if isinstance(config, dict) else None
+    """Problem with Docker's credential store; a missing helper of one registry (credHelpers) is skipped by Docker."""
+    path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    name = _parsed(path.read_text(errors="replace")).get("credsStore") if os.access(path, os.R_OK) else None
     if not name or shutil.which(f"docker-credential-{name}"):
         return None
-    return f"{folder / 'config.json'} names docker-credential-{name}, which is not in PATH"
+    return f"{path} names docker-credential-{name}, which is not in PATH"
+
+
+def _doubts() -> Iterator[str]:
+    """Facts that may make the build slow, or fail."""
+    platforms = ", ".join(_of_builder("Platforms"))
+    if platforms and TARGET not in platforms:  # https://github.com/docker/docs/pull/24750
+        yield f"the builder has no {TARGET} ({platforms}): emulated, it is slow and may fail; see `docker buildx use`"
+    info = _docker("info", "--format", "{{.Name}} {{.DockerRootDir}}")
+    name, _, root = (info.stdout if info else "").strip().partition(" ")
+    # The disk of another machine, or of Docker Desktop's virtual machine, is unknown.
+    if name == platform.node() and os.path.isdir(root):
+        free = shutil.disk_usage(root).free // 2**30
+        if free < ROOM_GIB:
+            yield f"{root} has {free} GiB left, of some {ROOM_GIB} that image and cache take"
+
+
+def _of_builder(fact: str) -> list[str]:
+    """A fact of each node of the builder that `docker buildx use` selected; none without the command buildx."""
+    builder = _docker("buildx", "inspect")
+    return re.findall(rf"^{fact}:\s*(.+)", builder.stdout, re.MULTILINE) if builder else []
+
+
+def _docker(*arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Result of a Docker command, None without the command or an answer in time."""
+    try:
+        return subprocess.run(["docker", *arguments], capture_output=True, text=True, errors="replace", timeout=SECONDS)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """JSON object, empty for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, lookups, prices, quotas
+from infra.config import docker, limits, lookups, prices, quotas
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
@@ -81,13 +81,15 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
     prices.check(args.max_hourly_usd, *priced)
     if not existing:
         _check_room(args, sum(node.max_count for node in priced))
+    tags = aws.get_default_tags(opts=opts).tags
+    limits.check(args, location, priced, tags)
     scales = {"workers": args.workers, "cpu-workers": args.cpu_workers}
     return Plan(
         location=location,
         nodes=dict(zip(nodes, priced, strict=True)),
         scales={kind: scale for kind, scale in scales.items() if kind in nodes},
         gpus=args.workers.default_job_count * nodes["workers"].task.gpus,
-        default_tags=aws.get_default_tags(opts=opts).tags,
+        default_tags=tags,
     )
 
 

@@ -7,18 +7,18 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import boto3
-import pulumi
 import pulumi_aws as aws
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
-from infra.errors import SettingError
+from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec, Price
 
 PRICE_LIST_REGION = "us-east-1"
@@ -31,6 +31,8 @@ PRODUCT = {
     "capacitystatus": "Used",
     "marketoption": "OnDemand",
 }
+# Refused or absent, or the page of a proxy in place of an answer.
+UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, ValueError)
 
 
 def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bool = True) -> list[NodeSpec]:
@@ -39,30 +41,28 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     `zones` are those of nodes whose zone the state keeps.
     Without all on-demand prices, the nodes are returned unchanged, with one warning.
     """
-    names = sorted({name for node in nodes for name in node.instance_types})
+    names = {name for node in nodes for name in node.instance_types}
     try:
-        client = price_list()
-        on_demand = {name: hourly_usd(client, region, name) for name in names}
-    except (BotoCoreError, ClientError, LookupError) as cause:
-        pulumi.log.warn(
-            f"cost estimate is not available from the price list (pricing:GetProducts: {_line(cause)}); continuing"
-        )
+        price_list = client("pricing", PRICE_LIST_REGION)
+        on_demand = {name: hourly_usd(price_list, region, name) for name in sorted(names)}
+    except UNREADABLE as cause:
+        warn(f"cost estimate is not available (pricing:GetProducts: {error_reason(cause)}); continuing")
         return list(nodes)
-    return [replace(node, prices=_prices(region, node, on_demand, node.zones or zones, spot=spot)) for node in nodes]
+    priced = []
+    for node in nodes:
+        on_spot = _spot_prices(region, node, zones) if spot and node.spot_count else {}
+        prices = {name: Price(on_demand=on_demand[name], spot=on_spot.get(name)) for name in node.instance_types}
+        priced.append(replace(node, prices=prices))
+    return priced
 
 
-def _prices(
-    region: str, node: NodeSpec, on_demand: Mapping[str, float], zones: Collection[str], *, spot: bool
-) -> dict[str, Price]:
-    spot_prices: dict[str, float] = {}
-    if spot and node.spot_count:
-        try:
-            spot_prices = spot_usd(ec2(region), node.instance_types, zones)
-        except (BotoCoreError, ClientError) as cause:
-            pulumi.log.warn(
-                f"spot prices are not available (ec2:DescribeSpotPriceHistory: {_line(cause)}); using on-demand prices"
-            )
-    return {name: Price(on_demand=on_demand[name], spot=spot_prices.get(name)) for name in node.instance_types}
+def _spot_prices(region: str, node: NodeSpec, zones: Collection[str]) -> dict[str, float]:
+    try:
+        return spot_usd(client("ec2", region), node.instance_types, node.zones or zones)
+    except UNREADABLE as cause:
+        reason = f"ec2:DescribeSpotPriceHistory: {error_reason(cause)}"
+        warn(f"spot prices are not available ({reason}); using on-demand prices")
+        return {}
 
 
 def estimate(*nodes: NodeSpec) -> float | None:
@@ -88,64 +88,42 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         return
     if estimated is None:
         hint = "grant the caller pricing:GetProducts, or set it to 0 for no limit"
-        raise SettingError("maxHourlyUsd", limit, "can't be checked without prices", hint)
+        raise SettingError("max_hourly_usd", limit, "can't be checked without prices", hint)
     instances = " and ".join(str(node) for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD per hour of {instances}"
-    hint = "raise it, or use fewer (workerCount, maxWorkers, cpuWorkerCount, maxCpuWorkers) or smaller instances"
-    raise SettingError("maxHourlyUsd", limit, problem, hint)
+    hint = "raise it, or use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
+    raise SettingError("max_hourly_usd", limit, problem, hint)
 
 
-def ec2(region: str) -> Any:
-    """EC2 client, with the credentials of the price list's."""
-    return _client("ec2", region)
-
-
-def spot_usd(client: Any, instance_types: Collection[str], zones: Collection[str]) -> dict[str, float]:
+def spot_usd(ec2: Any, instance_types: Collection[str], zones: Collection[str]) -> dict[str, float]:
     """Current spot price by instance type, in the most expensive zone; types without one are left out."""
-    answer = client.describe_spot_price_history(
+    answer = ec2.describe_spot_price_history(
         InstanceTypes=list(instance_types),
         ProductDescriptions=["Linux/UNIX"],
         Filters=[{"Name": "availability-zone", "Values": list(zones)}],
         # With a start of now, EC2 returns the current prices, whenever they last changed.
         StartTime=datetime.now(UTC),
     )
-    prices: dict[str, float] = {}
-    for entry in answer["SpotPriceHistory"]:
-        instance_type = entry["InstanceType"]
-        prices[instance_type] = max(float(entry["SpotPrice"]), prices.get(instance_type, 0.0))
-    return prices
-
-
-def price_list() -> Any:
-    """Price List client, with the credentials of the environment or of the stack's `aws:profile`."""
-    return _client("pricing", PRICE_LIST_REGION)
+    # Of a type's prices, the last and highest stays.
+    return dict(sorted((item["InstanceType"], float(item["SpotPrice"])) for item in answer["SpotPriceHistory"]))
 
 
 def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
     """On-demand price of an instance type in USD; LookupError unless the list has exactly one."""
-    product = {**PRODUCT, "instanceType": instance_type, "regionCode": region}
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in product.items()]
+    wanted = {**PRODUCT, "instanceType": instance_type, "regionCode": region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     products = prices.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+    offers = [offer for product in products for offer in json.loads(product)["terms"].get("OnDemand", {}).values()]
+    dimensions = [dimension for offer in offers for dimension in offer["priceDimensions"].values()]
     # 0 is a product that is not sold on demand.
-    distinct = {_on_demand(json.loads(product)) for product in products} - {0}
+    distinct = {float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions} - {0}
     if len(distinct) != 1:
         raise LookupError(f"{len(distinct)} prices of {instance_type} in {region}")
     return distinct.pop()
 
 
-def _on_demand(product: dict[str, Any]) -> float:
-    """Price in the single dimension of a product's on-demand offer, 0 without an offer."""
-    offers = product["terms"].get("OnDemand", {}).values()
-    dimensions = (dimension for offer in offers for dimension in offer["priceDimensions"].values())
-    return sum(float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions)
-
-
-def _client(service: str, region: str) -> Any:
-    session = boto3.Session(profile_name=aws.config.profile)
+def client(service: str, region: str) -> Any:
+    """boto3 client with the credentials of the environment or of the stack's `aws:profile`."""
     # Prices are optional, so a preview without internet access must not wait for boto3's default retries.
     config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return session.client(service, region_name=region, config=config)
-
-
-def _line(cause: Exception) -> str:
-    return " ".join(str(cause).split())
+    return boto3.Session(profile_name=aws.config.profile).client(service, region_name=region, config=config)

@@ -1,4 +1,4 @@
-"""Service quota checks: EC2 vCPUs, VPCs and Elastic IP addresses. EC2 itself refuses only at launch.
+"""Service quotas: EC2 vCPUs, VPCs and Elastic IP addresses. EC2 itself refuses only at launch.
 
 EC2 counts the vCPUs of running instances per region and group of families, on demand and spot separately. Other
 instances of the account count as well, which this check does not see.
@@ -9,14 +9,13 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.errors import SettingError, error_reason
+from infra.errors import SettingError, error_reason, warn
 from infra.tags import stack_tags
 from infra.types import NodeSpec
 
@@ -43,14 +42,15 @@ QUOTAS = (
     Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", families="p(?=[234])", spot=True),
     Quota(code="L-34B43A08", name=f"All {STANDARD} Spot Instance Requests", families=STANDARD_FAMILIES, spot=True),
 )
-# Quotas of which a new VPC takes one, with the current usage.
+# Quotas of which a new VPC takes one, with their use.
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
 VPCS = Quota(code="L-F678F1CE", name="VPCs per Region", service="vpc")
 ADDRESSES = Quota(code="L-0263D0A3", name="EC2-VPC Elastic IPs")
-NETWORK_QUOTAS: dict[Quota, Callable[[pulumi.InvokeOptions | None], int]] = {
+USED: dict[Quota, Callable[[pulumi.InvokeOptions | None], int]] = {
     VPCS: lambda opts: len(aws.ec2.get_vpcs(opts=opts).ids),
     ADDRESSES: lambda opts: len(aws.ec2.get_eips(opts=opts).allocation_ids),
 }
+HINT = "request an increase in Service Quotas ({}), {}, or set check_quotas to false"
 
 
 def check(
@@ -60,39 +60,56 @@ def check(
     nat_gateway: bool = True,
     opts: pulumi.InvokeOptions | None = None,
 ) -> None:
-    """Raise a SettingError for a cluster beyond a quota; warn once about quotas that can't be read.
+    """Raise a SettingError for head and workers beyond a quota; warn once about quotas that can't be read.
 
-    Args:
-        region: Region of the cluster, for the messages.
-        nodes: Head, workers and CPU workers.
-        new_network: True if a VPC will be created.
-        nat_gateway: True if the VPC gets a NAT gateway, which takes an Elastic IP address.
-        opts: AWS provider for the calls.
+    `new_network` is false only if the VPC exists: that of a stack that is up already counts.
     """
-    unread: list[str] = []
-    for quota in QUOTAS:
-        vcpus = [(node, _vcpus(node, quota)) for node in nodes]
-        counted = [(node, number) for node, number in vcpus if number]
-        if not counted:
-            continue
-        with _noted(quota, unread):
+    unread = []
+    needed = {quota: [(node, _vcpus(node, quota)) for node in nodes] for quota in QUOTAS}
+    quotas = [quota for quota, vcpus in needed.items() if any(count for _, count in vcpus)]
+    if new_network:
+        quotas += [VPCS, ADDRESSES] if nat_gateway else [VPCS]
+    for quota in quotas:
+        try:
             allowed = _allowed(quota, opts)
-            needed = sum(number for _, number in counted)
-            if needed > allowed:
-                _refuse(counted, quota, region, needed, allowed)
-    for quota, count in NETWORK_QUOTAS.items() if new_network else ():
-        if quota is ADDRESSES and not nat_gateway:
+            used = USED[quota](opts) if quota in USED else 0
+        except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
+            unread.append(f"{quota.name!r} ({error_reason(error)})")
             continue
-        with _noted(quota, unread):
-            allowed = _allowed(quota, opts)
-            used = count(opts)
-            if used >= allowed and not is_deployed(opts):
-                _refuse_network(quota, region, used, allowed)
+        if quota.families:
+            _check_vcpus(quota, needed[quota], region, allowed)
+        elif used >= allowed and not is_deployed(opts):
+            problem = f"is empty, so a VPC is created, but {region} has {used} of {allowed:g} {quota.name}"
+            less = "delete one, use an existing network (vpc_id and subnet_ids)"
+            raise SettingError("vpc_id", "", problem, HINT.format(quota.code, less))
     if unread:
-        quotas = ", ".join(unread)
-        pulumi.log.warn(
-            f"quotas in {region} could not be read with servicequotas:GetServiceQuota: {quotas}; continuing"
-        )
+        problem = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
+        warn(f"{problem}: {', '.join(unread)}; continuing")
+
+
+def _check_vcpus(quota: Quota, vcpus: list[tuple[NodeSpec, int]], region: str, allowed: float) -> None:
+    needed = sum(count for _, count in vcpus)
+    if needed <= allowed:
+        return
+    # The largest group is where the user can save most, so the error names its setting.
+    largest, _ = max(vcpus, key=lambda pair: pair[1])
+    instances = " and ".join(str(node) for node, count in vcpus if count)
+    problem = f"needs {needed} vCPUs for {instances}, but the quota {quota.name!r} in {region} is {allowed:g}"
+    less = "use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
+    raise SettingError(largest.key, ",".join(largest.instance_types), problem, HINT.format(quota.code, less))
+
+
+def is_deployed(opts: pulumi.InvokeOptions | None = None) -> bool:
+    """True if a security group has the tag of this project or stack: also after a rename, or a failed `pulumi up`.
+
+    True as well if AWS does not say: a check that is for new stacks alone must not stop one that is up.
+    """
+    own = [aws.ec2.GetSecurityGroupsFilterArgs(name=f"tag:{key}", values=[tag]) for key, tag in stack_tags().items()]
+    try:
+        return any(aws.ec2.get_security_groups(filters=[tag], opts=opts).ids for tag in own)
+    except Exception as error:
+        warn(f"the stack could not be looked up with ec2:DescribeSecurityGroups ({error_reason(error)})")
+        return True
 
 
 def quota_of(instance_type: str, *, spot: bool = False) -> Quota | None:
@@ -109,43 +126,8 @@ def _vcpus(node: NodeSpec, quota: Quota) -> int:
     return max(counted, default=0) * (node.spot_count if quota.spot else node.on_demand_count)
 
 
-@contextmanager
-def _noted(quota: Quota, unread: list[str]) -> Generator[None]:
-    """Collect a quota that AWS does not report."""
-    try:
-        yield
-    except SettingError:
-        raise
-    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
-        unread.append(f"{quota.name!r} ({error_reason(error)})")
-
-
 def _allowed(quota: Quota, opts: pulumi.InvokeOptions | None) -> float:
     answer = aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code, opts=opts)
+    if answer.value is None:
+        raise LookupError("no value")
     return float(answer.value)
-
-
-def is_deployed(opts: pulumi.InvokeOptions | None = None) -> bool:
-    """True if a security group has the tag of this project or stack: after a rename, or a failed `pulumi up`."""
-    return any(aws.ec2.get_security_groups(tags={key: value}, opts=opts).ids for key, value in stack_tags().items())
-
-
-def _refuse_network(quota: Quota, region: str, used: int, allowed: float) -> None:
-    problem = f"is empty, so a VPC is created, but {region} has {used} of {allowed:g} {quota.name}"
-    hint = (
-        f"request an increase in Service Quotas ({quota.code}), delete one, use an existing network (vpcId and "
-        "subnetIds), or set checkQuotas to false"
-    )
-    raise SettingError("vpcId", "", problem, hint)
-
-
-def _refuse(counted: list[tuple[NodeSpec, int]], quota: Quota, region: str, needed: int, allowed: float) -> None:
-    # The largest group is where the user can save most, so the error names its key.
-    largest, _ = max(counted, key=lambda pair: pair[1])
-    instances = " and ".join(str(node) for node, _ in counted)
-    problem = f"needs {needed} vCPUs for {instances}, but the quota {quota.name!r} in {region} is {allowed:g}"
-    hint = (
-        f"request an increase in Service Quotas ({quota.code}), use fewer (workerCount, maxWorkers, cpuWorkerCount, "
-        "maxCpuWorkers) or smaller instances, or set checkQuotas to false"
-    )
-    raise SettingError(largest.key, ",".join(largest.instance_types), problem, hint)

@@ -188,14 +188,13 @@ def training(
         kms_key_arn: Customer managed key, if there is one.
     """
     statements: list[Statement] = [
-        _listing(bucket_arn, ""),
+        _allow(["s3:ListBucket"], bucket_arn),
         _allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], f"{bucket_arn}/*"),
         # Only people request runs; their policies name the folder of each user.
         {"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": f"{bucket_arn}/{CLUSTERS_PREFIX}/*/requests/*"},
         *_use_key(kms_key_arn, ["kms:Decrypt", "kms:GenerateDataKey"], "s3"),
+        *_read(partition, data_buckets),
     ]
-    for source in data_buckets:
-        statements += _read(partition, source)
     if tasks_arn:
         statements.append(_allow([PROTECT_TASK], tasks_arn))
     if parameter_arn:
@@ -270,9 +269,8 @@ def _secrets(parameters_arn: str | None, secret_arns: Sequence[str], key_arn: st
     if parameters_arn:
         actions = [READ_PARAMETERS, PUT_PARAMETER, DELETE_PARAMETERS] if writes else [READ_PARAMETERS]
         statements.append(_allow(actions, parameters_arn))
-    for secret_arn in secret_arns:
-        statements.append(_allow(["secretsmanager:GetSecretValue"], secret_arn))
     if secret_arns:
+        statements.append(_allow(["secretsmanager:GetSecretValue"], list(secret_arns)))
         statements += _use_key(key_arn, ["kms:Decrypt"], "secretsmanager")
     return statements
 
@@ -286,25 +284,34 @@ def _use_key(key_arn: str, actions: list[str], *services: str) -> list[Statement
     return [{**_allow(actions, key_arn), "Condition": via_service}]
 
 
-def _read(partition: str, source: str) -> list[Statement]:
-    """Statements to read a bucket, or a prefix of it."""
-    bucket, _, prefix = source.strip("/").partition("/")
-    arn = f"arn:{partition}:s3:::{bucket}"
-    objects = [f"{arn}/{prefix}", f"{arn}/{prefix}/*"] if prefix else [f"{arn}/*"]
-    return [_listing(arn, prefix), *(_allow(["s3:GetObject"], object_arn) for object_arn in objects)]
+def _read(partition: str, sources: Sequence[str]) -> list[Statement]:
+    """Statements to read buckets, or prefixes of them; as few as possible, since IAM limits a role's policies."""
+    prefixes: dict[str, list[str]] = {}
+    for source in sources:
+        bucket, _, prefix = source.strip("/").partition("/")
+        prefixes.setdefault(f"arn:{partition}:s3:::{bucket}", []).append(prefix)
+    whole = [arn for arn, some in prefixes.items() if "" in some]
+    keys = [(arn, key) for arn, some in prefixes.items() for prefix in some for key in _keys(prefix)]
+    statements = [_allow(["s3:GetObject"], [f"{arn}/{key}" for arn, key in keys])] if keys else []
+    if whole:
+        statements.append(_allow(["s3:ListBucket"], whole))
+    return statements + [_listing(arn, some) for arn, some in prefixes.items() if arn not in whole]
 
 
-def _listing(bucket_arn: str, prefix: str) -> Statement:
-    """Statement to list a bucket, or a prefix of it.
+def _keys(prefix: str) -> list[str]:
+    """Patterns of the keys of an object and of all below it; of all keys without a prefix."""
+    return [prefix, f"{prefix}/*"] if prefix else ["*"]
+
+
+def _listing(bucket_arn: str, prefixes: Sequence[str]) -> Statement:
+    """Statement to list prefixes of a bucket.
 
     Two requests have no prefix: HeadBucket, and S3's check whether it may answer 404 instead of 403 for a missing key.
     PyArrow needs both, hence StringLikeIfExists.
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
     """
-    listing = _allow(["s3:ListBucket"], bucket_arn)
-    if prefix:
-        listing["Condition"] = {"StringLikeIfExists": {"s3:prefix": [prefix, f"{prefix}/*"]}}
-    return listing
+    keys = [key for prefix in prefixes for key in _keys(prefix)]
+    return {**_allow(["s3:ListBucket"], bucket_arn), "Condition": {"StringLikeIfExists": {"s3:prefix": keys}}}
 
 
 def _pull(partition: str, image_uri: str) -> list[Statement]:
@@ -319,7 +326,7 @@ def _pull(partition: str, image_uri: str) -> list[Statement]:
     ]
 
 
-def _allow(actions: list[str], resource: str) -> Statement:
+def _allow(actions: list[str], resource: str | list[str]) -> Statement:
     return {"Effect": "Allow", "Action": actions, "Resource": resource}
 
 

@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -74,16 +74,15 @@ class Cloud(mocks.Mocks):
     not_offered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     without_endpoint: dict[str, tuple[str, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ("i-0123456789abcdef0",)
-    quotas: dict[str, float] = field(default_factory=dict)
+    quotas: Mapping[str, float | None] = field(default_factory=dict)
     vpcs: int = 1
-    own_vpcs: int = 0
     addresses: int = 0
     dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
     amis: dict[str, dict[str, Any]] = field(default_factory=dict)
     partition: str = "aws"
     bucket_region: str = REGION
     routes: tuple[str, ...] = ("10.0.0.0/16", "0.0.0.0/0")
-    security_groups: tuple[str, ...] = ()
+    security_groups: tuple[dict[str, str], ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
@@ -116,7 +115,7 @@ class Cloud(mocks.Mocks):
             results.append(program())
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
-        clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
+        clients = mock.patch.object(prices, "client", return_value=self)
         # Independent of this machine's Docker.
         no_docker = mock.patch.object(docker, "check", lambda *, is_up: self.messages.extend(self.docker(is_up)))
         with environment, clients, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
@@ -247,8 +246,7 @@ class Cloud(mocks.Mocks):
             case "getVpcDhcpOptions":
                 return {"domainNameServers": list(self.dns_servers)}, []
             case "getVpcs":
-                count = self.own_vpcs if args.args.get("tags") else self.vpcs
-                return {"ids": [f"vpc-{number}" for number in range(count)]}, []
+                return {"ids": [f"vpc-{number}" for number in range(self.vpcs)]}, []
             case "getEips":
                 return {"allocationIds": [f"eipalloc-{number}" for number in range(self.addresses)]}, []
             case "getAmi":
@@ -259,8 +257,10 @@ class Cloud(mocks.Mocks):
                 subnet = {"vpcId": "vpc-0a1b", "availabilityZone": zone, "mapPublicIpOnLaunch": False}
                 return {"id": args.args["id"], **subnet, **self.subnet}, []
             case "getSecurityGroups":
-                assert args.args["tags"], "all of the region's groups"
-                return {"ids": list(self.security_groups)}, []
+                wanted = {item["name"].removeprefix("tag:"): item["values"] for item in args.args.get("filters", ())}
+                wanted |= {key: [value] for key, value in args.args.get("tags", {}).items()}
+                fits = [all(tags.get(key) in values for key, values in wanted.items()) for tags in self.security_groups]
+                return {"ids": [f"sg-{number}" for number, fit in enumerate(fits) if fit]}, []
             case "getRole":
                 return {"path": "/aws-service-role/"}, []
             case "getParameter":
@@ -358,6 +358,12 @@ class _Recorder(mocks.MockMonitor):
     def _short(self, name: str) -> str:
         """Name of a resource without the prefix that all of the stack's share."""
         return name.removeprefix(f"{CLUSTER}-")
+
+
+def group_tags(prefix: str = CLUSTER, *, stack: str = STACK, project: str = PROJECT) -> dict[str, str]:
+    """Tags of the security group of a cluster that is up."""
+    name = f"{stack}-{prefix}-network-tasks-group"
+    return {"Name": name, "ray-on-ecs:project": project, "ray-on-ecs:stack": stack}
 
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:

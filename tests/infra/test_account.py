@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from infra.config.settings import Settings, key_of
 
 from infra.config import account
-from infra.config.settings import Settings, key_of
 from infra.errors import SettingError
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, Cloud
 

@@ -1,83 +1,192 @@
-"""Pre-flight check of the Docker daemon."""
+"""Pre-flight check of what builds the image: kinds of daemons, builders and disks behind a `docker` program."""
 
 from __future__ import annotations
 
+import json
+import platform
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import pulumi
 import pytest
 
 from infra.config import docker
+from infra.errors import SettingError
+
+ENGINE = {"Name": "Engine", "Version": "29.1.0"}
+SERVER = {
+    "Platform": {"Name": "Docker Engine - Community"},
+    "Version": "29.1.0",
+    "Os": "linux",
+    "Arch": "amd64",
+    "Components": [ENGINE, {"Name": "containerd"}, {"Name": "runc"}, {"Name": "docker-init"}],
+}
+PODMAN = {"Platform": {"Name": "linux/amd64/fedora-39"}, "Os": "linux", "Components": [{"Name": "Podman Engine"}]}
+NERDCTL = {"Components": [{"Name": "containerd"}, {"Name": "runc"}]}
+AMD64 = (
+    "Name:   default\nDriver: docker\n\nNodes:\nName:      default\nPlatforms: linux/amd64, linux/amd64/v2, linux/386\n"
+)
+ARM64 = AMD64.replace("linux/amd64, linux/amd64/v2, linux/386", "linux/arm64, linux/arm/v7")
+DESKTOP = AMD64.replace("linux/amd64,", "linux/arm64, linux/amd64,")  # emulated by Rosetta
+UNREACHABLE = "Name:   remote\nDriver: remote\n\nNodes:\nName:     remote0\nError:    dial tcp 10.0.0.9:1234: timeout\n"
+Install = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A PATH without Docker, and a machine without its socket."""
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A PATH without Docker, and a machine without its socket and configuration."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_BUILDKIT", raising=False)
     monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
     return tmp_path
 
 
-def install(folder: Path, script: str) -> None:
-    """Put a program called docker there."""
-    program = folder / "docker"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o700)
+@pytest.fixture
+def install(machine: Path) -> Install:
+    """Put a program called docker into PATH."""
+
+    def put(version: str = "", *, server: Any = SERVER, builder: str = AMD64, host: str = "elsewhere") -> Path:
+        for name, text in (("server", json.dumps(server)), ("builder", builder), ("host", f"{host} {machine}")):
+            (machine / name).write_text(text)
+        cat = shutil.which("cat", path="/bin:/usr/bin")
+        of_builder = f"{cat} {machine}/builder" if builder else "exit 1"
+        script = f"""case "$1" in
+          version) {version or f"{cat} {machine}/server"};;
+          buildx) {of_builder};;
+          info) {cat} {machine}/host;;
+        esac"""
+        program = machine / "docker"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        return machine
+
+    return put
 
 
-def test_a_docker_that_answers_passes(no_docker: Path) -> None:
-    install(no_docker, "echo 29.1.0")
-    docker.check(is_up=lambda: False)
-
-
-def test_stopped_docker_is_reported_with_its_message(no_docker: Path) -> None:
-    install(no_docker, "echo; echo 'Cannot connect to the Docker daemon at unix:///run/d.sock.' >&2; exit 1")
-    with pytest.raises(pulumi.RunError, match=r"^imageUri: is empty, .* \(Cannot connect") as refused:
+def refusal() -> str:
+    """Error for a stack that is not up."""
+    with pytest.raises(SettingError) as refused:
         docker.check(is_up=lambda: False)
-    assert "DOCKER_HOST" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
-def test_a_stack_that_is_up_is_only_warned(no_docker: Path, warnings: list[str]) -> None:
+def never() -> bool:
+    """State of a stack, for checks that must not ask for it."""
+    raise AssertionError("the stack was looked up")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"builder": DESKTOP, "server": {**SERVER, "Arch": "arm64", "Platform": {"Name": "Docker Desktop 4.50"}}},
+        {"builder": ""},  # without the command buildx, which the provider contains
+        {"builder": "Name: mine\nDriver: docker-container\n\nNodes:\nName: mine0\nStatus: inactive\n"},
+        {"builder": UNREACHABLE + AMD64},  # another node answers
+        {"server": {**SERVER, "Version": "29.1.0", "SecurityOptions": ["name=rootless"]}},
+    ],
+    ids=["Linux", "Docker Desktop on Apple silicon", "no buildx", "inactive builder", "one node of two", "rootless"],
+)
+def test_a_docker_that_builds_passes(install: Install, kind: dict[str, Any], warnings: list[str]) -> None:
+    install(**kind)
+    docker.check(is_up=never)
+    assert not warnings
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ({"version": "echo; echo 'Cannot connect to the Docker daemon at unix:///run/d.sock.' >&2; exit 1"}, "Cannot"),
+        ({"version": "echo 'permission denied while trying to connect to the Docker API' >&2; exit 1"}, "permission"),
+        ({"version": "echo 'Docker Desktop is manually paused. Unpause it.' >&2; exit 1"}, "manually paused"),
+        ({"version": "echo 'Error: Sign-in enforcement is enabled.' >&2; exit 1"}, "Sign-in"),
+        ({"version": "echo 'client version 1.52 is too new. Maximum is 1.41' >&2; exit 1"}, "too new"),
+        ({"version": "exit 1"}, "without a reason"),
+        ({"server": PODMAN}, r"leads to Podman Engine \(e\.g\. Podman\), not to Docker's engine"),
+        ({"server": None}, "leads to another program"),  # podman-docker without a service
+        ({"version": "echo Emulate Docker CLI using podman. >&2; echo Client: Podman Engine"}, "another program"),
+        ({"server": NERDCTL}, "leads to containerd"),
+        ({"server": {**SERVER, "Os": "windows"}}, "Windows containers"),
+        ({"builder": UNREACHABLE}, r"builder does not answer \(dial tcp 10\.0\.0\.9:1234: timeout\)"),
+    ],
+)  # fmt: skip
+def test_a_docker_that_cannot_build_is_refused(
+    install: Install, kind: dict[str, Any], problem: str, warnings: list[str]
+) -> None:
+    install(**kind)
+    text = refusal()
+    assert text.startswith("image_uri: '' is empty, so the image is built locally, but ")
+    assert re.search(problem, text)
+    assert "\n" not in text
     docker.check(is_up=lambda: True)
-    assert warnings == ["Docker is not installed; this machine could not build a changed image"]
+    [line] = warnings
+    assert line.endswith("; this machine could not build a changed image")
 
 
-def test_hanging_docker_times_out(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(no_docker, "exec /bin/sleep 60")
+def test_a_slow_or_uncertain_build_is_warned_of(
+    install: Install, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    install(builder=ARM64, host=platform.node())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=8 * 2**30))
+    docker.check(is_up=never)
+    emulated, full = warnings
+    assert "the builder has no linux/amd64 (linux/arm64, linux/arm/v7): emulated, it is slow and may fail" in emulated
+    assert full.endswith(" has 8 GiB left, of some 25 that image and cache take")
+
+
+@pytest.mark.parametrize("host", ["elsewhere", "docker-desktop", ""])
+def test_the_disk_of_another_machine_is_not_measured(
+    install: Install, host: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    install(host=host)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    docker.check(is_up=never)
+    assert not warnings
+
+
+def test_hanging_docker_times_out(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(version="exec /bin/sleep 60")
     monkeypatch.setattr(docker, "SECONDS", 0.1)
-    with pytest.raises(pulumi.RunError, match=r"does not answer within 0\.1 s"):
-        docker.check(is_up=lambda: False)
+    assert "does not answer within 0.1 s" in refusal()
 
 
-def test_docker_daemon_without_command_is_accepted(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(pulumi.RunError, match="Docker is not installed"):
-        docker.check(is_up=lambda: False)
+@pytest.mark.parametrize(("value", "builds"), [("0", False), ("false", False), ("off", False), ("1", True), ("", True)])
+def test_buildkit_turned_off_is_refused(
+    install: Install, monkeypatch: pytest.MonkeyPatch, value: str, builds: bool
+) -> None:
+    install()
+    monkeypatch.setenv("DOCKER_BUILDKIT", value)
+    if builds:
+        docker.check(is_up=never)
+    else:
+        assert "DOCKER_BUILDKIT in the environment turns BuildKit off (unset it)" in refusal()
+
+
+def test_docker_daemon_without_command_is_accepted(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Docker is not installed" in refusal()
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example:2376")
-    docker.check(is_up=lambda: False)
+    docker.check(is_up=never)
     monkeypatch.delenv("DOCKER_HOST")
-    (no_docker / "docker.sock").touch()
-    docker.check(is_up=lambda: False)
+    (machine / "docker.sock").touch()
+    docker.check(is_up=never)
 
 
-def test_missing_credential_store_is_named(no_docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(no_docker, "echo 29.1.0")
-    monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
-    (no_docker / "config.json").write_text('{"credsStore": "desktop"}')
-    with pytest.raises(pulumi.RunError, match=r"config.json names docker-credential-desktop, which is not in PATH; "):
-        docker.check(is_up=lambda: False)
-    helper = no_docker / "docker-credential-desktop"
+def test_missing_credential_store_is_named(install: Install) -> None:
+    folder = install()
+    (folder / "config.json").write_text('{"credsStore": "desktop"}')
+    assert "config.json names docker-credential-desktop, which is not in PATH; " in refusal()
+    helper = folder / "docker-credential-desktop"
     helper.write_text("#!/bin/sh\n")
     helper.chmod(0o700)
-    docker.check(is_up=lambda: False)
+    docker.check(is_up=never)
 
 
-@pytest.mark.parametrize("config", ["{}", "not JSON", "[]", '{"credHelpers": {"gcr.io": "gcloud"}}'])
-def test_a_configuration_without_a_credential_store_passes(
-    no_docker: Path, monkeypatch: pytest.MonkeyPatch, config: str
-) -> None:
-    install(no_docker, "echo 29.1.0")
-    monkeypatch.setenv("DOCKER_CONFIG", str(no_docker))
-    (no_docker / "config.json").write_text(config)
-    docker.check(is_up=lambda: False)
+@pytest.mark.parametrize("config", ["{}", "not JSON", "[]", "\xff", '{"credHelpers": {"gcr.io": "gcloud"}}'])
+def test_a_configuration_without_a_credential_store_passes(install: Install, config: str) -> None:
+    (install() / "config.json").write_text(config, encoding="latin-1")
+    docker.check(is_up=never)

@@ -11,7 +11,7 @@ from infra.choices import Choices, ChoicesArgs
 from infra.config import RayClusterArgs
 from infra.config.identity import check_identity, identity
 from infra.config.location import Caller, ask_caller, check_account, locate
-from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud, group_tags
 
 OTHER = "999999999999"
 BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
@@ -117,16 +117,26 @@ def test_outputs_are_not_compared() -> None:
     assert name_of(Cloud(kept={"bucket_name": "other"}), bucket_name=later) == NAME
 
 
-@pytest.mark.parametrize(("groups", "told"), [(("sg-1",), True), ((), False)])
-def test_a_preview_names_the_cluster_of_another_state(warnings: list[str], groups: tuple[str, ...], told: bool) -> None:
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ((group_tags(),), True),
+        ((group_tags(stack="prod"), group_tags("vision"), group_tags(project="theirs")), False),
+        ((), False),
+    ],
+    ids=["of another state", "other clusters", "none"],
+)
+def test_a_preview_names_the_cluster_of_another_state(
+    warnings: list[str], groups: tuple[dict[str, str], ...], told: bool
+) -> None:
     assert name_of(Cloud(preview=True, security_groups=groups)) is None
     assert [line.partition(";")[0] for line in warnings] == told * [
-        "stack: a cluster of this name is up in this account and region, but not in this state (security group sg-1)"
+        "stack: a cluster of this name is up in this account and region, but not in this state (security group sg-0)"
     ]
 
 
 def test_an_update_creates_it_without_a_question(warnings: list[str]) -> None:
-    cloud = Cloud(security_groups=("sg-1",))
+    cloud = Cloud(security_groups=(group_tags(),))
     assert name_of(cloud) == NAME
     assert not warnings
 

@@ -16,13 +16,14 @@ SERVICES = {"head": "ray-head", "workers": "ray-workers"}
 BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=SERVICES)
 
 
-def monitoring(cloud: Cloud, email: str = "") -> Cloud:
+def monitoring(cloud: Cloud, email: str = "", partition: str = "aws") -> Cloud:
     """Monitoring with valid defaults."""
 
     def program() -> None:
         cluster, head, workers = (pulumi.Output.from_input(item) for item in ("ray", *SERVICES.values()))
         args = MonitoringArgs(
             region=REGION,
+            partition=partition,
             services={
                 "head": ServiceRef(cluster=cluster, name=head),
                 "workers": ServiceRef(cluster=cluster, name=workers),
@@ -111,6 +112,14 @@ def test_alarms_and_costs_reach_the_address(cloud: Cloud) -> None:
     told = {(item["notificationType"], item["threshold"]) for item in budget["notifications"]}
     assert told == {("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)}
     assert all(item["subscriberEmailAddresses"] == ["team@example.com"] for item in budget["notifications"])
+
+
+@pytest.mark.parametrize("partition", ["aws-us-gov", "aws-cn", "aws-eusc"])
+def test_without_budgets_in_usd_alarms_stay(cloud: Cloud, partition: str) -> None:
+    monitoring(cloud, email="team@example.com", partition=partition)
+    assert not cloud.of_type("aws:budgets/budget:Budget")
+    assert cloud.resources["monitoring-head-alarm"].inputs["alarmActions"]
+    assert cloud.messages == [f"no AWS budget is created, since {partition} has none in USD; alarms are sent"]
 
 
 def test_cpu_workers_have_a_graph_of_their_own() -> None:

@@ -11,7 +11,7 @@ from infra.config.plan import Plan, get_instance_type, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.types import Price
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, group_tags
 
 
 def plan(cloud: Cloud, **settings: Any) -> Plan:
@@ -152,7 +152,7 @@ def test_vpc_quota_counts_only_for_a_new_stack(cloud: Cloud) -> None:
     cloud.quotas, cloud.vpcs = {"L-F678F1CE": 5.0}, 5
     with pytest.raises(SettingError, match="VPCs per Region"):
         plan(cloud)
-    cloud.own_vpcs = 1
+    cloud.security_groups = (group_tags("vision", stack="prod"),)
     assert plan(cloud).nodes["head"].max_count == 1
 
 

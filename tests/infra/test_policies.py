@@ -82,18 +82,24 @@ def test_tasks_use_the_whole_bucket_of_the_stack() -> None:
 
 
 def test_data_buckets_are_read_only() -> None:
-    policy = policies.training(
-        partition="aws", bucket_arn="arn:aws:s3:::runs", data_buckets=("my-data", "other/images")
+    sources = ("my-data", "other/images", "/other/labels/v2/", "my-data/part")
+    policy = policies.training(partition="aws", bucket_arn="arn:aws:s3:::runs", data_buckets=sources)
+    get, list_all, list_some = policy["Statement"][3:]
+    other = "arn:aws:s3:::other"
+    assert (get["Action"], list_all["Action"], list_some["Action"]) == (
+        ["s3:GetObject"],
+        ["s3:ListBucket"],
+        ["s3:ListBucket"],
     )
-    _, _, _, list_all, get_all, list_some, *get_some = policy["Statement"]
-    assert (list_all["Action"], list_all["Resource"]) == (["s3:ListBucket"], "arn:aws:s3:::my-data")
-    assert (get_all["Action"], get_all["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::my-data/*")
-    assert list_some["Resource"] == "arn:aws:s3:::other"
-    assert list_some["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["images", "images/*"]}}
-    assert [(statement["Action"], statement["Resource"]) for statement in get_some] == [
-        (["s3:GetObject"], "arn:aws:s3:::other/images"),
-        (["s3:GetObject"], "arn:aws:s3:::other/images/*"),
+    assert get["Resource"] == [
+        *(f"arn:aws:s3:::my-data/{key}" for key in ("*", "part", "part/*")),
+        *(f"{other}/{key}" for key in ("images", "images/*", "labels/v2", "labels/v2/*")),
     ]
+    assert list_all["Resource"] == ["arn:aws:s3:::my-data"]
+    assert "Condition" not in list_all
+    assert list_some["Resource"] == other
+    prefixes = ["images", "images/*", "labels/v2", "labels/v2/*"]
+    assert list_some["Condition"] == {"StringLikeIfExists": {"s3:prefix": prefixes}}
 
 
 def test_only_the_head_publishes_metrics_to_one_namespace() -> None:
@@ -190,11 +196,11 @@ def test_jobs_read_the_secrets_that_are_named() -> None:
         "job_secrets": (SECRET, f"{SECRET}-2"),
         "kms_key_arn": KEY,
     }
-    *_, first, second, use = policies.training(**arguments)["Statement"]
-    assert [(statement["Action"], statement["Resource"]) for statement in (first, second)] == [
-        (["secretsmanager:GetSecretValue"], SECRET),
-        (["secretsmanager:GetSecretValue"], f"{SECRET}-2"),
-    ]
+    *_, secrets, use = policies.training(**arguments)["Statement"]
+    assert (secrets["Action"], secrets["Resource"]) == (
+        ["secretsmanager:GetSecretValue"],
+        [SECRET, f"{SECRET}-2"],
+    )
     assert use["Action"] == ["kms:Decrypt"]
     assert use["Condition"] == {"StringLike": {"kms:ViaService": ["secretsmanager.us-west-2.amazonaws.*"]}}
 

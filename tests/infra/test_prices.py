@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from botocore.parsers import ResponseParserError
 from botocore.stub import ANY, Stubber
 
 from infra.config import prices
@@ -56,9 +59,38 @@ def test_products_without_on_demand_offer_have_no_price() -> None:
 def test_no_price_or_two_are_no_estimate(
     products: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
-    monkeypatch.setattr(prices, "price_list", lambda: answering(*products))
+    monkeypatch.setattr(prices, "client", lambda service, region: answering(*products))
     assert prices.look_up(REGION, WORKER) == [WORKER]
     assert "prices of g5.xlarge in us-west-2" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ClientError({"Error": {"Code": "AccessDeniedException", "Message": "not authorized"}}, "GetProducts"),
+        EndpointConnectionError(endpoint_url="https://api.pricing.us-east-1.amazonaws.com"),
+        ResponseParserError("Unable to parse response: <html>"),  # the page of a proxy
+        KeyError("OnDemand"),
+        ValueError("Expecting value: line 1"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_prices_that_cannot_be_read_are_one_warning(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    def fail(**asked: Any) -> Any:
+        raise failure
+
+    silent = SimpleNamespace(get_products=fail, describe_spot_price_history=fail)
+    monkeypatch.setattr(prices, "client", lambda service, region: silent)
+    assert prices.look_up(REGION, WORKER) == [WORKER]
+    monkeypatch.setattr(prices, "hourly_usd", lambda client, region, name: 1.0)
+    [node] = prices.look_up(REGION, node_spec(spot_count=1))
+    assert node.prices == {"g5.xlarge": Price(on_demand=1.0, spot=None)}
+    assert [line.split(" (")[0] for line in warnings] == [
+        "cost estimate is not available",
+        "spot prices are not available",
+    ]
 
 
 def test_missing_credentials_are_no_traceback(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
@@ -70,7 +102,7 @@ def test_missing_credentials_are_no_traceback(monkeypatch: pytest.MonkeyPatch, w
 def test_the_list_is_asked_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    client = prices.price_list()
+    client = prices.client("pricing", prices.PRICE_LIST_REGION)
     assert client.meta.endpoint_url == "https://api.pricing.us-east-1.amazonaws.com"
 
 

@@ -1,0 +1,104 @@
+"""Limits of AWS that a setting can exceed: AWS itself would refuse in the middle of `pulumi up`.
+
+No setting changes the size of user data, trust, endpoint and bucket policies, dashboard, alarms, session documents, or
+the number of rules, capacity providers and subnets (one in each zone).
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplateOverrides.html
+https://docs.aws.amazon.com/systems-manager/latest/userguide/parameter-store-advanced-parameters.html
+https://docs.aws.amazon.com/general/latest/gr/ecs-service.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from infra.config.args import RayClusterArgs
+from infra.definitions import policies
+from infra.errors import SettingError
+from infra.types import Location, NodeSpec, known
+
+# The most tags that the stack and ECS add to one resource, e.g. Name, project and stack.
+OWN_TAGS = 6
+# Sizes of a task definition without `environment`, and of ClusterInfo's parameter without types and zones.
+OWN_DEFINITION, OWN_PARAMETER = 6000, 500
+# As long as the longest name of a stack.
+NAME = 66 * "x"
+
+
+class Limit(NamedTuple):
+    """Row of the table: `count` values of a setting make `size` of something, of which AWS takes `most`."""
+
+    field: str
+    count: int
+    size: int
+    most: int
+    what: str
+    hint: str = "use fewer"
+
+
+def check(
+    args: RayClusterArgs,
+    location: Location,
+    nodes: Sequence[NodeSpec],
+    default_tags: Mapping[str, str],
+) -> None:
+    """Raise a SettingError for a setting beyond a limit; `nodes` are head and workers, and Outputs are not counted."""
+    for limit in (*_of_roles(args, location, nodes), *_of_nodes(location, nodes)):
+        _compare(limit)
+    tags = len({*args.tags, *default_tags})
+    less = "use fewer, here or in the AWS provider's default tags (aws:defaultTags)"
+    _compare(Limit("tags", tags, tags + OWN_TAGS, 50, "tags of a resource", less))
+    variables = [{"name": name, "value": known(value)} for name, value in args.environment.items()]
+    size = OWN_DEFINITION + len(json.dumps(variables))
+    less = "use shorter ones, or put them into the image"
+    _compare(Limit("environment", len(variables), size, 64 * 1024, "bytes of a task definition", less))
+
+
+def _compare(limit: Limit) -> None:
+    if limit.size > limit.most:
+        problem = f"make {limit.size} {limit.what}, of at most {limit.most}"
+        raise SettingError(limit.field, f"{limit.count} values", problem, limit.hint)
+
+
+def _of_nodes(location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
+    for node in nodes:
+        count = len(node.instances)
+        yield Limit(node.key, count, count, 40, "instance types of an Auto Scaling group")
+    _, workers, *_ = nodes
+    names = [name for node in nodes[1:] for name in node.instance_types]
+    zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": NAME}
+    parts = [workers.instance_types, dict.fromkeys(names, 123.456), [zone] * len(location.worker_zones)]
+    size = OWN_PARAMETER + len(json.dumps(parts))
+    yield Limit(workers.key, len(names), size, 4096, "characters of the cluster's SSM parameter")
+
+
+def _of_roles(args: RayClusterArgs, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
+    for field in ("task_policy_arns", "instance_policy_arns"):
+        count = len(getattr(args, field))
+        yield Limit(field, count, count, 10, "managed policies of a role", "combine policies")
+    buckets, secrets = (
+        [known(value) for value in values if known(value)] for values in (args.data_buckets, args.job_secrets)
+    )
+    arn = f"arn:{location.partition}:autoscaling:{location.region}:{location.account}:{NAME}/{NAME}"
+    # The head's task policy is the longest.
+    policy = policies.training(
+        partition=location.partition,
+        bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or NAME}",
+        tasks_arn=arn,
+        metrics_namespace=NAME,
+        parameter_arn=arn,
+        group_arn=arn if any(node.moves for node in nodes) else None,
+        data_buckets=buckets,
+        secrets_arn=arn,
+        writes_secrets=True,
+        job_secrets=secrets,
+        kms_key_arn=known(args.kms_key_arn),
+    )
+    size = len("".join(json.dumps(policy).split()))  # IAM does not count white space
+    what = "characters of a role's inline policies"
+    less = "use fewer, whole buckets in place of prefixes, or a managed policy (task_policy_arns)"
+    if len("".join(buckets)) > len("".join(secrets)):
+        yield Limit("data_buckets", len(buckets), size, 10240, what, less)
+    yield Limit("job_secrets", len(secrets), size, 10240, what, less)

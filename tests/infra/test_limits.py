@@ -1,0 +1,128 @@
+"""Limits of AWS that a setting can exceed: each row one value below and one above, and its size against the program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pulumi
+import pytest
+
+from infra.config import RayClusterArgs, limits
+from infra.errors import SettingError
+from infra.types import Location, NodeSpec
+from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
+from tests.infra.stacks import STACKS, deploy
+
+ZONES = tuple(f"{REGION}{letter}" for letter in "abcd")
+LOCATION = Location(partition="aws", account=ACCOUNT, region=REGION, worker_zones=ZONES, zones=ZONES)
+HEAD = node_spec("m5.xlarge", 1, key="headInstanceType")
+BUCKETS = [f"acme-ml-datasets-{number:02d}-us-west-2/curated/images/v{number}" for number in range(40)]
+SECRETS = [f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:team/token-{number:03d}-AbCdEf" for number in range(110)]
+POLICIES = [f"arn:aws:iam::{ACCOUNT}:policy/{number}" for number in range(10)]
+
+
+def of_types(count: int, key: str = "workerInstanceTypes") -> NodeSpec:
+    """Nodes of a number of instance types."""
+    types = tuple(instance_type(f"{key[0]}6e-flex.{number:02d}xlarge") for number in range(count))
+    return replace(node_spec(key=key), instances=types)
+
+
+def check(
+    *nodes: NodeSpec,
+    default_tags: dict[str, str] | None = None,
+    location: Location = LOCATION,
+    **settings: Any,
+) -> None:
+    """Hold settings against the table."""
+    nodes = nodes or (HEAD, node_spec(zones=ZONES))
+    limits.check(RayClusterArgs(**settings), location, nodes, default_tags or {})
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "line"),
+    [
+        (
+            {"data_buckets": BUCKETS[:21]},
+            {"data_buckets": BUCKETS[:25]},
+            "data_buckets: '25 values' make 10500 characters of a role's inline policies, of at most 10240; use fewer",
+        ),
+        ({"job_secrets": SECRETS[:90]}, {"job_secrets": SECRETS}, "job_secrets: '110 values' make 10"),
+        (
+            {"data_buckets": BUCKETS[:12], "job_secrets": SECRETS[:30]},
+            {"data_buckets": BUCKETS[:12], "job_secrets": SECRETS[:70]},
+            "job_secrets: '70 values' make 1",
+        ),
+        ({"tags": {str(number): "x" for number in range(44)}}, {"tags": {str(number): "x" for number in range(45)}},
+         "tags: '45 values' make 51 tags of a resource, of at most 50; use fewer, here or in the AWS provider's"),
+        (
+            {"tags": {"a": "x"}, "default_tags": {str(number): "x" for number in range(43)}},
+            {"tags": {"a": "x"}, "default_tags": {str(number): "x" for number in range(44)}},
+            "tags: '45 values' make 51",
+        ),
+        (
+            {"environment": {"A": 59_000 * "x"}},
+            {"environment": {"A": 65_000 * "x"}},
+            "environment: '1 values' make 71028 bytes of a task definition, of at most 65536; use shorter ones, or put",
+        ),
+        (
+            {"environment": {f"VARIABLE_{number}": "x" for number in range(1000)}},
+            {"environment": {f"VARIABLE_{number}": "x" for number in range(2000)}},
+            "environment: '2000 values' make ",
+        ),
+        ({"nodes": (HEAD, of_types(40))}, {"nodes": (HEAD, of_types(41))},
+         "workerInstanceTypes: '41 values' make 41 instance types of an Auto Scaling group, of at most 40; use fewer"),
+        (
+            {"nodes": (HEAD, node_spec(), of_types(40, "cpuWorkers"))},
+            {"nodes": (HEAD, node_spec(), of_types(41, "cpuWorkers"))},
+            "cpuWorkers: '41 values' make 41",
+        ),
+        ({"nodes": (HEAD, of_types(40), of_types(20, "cpuWorkers"))},
+         {"nodes": (HEAD, of_types(40), of_types(40, "cpuWorkers"))},
+         "workerInstanceTypes: '80 values' make "),
+    ],
+)  # fmt: skip
+def test_a_setting_up_to_the_limit_passes(below: dict[str, Any], above: dict[str, Any], line: str) -> None:
+    check(*below.pop("nodes", ()), **below)
+    with pytest.raises(SettingError) as refused:
+        check(*above.pop("nodes", ()), **above)
+    assert str(refused.value).startswith(line)
+
+
+@pytest.mark.parametrize("field", ["task_policy_arns", "instance_policy_arns"])
+def test_managed_policies_up_to_the_quota_pass(field: str) -> None:
+    settings: dict[str, Any] = {field: POLICIES}
+    rows = {row.field: row for row in limits._of_roles(RayClusterArgs(**settings), LOCATION, ())}
+    assert (rows[field].size, rows[field].most) == (10, 10)
+
+
+def test_outputs_are_not_counted(cloud: Cloud) -> None:
+    def program() -> None:
+        unknown = pulumi.Output.from_input(99_999 * "x")
+        check(data_buckets=(unknown,), job_secrets=(unknown,), environment={"A": unknown})
+
+    cloud.run(program)
+
+
+LISTS = {"dataBuckets": ",".join(BUCKETS[:5]), "jobSecrets": ",".join(SECRETS[:5])}
+
+
+@pytest.mark.parametrize("stack", ["everything", "in China"])
+def test_the_table_knows_what_the_program_makes(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: dict[str, limits.Limit] = {}
+    monkeypatch.setattr(limits, "_compare", lambda row: rows.update({row.what: row}))
+    setup: dict[str, Any] = {**STACKS[stack], "config": {**STACKS[stack]["config"], **LISTS}}
+    cloud = deploy(**setup)
+    lists = [resource.inputs.get("tags") or {} for resource in cloud.resources.values()]
+    tags = [{tag["key"] if isinstance(tag, dict) else tag for tag in tags} for tags in lists]
+    definitions = [json.dumps(item.inputs) for item in cloud.of_type("aws:ecs/taskDefinition:TaskDefinition")]
+    policies = ["".join(item.inputs["policy"].split()) for item in cloud.of_type("aws:iam/rolePolicy:RolePolicy")]
+    sizes = {
+        "tags of a resource": max(map(len, tags)),
+        "bytes of a task definition": max(map(len, definitions)),
+        "characters of a role's inline policies": max(map(len, policies)),
+        "characters of the cluster's SSM parameter": len(cloud.resources["cluster-info-parameter"].inputs["value"]),
+    }
+    for what, size in sizes.items():
+        assert size <= rows[what].size <= size + 0.4 * rows[what].most, what
