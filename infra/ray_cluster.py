@@ -91,7 +91,7 @@ class RayCluster(pulumi.ComponentResource):
         cluster = self._cluster()
         network = self._network(cluster)
         storage = self._storage()
-        image_uri = settings.image_uri or self._image().image_uri
+        image_uri = plan.image_uri or self._image().image_uri
         auth_args = AuthTokenArgs(kms_key_arn=settings.kms_key_arn, rotate=settings.rotate_token)
         auth = AuthToken(f"{prefix}-auth", auth_args, opts)
         discovery = Discovery(f"{prefix}-discovery", DiscoveryArgs(namespace=cluster.name, vpc_id=network.vpc_id), opts)

@@ -1,4 +1,4 @@
-"""Region, availability zones and existing network of a stack.
+"""Region and availability zones of a stack.
 
 The calls return plain values instead of Outputs, since awsx.ec2.Vpc takes no Output for its zones.
 """
@@ -16,19 +16,14 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.config.lookups import existing_network
 from infra.config.settings import Settings
-from infra.config.validation import DOCKER_BRIDGE
 from infra.errors import SettingError, error_reason
 from infra.tags import CLUSTER_TAG, PROJECT_TAG, STACK_TAG, TASKS_GROUP, ZONE_TAG, ZONES_TAG
 from infra.types import ExistingNetwork, Location
 
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
-# Names of the VPC's Route 53 Resolver in DHCP options; only it resolves private hosted zones.
-# https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
-VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
-# ID that EC2 reports for a VPC without DHCP options.
-NO_DHCP_OPTIONS = "default"
 # Availability zones by instance type.
 Offerings = dict[str, set[str]]
 
@@ -89,7 +84,7 @@ def locate(
     region = caller.region
     existing = network
     if settings.vpc_id and not network:
-        existing = get_existing_network(settings, caller, opts)
+        existing = existing_network(settings, caller, opts)
     before = up or _renamed(others)
     preferred = tuple(existing.subnets) if existing else settings.availability_zones
     if before and not preferred:
@@ -354,91 +349,6 @@ def choose_zones(
     return (max(best, key=lambda zone: hashlib.sha256(f"{account}{zone}".encode()).digest()),)
 
 
-def get_existing_network(
-    settings: Settings, caller: Caller, opts: pulumi.InvokeOptions | None = None
-) -> ExistingNetwork:
-    """Subnets of an existing VPC by zone; SettingError if VPC or subnets are unsuitable."""
-    _check_vpc(settings.vpc_id, caller, opts)
-    subnets: dict[str, pulumi.Input[str]] = {}
-    for subnet_id in settings.subnet_ids:
-        zone = _subnets_zone(settings.vpc_id, subnet_id, caller.region, opts)
-        if zone in subnets:
-            problem = f"is in {zone}, like {subnets[zone]}"
-            raise SettingError("subnetIds", subnet_id, problem, "use one subnet per zone")
-        subnets[zone] = subnet_id
-    return ExistingNetwork(vpc_id=settings.vpc_id, subnets=subnets)
-
-
-def _subnets_zone(vpc_id: str, subnet_id: str, region: str, opts: pulumi.InvokeOptions | None) -> str:
-    try:
-        subnet = aws.ec2.get_subnet(id=subnet_id, opts=opts)
-    except Exception as error:
-        raise _unknown("subnetIds", subnet_id, region, error) from error
-    if subnet.vpc_id != vpc_id:
-        raise SettingError("subnetIds", subnet_id, f"is part of {subnet.vpc_id}", f"use a subnet of {vpc_id}")
-    if subnet.map_public_ip_on_launch:
-        pulumi.log.warn(
-            f"subnetIds: {subnet_id} is a public subnet, and the stack's instances have no public addresses; they "
-            "reach AWS only if its route table leads to a NAT gateway or to VPC endpoints"
-        )
-    _warn_of_no_route(subnet_id, opts)
-    return subnet.availability_zone
-
-
-def _warn_of_no_route(subnet_id: str, opts: pulumi.InvokeOptions | None) -> None:
-    """Warn about a subnet without a default route: without VPC endpoints its instances never join the cluster."""
-    try:
-        routes = aws.ec2.get_route_table(subnet_id=subnet_id, opts=opts).routes
-    except Exception:  # also for the VPC's main route table, which has no association with the subnet
-        return
-    if not any(route.cidr_block == "0.0.0.0/0" for route in routes):
-        pulumi.log.warn(
-            f"subnetIds: {subnet_id} has no default route (0.0.0.0/0); instances join the cluster only if its VPC has "
-            "endpoints for the services that they call (docs/accounts.md)"
-        )
-
-
-def _check_vpc(vpc_id: str, caller: Caller, opts: pulumi.InvokeOptions | None) -> None:
-    """Check the VPC for a private DNS namespace, which needs its owner and both DNS attributes.
-
-    https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
-    """
-    region = caller.region
-    try:
-        vpc = aws.ec2.get_vpc(id=vpc_id, opts=opts)
-    except Exception as error:
-        raise _unknown("vpcId", vpc_id, region, error) from error
-    if vpc.owner_id != caller.account:
-        problem = f"is shared by account {vpc.owner_id}, and only the owner can associate a private DNS namespace"
-        raise SettingError("vpcId", vpc_id, problem, "use a VPC of this account, or leave it empty to create one")
-    if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
-        problem = "needs DNS support and DNS host names, by which workers find the head"
-        command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
-        raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
-    if ipaddress.ip_network(vpc.cidr_block).overlaps(DOCKER_BRIDGE):
-        pulumi.log.warn(
-            f"vpcId: {vpc_id} ({vpc.cidr_block}) overlaps Docker's bridge {DOCKER_BRIDGE} on every instance, which "
-            "can't reach these addresses"
-        )
-    _warn_of_custom_dns(vpc_id, vpc.dhcp_options_id, opts)
-
-
-def _warn_of_custom_dns(vpc_id: str, dhcp_options_id: str, opts: pulumi.InvokeOptions | None) -> None:
-    """Warn about custom DNS servers, which resolve the head's name only if they forward to the VPC's resolver."""
-    if dhcp_options_id == NO_DHCP_OPTIONS:
-        return
-    try:
-        servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id, opts=opts).domain_name_servers
-    except Exception as error:
-        pulumi.log.warn(f"vpcId: DHCP options of {vpc_id} could not be read ({error_reason(error)}); continuing")
-        return
-    if servers and not VPC_RESOLVERS & set(servers):
-        pulumi.log.warn(
-            f"vpcId: {vpc_id} uses custom DNS servers ({', '.join(servers)}); workers find the head only if these "
-            "forward queries for *.internal to the VPC's resolver"
-        )
-
-
 def _check_subnets_zones(settings: Settings, existing: ExistingNetwork, zones: Sequence[str]) -> None:
     for zone, subnet_id in existing.subnets.items():
         if zone not in zones:
@@ -462,9 +372,3 @@ def _kinds(settings: Settings) -> dict[str, tuple[str, ...]]:
 def _types(settings: Settings) -> str:
     """Instance types of all kinds of nodes, for messages."""
     return " and ".join(sorted({" or ".join(names) for names in _kinds(settings).values()}))
-
-
-def _unknown(key: str, value: str, region: str, error: Exception) -> SettingError:
-    return SettingError(
-        key, value, f"could not be looked up in {region} ({error_reason(error)})", "use one of this region"
-    )

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import account, identity, prices, quotas
+from infra.config import identity, lookups, prices, quotas
 from infra.config.location import Remembered, ask_caller, locate, remember
 from infra.config.settings import Settings
 from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
 from infra.definitions.subnets import private_addresses
-from infra.definitions.user_data import ami_parameter
-from infra.errors import SettingError, error_reason
-from infra.types import ExistingNetwork, Location, NodeSpec, Scale, known
+from infra.definitions.user_data import machine_image
+from infra.errors import SettingError
+from infra.types import ExistingNetwork, Location, NodeSpec, Scale
+
+ON_DEMAND = "on-demand"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Plan:
     Attributes:
         cpu_worker: None without CPU workers.
         scales: Number of workers by kind, "workers" or "cpu-workers".
+        image_uri: Training image, pinned by its digest where that is known; empty to build one.
         gpus: Number of GPUs that a job requests by default.
         identity: Values that can't change while the stack is up.
         up: The deployed stack, None before the first `pulumi up`.
@@ -40,6 +43,7 @@ class Plan:
     cpu_worker: NodeSpec | None
     scales: Mapping[str, Scale]
     gpus: int
+    image_uri: pulumi.Input[str] = ""
     identity: Mapping[str, str] = field(default_factory=dict)
     up: Remembered | None = None
     default_tags: Mapping[str, str] = field(default_factory=dict)
@@ -88,17 +92,12 @@ def make_plan(
     region = caller.region
     up, others = remember(prefix, opts)
     identity.check_roles(settings, caller, prefix, opts)
-    image_uri = known(settings.image_uri)
-    if image_uri and "@" not in image_uri:
-        pulumi.log.warn(
-            f"imageUri: the tag of {image_uri} is mutable, so instances may run different images; pin it with "
-            "repository@sha256:digest"
-        )
-    account.check(settings, region, caller.account, opts)
+    image_uri = lookups.check(settings, caller, opts)
     location = locate(settings, caller, up, network, others, opts)
     nodes = [_head(settings, location, opts), _worker(settings, location, opts)]
     if settings.cpu_worker_instance_types:
         nodes.append(_cpu_worker(settings, location, nodes[0].ami_id, opts))
+    lookups.check_machine_images(settings, nodes, opts)
     if settings.check_quotas:
         new_network = not (up or location.existing)
         quotas.check(region, *nodes, new_network=new_network, nat_gateway=settings.nat_gateway, opts=opts)
@@ -115,6 +114,7 @@ def make_plan(
         cpu_worker=next(iter(cpu_workers), None),
         scales=scales,
         gpus=settings.workers.default_job_count * worker.task.gpus,
+        image_uri=image_uri,
         identity=identity.identity(settings, location, network),
         up=up,
         default_tags=aws.get_default_tags(opts=opts).tags,
@@ -133,62 +133,33 @@ def _check_room(settings: Settings, location: Location, nodes: int) -> None:
         raise SettingError("vpcCidr", settings.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 
-def get_instance_types(
-    key: str, names: Sequence[str], region: str, opts: pulumi.InvokeOptions | None = None
-) -> tuple[InstanceType, ...]:
-    """EC2's description of the instance types in a configuration key."""
-    return tuple(get_instance_type(key, name, region, opts) for name in names)
-
-
-def get_instance_type(key: str, name: str, region: str, opts: pulumi.InvokeOptions | None = None) -> InstanceType:
-    """EC2's description of an instance type in a configuration key."""
-    try:
-        described = aws.ec2.get_instance_type(instance_type=name, opts=opts)
-    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
-        problem = f"could not be looked up in {region} ({error_reason(error)})"
-        raise SettingError(key, name, problem, "use an instance type that this region offers") from error
-    gpu = described.gpuses[0] if described.gpuses else None
-    return InstanceType(
-        name=name,
-        vcpus=described.default_vcpus,
-        memory_mib=described.memory_size,
-        architectures=tuple(described.supported_architectures),
-        gpus=sum(gpu.count for gpu in described.gpuses),
-        gpu_name=gpu.name if gpu else "",
-        gpu_memory_mib=gpu.memory_size if gpu else 0,
-        gpu_manufacturer=gpu.manufacturer if gpu else "",
-    )
-
-
-def _newest_ami(key: str, opts: pulumi.InvokeOptions | None, *, gpu: bool) -> str:
-    """ID of the latest Amazon ECS-optimized AMI, from its public SSM parameter."""
-    name = ami_parameter(gpu=gpu)
-    try:
-        # `value` is a secret output, which would hide the whole launch template in previews.
-        return aws.ssm.get_parameter(name=name, opts=opts).insecure_value
-    except Exception as error:
-        problem = f"is empty, and the latest AMI could not be read (ssm:GetParameter of {name}: {error_reason(error)})"
-        raise SettingError(key, "", problem, "grant the caller that action, or use an AMI ID") from error
-
-
 def _head(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
     key = "headInstanceType"
-    instances = get_instance_types(key, [settings.head_instance_type], location.region, opts)
+    instances = lookups.instance_types(key, [settings.head_instance_type], location.region, [ON_DEMAND], opts)
     return NodeSpec(
         key=key,
         instances=instances,
         task=head_size(key, instances),
         max_count=1,
         zones=(location.zone,),
-        ami_id=settings.head_ami_id or _newest_ami("headAmiId", opts, gpu=False),
+        ami_id=settings.head_ami_id or machine_image(gpu=False),
     )
 
 
 def _worker(settings: Settings, location: Location, opts: pulumi.InvokeOptions | None) -> NodeSpec:
     key = "workerInstanceTypes"
-    instances = get_instance_types(key, settings.worker_instance_types, location.region, opts)
-    _compare_gpus(key, instances)
     max_count = settings.workers.max_count
+    spot_count = max(max_count - settings.on_demand_workers, 0) if settings.spot else 0
+    usages = [usage for usage, count in ((ON_DEMAND, max_count - spot_count), ("spot", spot_count)) if count]
+    instances = lookups.instance_types(
+        key,
+        settings.worker_instance_types,
+        location.region,
+        usages,
+        opts,
+        grouped=max_count > 1 and not settings.spread_zones,
+    )
+    _compare_gpus(key, instances)
     return NodeSpec(
         key=key,
         instances=instances,
@@ -196,8 +167,8 @@ def _worker(settings: Settings, location: Location, opts: pulumi.InvokeOptions |
         max_count=max_count,
         zones=location.worker_zones,
         spread=settings.spread_zones,
-        spot_count=max(max_count - settings.on_demand_workers, 0) if settings.spot else 0,
-        ami_id=settings.worker_ami_id or _newest_ami("workerAmiId", opts, gpu=True),
+        spot_count=spot_count,
+        ami_id=settings.worker_ami_id or machine_image(gpu=True),
     )
 
 
@@ -213,7 +184,7 @@ def _compare_gpus(key: str, instances: Sequence[InstanceType]) -> None:
 
 def _cpu_worker(settings: Settings, location: Location, ami_id: str, opts: pulumi.InvokeOptions | None) -> NodeSpec:
     key = "cpuWorkerInstanceTypes"
-    instances = get_instance_types(key, settings.cpu_worker_instance_types, location.region, opts)
+    instances = lookups.instance_types(key, settings.cpu_worker_instance_types, location.region, [ON_DEMAND], opts)
     return NodeSpec(
         key=key,
         instances=instances,

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from infra.config.plan import Plan, get_instance_type, make_plan
+from infra.config.plan import Plan, make_plan
 from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.types import Price
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import REGION, Cloud
 
 PREFIX = "ray-on-ecs"
+ZONES = ["us-west-2a", "us-west-2a"]
 
 
 def plan(cloud: Cloud, **settings: Any) -> Plan:
@@ -108,10 +109,11 @@ def test_check_quotas_false_reads_no_quotas(cloud: Cloud) -> None:
 
 
 def test_unknown_instance_type_is_refused_with_cause(cloud: Cloud) -> None:
+    cloud.answers = {"getInstanceTypeOfferings": {"instanceTypes": ["g99.huge", "m5.xlarge"], "locations": ZONES}}
     with pytest.raises(SettingError) as refused:
-        cloud.run(lambda: get_instance_type("workerInstanceTypes", "g99.huge", REGION))
+        plan(cloud, worker_instance_types=("g99.huge",))
     message = str(refused.value)
-    assert message.startswith("workerInstanceTypes: 'g99.huge' could not be looked up in us-west-2 (")
+    assert message.startswith("workerInstanceTypes: 'g99.huge' could not be found (")
     assert "g99.huge does not exist" in message
     assert "\n" not in message
 
@@ -141,14 +143,6 @@ def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
 
 
 AMI = "ami-0123456789abcdef0"
-
-
-def test_mutable_image_tag_causes_a_warning(cloud: Cloud, warnings: list[str]) -> None:
-    plan(cloud, image_uri="public.example/ray@sha256:" + "a" * 64)
-    assert not warnings
-    plan(cloud, image_uri="public.example/ray:latest")
-    [line] = warnings
-    assert line.startswith("imageUri: the tag of public.example/ray:latest is mutable")
 
 
 def test_vpc_quota_counts_only_for_a_new_stack(cloud: Cloud) -> None:
@@ -199,12 +193,9 @@ def test_cpu_workers_count_in_plan_cost_and_quota(cloud: Cloud) -> None:
         plan(cloud, **CPU_WORKERS, cpu_worker_count=3)
 
 
-def test_nat_gateway_off_requires_a_regional_image(cloud: Cloud) -> None:
+def test_nat_gateway_off_requires_no_address(cloud: Cloud) -> None:
     cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0}, 5
     assert plan(cloud, nat_gateway=False)
-    uri = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/ray@sha256:" + "a" * 64
-    with pytest.raises(SettingError, match=r"^natGateway: 'false' leaves the image in eu-west-1"):
-        plan(cloud, nat_gateway=False, image_uri=uri)
 
 
 def test_types_with_different_gpus_are_warned_about(cloud: Cloud, warnings: list[str]) -> None:
@@ -218,10 +209,22 @@ def test_types_with_different_gpus_are_warned_about(cloud: Cloud, warnings: list
     )
 
 
-def test_missing_ami_permission_requires_an_ami(cloud: Cloud) -> None:
-    cloud.silent = ("getParameter",)
-    with pytest.raises(SettingError, match=r"^headAmiId: '' is empty, .* \(ssm:GetParameter of /aws/.* AccessDenied"):
-        plan(cloud)
-    cloud.amis = {AMI: {"architecture": "x86_64", "rootDeviceName": "/dev/xvda", "blockDeviceMappings": []}}
+RESOLVE = "resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/"
+
+
+def test_instances_start_with_the_newest_ami(cloud: Cloud, warnings: list[str]) -> None:
+    made = plan(cloud, **CPU_WORKERS)
+    assert [node.ami_id for node in made.nodes.values()] == [
+        f"{RESOLVE}{variant}recommended/image_id" for variant in ("", "gpu/", "")
+    ]
+    cloud.amis = {AMI: {}}
     made = plan(cloud, head_ami_id=AMI, worker_ami_id=AMI)
     assert (made.head.ami_id, made.worker.ami_id) == (AMI, AMI)
+    assert not [line for line in warnings if "Amazon" in line]
+
+
+def test_spot_needs_a_type_that_is_sold_so(cloud: Cloud) -> None:
+    cloud.answers = {"getInstanceType": {"supportedUsagesClasses": ["on-demand"]}}
+    assert plan(cloud)
+    with pytest.raises(SettingError, match=r"^workerInstanceTypes: 'g5\.xlarge' is sold as \['on-demand'\]"):
+        plan(cloud, spot=True)
