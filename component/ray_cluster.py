@@ -1,6 +1,6 @@
 """RayCluster for other languages. Pulumi's analyzer derives the package's schema from the annotations and docstrings.
 
-`python -m infra.config --write` writes the lines between the markers.
+`python -m component.generate --write` writes the lines between the markers.
 """
 
 from typing import Any, TypedDict

@@ -69,7 +69,7 @@ class NodeGroup(pulumi.ComponentResource):
         self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
         # Zone failover may have moved the instances into the placement group of any zone, and EC2 refuses to delete
         # one in use: so the group depends on all of them, and is deleted first.
-        needed = [*role_policies, *self._key_grant(name, args), *placement_groups.values()]
+        needed = [*role_policies, *self._key_grants(name, args), *placement_groups.values()]
         self._group = self._auto_scaling_group(name, args, template, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
         self.provider_name = self._capacity_provider(name, args).name
@@ -121,19 +121,27 @@ class NodeGroup(pulumi.ComponentResource):
         )
         return role, [sessions, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]
 
-    def _key_grant(self, name: str, args: NodeGroupArgs) -> list[pulumi.Resource]:
-        """KMS grant with which EC2 Auto Scaling encrypts disks; required only for a customer managed key."""
+    def _key_grants(self, name: str, args: NodeGroupArgs) -> list[pulumi.Resource]:
+        """KMS grants by which the roles that launch instances encrypt disks; required for a customer managed key.
+
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+        """
         if not args.security.kms_key_arn:
             return []
-        service_role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
-        grant = aws.kms.Grant(
-            f"{name}-disk-key",
-            key_id=args.security.kms_key_arn,
-            grantee_principal=f"arn:{args.location.partition}:iam::{args.location.account}:{service_role}",
-            operations=DISK_KEY_OPERATIONS,
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        return [grant]
+        roles = {"disk-key": "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"}
+        if args.node.spot_count:
+            roles["spot-disk-key"] = "spot.amazonaws.com/AWSServiceRoleForEC2Spot"
+        account = f"arn:{args.location.partition}:iam::{args.location.account}"
+        return [
+            aws.kms.Grant(
+                f"{name}-{grant}",
+                key_id=args.security.kms_key_arn,
+                grantee_principal=f"{account}:role/aws-service-role/{role}",
+                operations=DISK_KEY_OPERATIONS,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for grant, role in roles.items()
+        ]
 
     def _launch_template(self, name: str, args: NodeGroupArgs) -> aws.ec2.LaunchTemplate:
         profile = aws.iam.InstanceProfile(
@@ -167,7 +175,7 @@ class NodeGroup(pulumi.ComponentResource):
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
                 for kind in ("instance", "volume", "network-interface")
             ],
-            # A new AMI becomes a new version of the template, for instances that start later. A new type or disk
+            # Another AMI becomes a new version of the template, for instances that start later. A new type or disk
             # replaces the template, and with it the head's instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
         )

@@ -89,7 +89,7 @@ class RayCluster(pulumi.ComponentResource):
         cluster = self._cluster(choices)
         network = self._network(choices)
         storage = self._storage()
-        image_uri = args.image_uri or self._image().image_uri
+        image_uri = plan.image_uri or self._image().image_uri
         auth_args = AuthTokenArgs(kms_key_arn=args.kms_key_arn, rotate=args.rotate_token)
         auth = AuthToken(f"{prefix}-auth", auth_args, opts)
         discovery = Discovery(

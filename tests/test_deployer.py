@@ -52,6 +52,9 @@ ACTIONS: dict[str, dict[str, str]] = {
         # A group that launches from a template needs the caller's right to do so.
         "ec2": "CreateTags RunInstances",
         "iam": "CreateServiceLinkedRole PassRole",
+        # Everyone who uses a template that names a parameter in place of a machine image.
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/using-systems-manager-parameters.html
+        "ssm": "GetParameters",
     },
     "aws:budgets/budget:Budget": {"budgets": f"ModifyBudget ViewBudget {TAGGED}"},
     "aws:cloudwatch/dashboard:Dashboard": {"cloudwatch": "DeleteDashboards GetDashboard PutDashboard"},
@@ -72,6 +75,7 @@ ACTIONS: dict[str, dict[str, str]] = {
             "CreateLaunchTemplate CreateLaunchTemplateVersion DeleteLaunchTemplate DescribeLaunchTemplateVersions "
             f"DescribeLaunchTemplates ModifyLaunchTemplate {EC2_TAGGED}"
         ),
+        "ssm": "GetParameters",
     },
     "aws:ec2/placementGroup:PlacementGroup": {
         "ec2": f"CreatePlacementGroup DeletePlacementGroup DescribePlacementGroups {EC2_TAGGED}",
@@ -277,7 +281,13 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
     },
     "aws:ssm/getParameter:getParameter": {"ssm": "GetParameter"},
-    # infra/config/prices.py, with boto3
+    # infra/config/lookups.py and prices.py, with boto3
+    "buckets": {
+        "s3": (
+            "GetBucketObjectLockConfiguration GetBucketVersioning GetEncryptionConfiguration GetLifecycleConfiguration "
+            "ListBucket"
+        ),
+    },
     "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
 }
 
@@ -311,7 +321,8 @@ def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     types = {resource.type for cloud in clouds for resource in cloud.resources.values()}
     assert {name for name in types if not name.startswith("ray-on-ecs:")} == ACTIONS.keys()
     previews = [deploy(preview=True), deploy(preview=True, is_up=True)]
-    assert {token for cloud in [*clouds, *previews] for token, _ in cloud.calls} | {"prices"} == QUESTIONS.keys()
+    asked = {token for cloud in [*clouds, *previews] for token, _ in cloud.calls}
+    assert asked | {"buckets", "prices"} == QUESTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])

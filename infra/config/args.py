@@ -1,6 +1,6 @@
 """Arguments of RayCluster, each declared once with type, default, rule and description.
 
-They are also the keys of a stack's configuration, in camel case. `python -m infra.config --write` derives Pulumi.yaml,
+They are also the keys of a stack's configuration, in camel case. `python -m component.generate --write` derives Pulumi.yaml,
 docs/configuration.md and the component package for other languages from this class. Checks that need an answer from AWS
 are in plan.py.
 

@@ -1,112 +1,349 @@
-"""Temporary."""
+"""Look-ups of existing resources that settings name: questions to AWS, whose answers lookup_rules.py judges.
+
+A denied call is a warning that names the IAM action, or a refusal where the plan needs the answer.
+"""
 
 from __future__ import annotations
 
-import ipaddress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import boto3
 import pulumi
 import pulumi_aws as aws
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.config import account
-from infra.config.args import RayClusterArgs
-from infra.config.location import Caller
-from infra.config.rules import DOCKER_BRIDGE
-from infra.errors import SettingError, error_reason
-from infra.types import ExistingNetwork
+from infra.config import lookup_rules as rules
+from infra.config.lookup_rules import Rule
+from infra.definitions.policies import ECR_IMAGE
+from infra.definitions.sizing import InstanceType
+from infra.definitions.user_data import RESOLVE
+from infra.errors import SettingError, error_reason, warn
+from infra.types import ExistingNetwork, NodeSpec, known
 
-VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
+if TYPE_CHECKING:
+    from infra.config.args import RayClusterArgs
+    from infra.config.location import Caller
+
+Options = pulumi.InvokeOptions | None
+# Error texts of AWS's services and the AWS provider. A denied call comes first: KMS's says "because the resource does
+# not exist in this Region, no resource-based policies allow access, or …".
+DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
+ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "can't be found")
+ABSENT_ANSWERS = ("empty result", "returned no results")
+REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
+# ID that EC2 reports for a VPC without DHCP options.
 NO_DHCP_OPTIONS = "default"
+REFUSE, WARN, IGNORE = "refuse", "warn", "ignore"
 
 
-def check(args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None = None) -> None:
-    """Temporary."""
-    account.check(args, caller.region, caller.account, opts)
+@dataclass(frozen=True)
+class Question:
+    """Look-up of a resource that a setting names.
 
-
-def existing_network(args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None = None) -> ExistingNetwork:
-    """Subnets of an existing VPC by zone; SettingError if VPC or subnets are unsuitable."""
-    _check_vpc(args.vpc_id, caller, opts)
-    subnets: dict[str, pulumi.Input[str]] = {}
-    for subnet_id in args.subnet_ids:
-        zone = _subnets_zone(args.vpc_id, subnet_id, caller.region, opts)
-        if zone in subnets:
-            problem = f"is in {zone}, like {subnets[zone]}"
-            raise SettingError("subnetIds", subnet_id, problem, "use one subnet per zone")
-        subnets[zone] = subnet_id
-    return ExistingNetwork(vpc_id=args.vpc_id, subnets=subnets)
-
-
-def _subnets_zone(vpc_id: object, subnet_id: object, region: str, opts: pulumi.InvokeOptions | None) -> str:
-    try:
-        subnet = aws.ec2.get_subnet(id=subnet_id, opts=opts)
-    except Exception as error:
-        raise _unknown("subnetIds", subnet_id, region, error) from error
-    if subnet.vpc_id != vpc_id:
-        raise SettingError("subnetIds", subnet_id, f"is part of {subnet.vpc_id}", f"use a subnet of {vpc_id}")
-    if subnet.map_public_ip_on_launch:
-        pulumi.log.warn(
-            f"subnetIds: {subnet_id} is a public subnet, and the stack's instances have no public addresses; they "
-            "reach AWS only if its route table leads to a NAT gateway or to VPC endpoints"
-        )
-    _warn_of_no_route(subnet_id, opts)
-    return subnet.availability_zone
-
-
-def _warn_of_no_route(subnet_id: object, opts: pulumi.InvokeOptions | None) -> None:
-    """Warn about a subnet without a default route: without VPC endpoints its instances never join the cluster."""
-    try:
-        routes = aws.ec2.get_route_table(subnet_id=subnet_id, opts=opts).routes
-    except Exception:  # also for the VPC's main route table, which has no association with the subnet
-        return
-    if not any(route.cidr_block == "0.0.0.0/0" for route in routes):
-        pulumi.log.warn(
-            f"subnetIds: {subnet_id} has no default route (0.0.0.0/0); instances join the cluster only if its VPC has "
-            "endpoints for the services that they call (docs/accounts.md)"
-        )
-
-
-def _check_vpc(vpc_id: object, caller: Caller, opts: pulumi.InvokeOptions | None) -> None:
-    """Check the VPC for a private DNS namespace, which needs its owner and both DNS attributes.
-
-    https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
+    Attributes:
+        field: Setting.
+        value: Name or ARN of the resource.
+        action: IAM action of the call; empty if AWS is not asked.
+        call: Raises an exception if the resource is absent or the caller lacks the permission.
+        rules: Conditions on the answer.
+        hint: Way out if the resource is absent or unfit.
+        absent: Consequence of an absent resource.
+        denied: Consequence of a denied call.
     """
-    region = caller.region
+
+    field: str
+    value: str
+    action: str
+    call: Callable[..., Any]
+    rules: Sequence[Rule]
+    hint: str = "use one of this account"
+    absent: str = REFUSE
+    denied: str = WARN
+
+
+def ask(question: Question, opts: Options = None) -> Any:
+    """AWS's answer, or None if the plan does without it.
+
+    Raises:
+        SettingError: The resource is absent or unfit, or a call whose answer the plan needs is denied.
+    """
     try:
-        vpc = aws.ec2.get_vpc(id=vpc_id, opts=opts)
-    except Exception as error:
-        raise _unknown("vpcId", vpc_id, region, error) from error
-    if vpc.owner_id != caller.account:
-        problem = f"is shared by account {vpc.owner_id}, and only the owner can associate a private DNS namespace"
-        raise SettingError("vpcId", vpc_id, problem, "use a VPC of this account, or leave it empty to create one")
-    if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
-        problem = "needs DNS support and DNS host names, by which workers find the head"
-        command = f"aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-hostnames"
-        raise SettingError("vpcId", vpc_id, problem, f"turn both on ({command}, and --enable-dns-support)")
-    if ipaddress.ip_network(vpc.cidr_block).overlaps(DOCKER_BRIDGE):
-        pulumi.log.warn(
-            f"vpcId: {vpc_id} ({vpc.cidr_block}) overlaps Docker's bridge {DOCKER_BRIDGE} on every instance, which "
-            "can't reach these addresses"
-        )
-    _warn_of_custom_dns(vpc_id, vpc.dhcp_options_id, opts)
+        answer = question.call(opts=opts)
+    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
+        reason = error_reason(error)
+        if is_absent(reason):
+            _tell(question, question.absent, f"could not be found ({reason})", question.hint)
+        else:
+            problem = f"could not be looked up ({question.action}: {reason})"
+            _tell(question, question.denied, problem, f"grant the caller {question.action}, or try again")
+        return None
+    for rule in question.rules:
+        if problem := rule.problem_of(answer):
+            _tell(question, WARN if rule.is_warning else REFUSE, problem, rule.hint or question.hint)
+    return answer
 
 
-def _warn_of_custom_dns(vpc_id: object, dhcp_options_id: str, opts: pulumi.InvokeOptions | None) -> None:
-    """Warn about custom DNS servers, which resolve the head's name only if they forward to the VPC's resolver."""
-    if dhcp_options_id == NO_DHCP_OPTIONS:
-        return
+def is_absent(reason: str) -> bool:
+    """True if an error says that the resource does not exist."""
+    folded = reason.lower()
+    return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + ABSENT_ANSWERS)
+
+
+def _tell(question: Question, consequence: str, problem: str, hint: str) -> None:
+    error = SettingError(question.field, question.value, problem, hint)
+    if consequence == REFUSE:
+        raise error
+    if consequence == WARN:
+        pulumi.log.warn(str(error))
+
+
+def check(args: RayClusterArgs, caller: Caller, opts: Options = None) -> pulumi.Input[str]:
+    """Look up policies, secrets, key, buckets and image; Outputs, whose resources do not exist yet, are skipped.
+
+    Returns:
+        `image_uri`, with the current digest in place of a tag in this account's ECR.
+    """
+    for question in [*_policies(args), *_secrets(args), *_key(args)]:
+        if question.value.startswith("arn:"):
+            _, partition, service, region, account, _ = question.value.split(":", 5)
+            conditions = rules.arn(caller.partition, caller.region, caller.account, shared=service != "iam")
+            parts = rules.Arn(partition, region, account)
+            ask(Question(question.field, question.value, "", lambda opts, parts=parts: parts, conditions))
+        ask(question, opts)
+    for question in _buckets(args, caller):
+        ask(question, opts)
+    return _image(args, caller, opts)
+
+
+def _policies(args: RayClusterArgs) -> Iterator[Question]:
+    hint = "use customer managed policies of this account, or AWS managed policies"
+    named: dict[str, Sequence[pulumi.Input[str]]] = {
+        "permissions_boundary": [args.permissions_boundary],
+        "task_policy_arns": args.task_policy_arns,
+        "instance_policy_arns": args.instance_policy_arns,
+    }
+    for field, arns in named.items():
+        for arn in _known(*arns):
+            yield Question(field, arn, "iam:GetPolicy", partial(aws.iam.get_policy, arn=arn), rules.POLICY, hint)
+
+
+def _secrets(args: RayClusterArgs) -> Iterator[Question]:
+    hint = "use the complete ARN of a secret, with the six characters at its end; one to be deleted can be restored"
+    # The user's policies are attached to task roles; the execution roles read the registry's secret.
+    ways = {"registry_secret_arn": "", "job_secrets": ", or add a policy to task_policy_arns"}
+    named = {"registry_secret_arn": _known(args.registry_secret_arn), "job_secrets": _known(*args.job_secrets)}
+    for field, way in ways.items():
+        key, to_use = known(args.kms_key_arn), f"use kms_key_arn or AWS's key{way}"
+        conditions = rules.encryption("kms_key_id", key, to_use, is_warning=bool(way))
+        for arn in named[field]:
+            call = partial(aws.secretsmanager.get_secret, arn=arn)
+            yield Question(field, arn, "secretsmanager:DescribeSecret", call, conditions, hint)
+
+
+def _key(args: RayClusterArgs) -> Iterator[Question]:
+    """The KMS key, and the service-linked roles that launch instances, to which the stack grants the key.
+
+    EC2 Auto Scaling may create the role of Spot Instances, but a grant needs it before.
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+    """
+    for key in _known(args.kms_key_arn):
+        call = partial(aws.kms.get_key, key_id=key)
+        yield Question("kms_key_arn", key, "kms:DescribeKey", call, rules.key(key))
+    roles = {"AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com"} if args.kms_key_arn else {}
+    if args.spot:
+        roles["AWSServiceRoleForEC2Spot"] = "spot.amazonaws.com"
+    for name, service in roles.items():
+        field, absent = ("kms_key_arn", REFUSE) if args.kms_key_arn else ("spot", WARN)
+        hint = f"create it: `aws iam create-service-linked-role --aws-service-name {service}`"
+        yield Question(field, name, "iam:GetRole", partial(aws.iam.get_role, name=name), [], hint, absent)
+
+
+def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
+    region, key = caller.region, known(args.kms_key_arn)
+    hint = "use an existing bucket, or leave it empty to create one"
+    for name in _known(args.bucket_name):
+        conditions = rules.bucket(region, is_warning=False)
+        yield Question("bucket_name", name, "s3:ListBucket", partial(_bucket, name), conditions, hint)
+        facts = partial(_bucket_facts, name, region, caller.account)
+        conditions = rules.BUCKET + rules.encryption("kms_key", key, "set kms_key_arn to that key", is_warning=True)
+        yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
+    # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
+    conditions = rules.bucket(region, is_warning=args.nat_gateway or bool(args.vpc_id))
+    for source in _known(*args.data_buckets):
+        call = partial(_bucket, source.partition("/")[0])
+        yield Question("data_buckets", source, "s3:ListBucket", call, conditions, "use existing buckets")
+
+
+def _bucket(name: str, opts: Options) -> Any:
+    """Answer for a bucket; S3 redirects requests from another region, which the provider reports as an error."""
     try:
-        servers = aws.ec2.get_vpc_dhcp_options(dhcp_options_id=dhcp_options_id, opts=opts).domain_name_servers
+        return aws.s3.get_bucket(bucket=name, opts=opts)
     except Exception as error:
-        pulumi.log.warn(f"vpcId: DHCP options of {vpc_id} could not be read ({error_reason(error)}); continuing")
-        return
-    if servers and not VPC_RESOLVERS & set(servers):
-        pulumi.log.warn(
-            f"vpcId: {vpc_id} uses custom DNS servers ({', '.join(servers)}); workers find the head only if these "
-            "forward queries for *.internal to the VPC's resolver"
-        )
+        if any(text in str(error) for text in REDIRECTED):
+            return SimpleNamespace(bucket_region="another region")
+        raise
 
 
-def _unknown(key: str, value: str, region: str, error: Exception) -> SettingError:
-    return SettingError(
-        key, value, f"could not be looked up in {region} ({error_reason(error)})", "use one of this region"
+def s3(region: str) -> Any:
+    """S3 client, with the credentials of the environment or of the stack's `aws:profile`."""
+    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    return boto3.Session(profile_name=aws.config.profile).client("s3", region_name=region, config=config)
+
+
+def _bucket_facts(name: str, region: str, account: str, opts: Options) -> Any:
+    """Facts that the AWS provider has no data source for, each None if S3 does not tell."""
+    client = s3(region)
+
+    def told(call: Callable[..., Any], **more: str) -> Any:
+        try:
+            return call(Bucket=name, **more)
+        except (BotoCoreError, ClientError) as error:
+            return {} if is_absent(str(error)) else None
+
+    versioning, lifecycle = told(client.get_bucket_versioning), told(client.get_bucket_lifecycle_configuration)
+    expire = lifecycle is None or any(
+        rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in lifecycle.get("Rules", [])
     )
+    lock = (told(client.get_object_lock_configuration) or {}).get("ObjectLockConfiguration", {}).get("Rule", {})
+    default = lock.get("DefaultRetention", {})
+    encryption = told(client.get_bucket_encryption) or {"ServerSideEncryptionConfiguration": {"Rules": [{}]}}
+    [rule] = encryption["ServerSideEncryptionConfiguration"]["Rules"]
+    own = told(client.head_bucket) is None or told(client.head_bucket, ExpectedBucketOwner=account) is not None
+    return SimpleNamespace(
+        is_own=own,
+        versions_expire=expire or (versioning or {}).get("Status") != "Enabled",
+        retention=" ".join(f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in default),
+        kms_key=rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", ""),
+    )
+
+
+def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[str]:
+    uri = known(args.image_uri)
+    image = ECR_IMAGE.match(uri)
+    if image and not args.nat_gateway and image["region"] != caller.region:
+        problem = f"leaves the image in {image['region']} unreachable: VPC endpoints lead only to {caller.region}"
+        hint = f"use an image in {caller.region}, or keep nat_gateway at true"
+        raise SettingError("nat_gateway", False, problem, hint)
+    name, _, digest = uri.partition("@")
+    if image and image["account"] == caller.account:
+        which = {"image_digest": digest} if digest else {"image_tag": name[image.end() :].lstrip(":")}
+        call = partial(aws.ecr.get_image, repository_name=image["name"], region=image["region"], **which)
+        conditions = rules.ecr_image(args.root_volume_gib)
+        hint = "push it first, or leave it empty to build docker/"
+        found = ask(Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint), opts)
+        if found and not digest:
+            return f"{image[0]}@{found.image_digest}"
+    if uri and not digest:
+        warn(
+            f"image_uri: ECS keeps the image that {uri} names at this `pulumi up`: a later push is not deployed, and "
+            "no task starts once that image is deleted; pin it with repository@sha256:digest"
+        )
+    return args.image_uri
+
+
+def check_machine_images(args: RayClusterArgs, nodes: Iterable[NodeSpec], opts: Options = None) -> None:
+    """Look up the nodes' AMIs: those of the settings, and those that public SSM parameters name now."""
+    kinds: dict[str, list[NodeSpec]] = {}
+    for node in nodes:
+        kinds.setdefault(node.ami_id, []).append(node)
+    for ami_id, group in kinds.items():
+        gpus = any(node.task.gpus for node in group)
+        field = "worker_ami_id" if gpus else "head_ami_id"
+        hint = "use the Amazon ECS-optimized AMI (leave it empty), or one of this region that is derived from it"
+        if ami_id.startswith(RESOLVE):
+            call = partial(aws.ssm.get_parameter, name=ami_id.removeprefix(RESOLVE))
+            parameter = ask(Question(field, ami_id, "ssm:GetParameter", call, [], "set the ID of an AMI"), opts)
+            # `value` is a secret output.
+            ami_id = parameter.insecure_value if parameter else ""
+        if ami_id:
+            instances = [instance for node in group for instance in node.instances]
+            # A deprecated AMI can still be launched by its ID.
+            filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
+            call = partial(aws.ec2.get_ami, filters=filters, include_deprecated=True)
+            conditions = rules.ami(instances, args.root_volume_gib, gpus=gpus)
+            ask(Question(field, ami_id, "ec2:DescribeImages", call, conditions, hint), opts)
+
+
+def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None) -> ExistingNetwork:
+    """Subnets of an existing VPC by zone; SettingError if VPC or subnets are unfit, or a zone stays unknown."""
+    vpc_id, region = known(args.vpc_id), caller.region
+    call, conditions = partial(aws.ec2.get_vpc, id=vpc_id), rules.vpc(caller.account, region, vpc_id)
+    hint = f"use another VPC of this account in {region}, or leave it empty to create one"
+    vpc = ask(Question("vpc_id", vpc_id, "ec2:DescribeVpcs", call, conditions, hint), opts)
+    if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
+        call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
+        ask(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, rules.DHCP_OPTIONS), opts)
+    conditions = rules.subnet(vpc_id, 1 + args.workers.max_count + args.cpu_workers.max_count)
+    subnets: dict[str, pulumi.Input[str]] = {}
+    for name in _known(*args.subnet_ids):
+        call, hint = partial(aws.ec2.get_subnet, id=name), f"use another subnet of {vpc_id}"
+        question = Question("subnet_ids", name, "ec2:DescribeSubnets", call, conditions, hint, denied=REFUSE)
+        zone = ask(question, opts).availability_zone
+        if zone in subnets:
+            raise SettingError("subnet_ids", name, f"is in {zone}, like {subnets[zone]}", "use one subnet per zone")
+        subnets[zone] = name
+        call = partial(_route_table, name, vpc.main_route_table_id if vpc else "")
+        ask(Question("subnet_ids", name, "ec2:DescribeRouteTables", call, rules.ROUTES, absent=IGNORE), opts)
+    return ExistingNetwork(vpc_id=vpc_id, subnets=subnets)
+
+
+def _route_table(subnet_id: str, main_id: str, opts: Options) -> Any:
+    """Route table of a subnet; without an association this is the VPC's main one."""
+    try:
+        return aws.ec2.get_route_table(subnet_id=subnet_id, opts=opts)
+    except Exception as error:
+        if not (main_id and is_absent(error_reason(error))):
+            raise
+    return aws.ec2.get_route_table(route_table_id=main_id, opts=opts)
+
+
+def instance_types(
+    field: str, names: Sequence[str], region: str, usages: Sequence[str], opts: Options = None, *, grouped: bool = False
+) -> tuple[InstanceType, ...]:
+    """EC2's description of the instance types in a setting.
+
+    Args:
+        field: Setting.
+        names: Instance types.
+        region: Region of the stack.
+        usages: "on-demand", "spot" or both.
+        opts: AWS provider for the calls.
+        grouped: True if the instances share a cluster placement group.
+
+    Raises:
+        SettingError: A type is absent or unfit, or the caller may not look it up.
+    """
+    conditions, hint = rules.instance_type(usages, grouped=grouped), f"use an instance type that {region} offers"
+    described = []
+    for name in names:
+        call = partial(aws.ec2.get_instance_type, instance_type=name)
+        question = Question(field, name, "ec2:DescribeInstanceTypes", call, conditions, hint, denied=REFUSE)
+        described.append(_described(name, ask(question, opts)))
+    return tuple(described)
+
+
+def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType:
+    gpu = answer.gpuses[0] if answer.gpuses else None
+    return InstanceType(
+        name=name,
+        vcpus=answer.default_vcpus,
+        memory_mib=answer.memory_size,
+        architectures=tuple(answer.supported_architectures),
+        gpus=sum(gpu.count for gpu in answer.gpuses),
+        gpu_name=gpu.name if gpu else "",
+        gpu_memory_mib=gpu.memory_size if gpu else 0,
+        gpu_manufacturer=gpu.manufacturer if gpu else "",
+        boot_modes=tuple(answer.boot_modes),
+        tpm=answer.nitro_tpm_support == "supported",
+    )
+
+
+def _known(*values: pulumi.Input[str]) -> list[str]:
+    """Plain, non-empty values."""
+    return [plain for value in values if (plain := known(value))]

@@ -15,9 +15,9 @@ from infra.config import docker, limits, lookups, prices, quotas
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
-from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
-from infra.definitions.user_data import ami_parameter
-from infra.errors import SettingError, error_reason, warn
+from infra.definitions.sizing import InstanceType, TaskSize, cpu_worker_size, head_size, worker_size
+from infra.definitions.user_data import machine_image
+from infra.errors import SettingError, warn
 from infra.types import Location, NodeSpec, Scale
 
 
@@ -29,6 +29,7 @@ class Plan:
         nodes: Node specifications by kind, the head first: "head", "workers" and, with CPU workers, "cpu-workers".
         scales: Number of workers by kind.
         gpus: Number of GPUs that a job requests by default.
+        image_uri: Training image, pinned by its digest where that is known; empty to build one.
         default_tags: Default tags of the AWS provider.
     """
 
@@ -36,6 +37,7 @@ class Plan:
     nodes: Mapping[str, NodeSpec]
     scales: Mapping[str, Scale]
     gpus: int
+    image_uri: pulumi.Input[str]
     default_tags: Mapping[str, str]
 
     @property
@@ -61,7 +63,7 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
     caller = ask_caller(opts)
     if args.is_stack:
         check_account(caller.account)
-    lookups.check(args, caller, opts)
+    image_uri = lookups.check(args, caller, opts)
     if not args.image_uri:
         docker.check(is_up=lambda: quotas.is_deployed(opts))
     existing = network_of_program(args)
@@ -69,6 +71,7 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
         existing = lookups.existing_network(args, caller, opts)
     location = locate(args, caller, existing, opts)
     nodes = _nodes(args, location, opts)
+    lookups.check_machine_images(args, nodes.values(), opts)
     if args.check_quotas:
         quotas.check(
             caller.region,
@@ -89,6 +92,7 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
         nodes=dict(zip(nodes, priced, strict=True)),
         scales={kind: scale for kind, scale in scales.items() if kind in nodes},
         gpus=args.workers.default_job_count * nodes["workers"].task.gpus,
+        image_uri=image_uri,
         default_tags=tags,
     )
 
@@ -104,80 +108,35 @@ def _check_room(args: RayClusterArgs, nodes: int) -> None:
         raise SettingError("vpc_cidr", args.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 
-def get_instance_types(
-    key: str, names: Sequence[str], region: str, opts: pulumi.InvokeOptions | None = None
-) -> tuple[InstanceType, ...]:
-    """EC2's description of the instance types in a field."""
-    return tuple(get_instance_type(key, name, region, opts) for name in names)
-
-
-def get_instance_type(key: str, name: str, region: str, opts: pulumi.InvokeOptions | None = None) -> InstanceType:
-    """EC2's description of an instance type in a field."""
-    try:
-        described = aws.ec2.get_instance_type(instance_type=name, opts=opts)
-    except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
-        problem = f"could not be looked up in {region} ({error_reason(error)})"
-        raise SettingError(key, name, problem, "use an instance type that this region offers") from error
-    gpu = described.gpuses[0] if described.gpuses else None
-    return InstanceType(
-        name=name,
-        vcpus=described.default_vcpus,
-        memory_mib=described.memory_size,
-        architectures=tuple(described.supported_architectures),
-        gpus=sum(gpu.count for gpu in described.gpuses),
-        gpu_name=gpu.name if gpu else "",
-        gpu_memory_mib=gpu.memory_size if gpu else 0,
-        gpu_manufacturer=gpu.manufacturer if gpu else "",
-    )
-
-
-def _newest_ami(key: str, opts: pulumi.InvokeOptions | None, *, gpu: bool) -> str:
-    """ID of the latest Amazon ECS-optimized AMI, from its public SSM parameter."""
-    name = ami_parameter(gpu=gpu)
-    try:
-        # `value` is a secret output, which would hide the whole launch template in previews.
-        return aws.ssm.get_parameter(name=name, opts=opts).insecure_value
-    except Exception as error:
-        problem = f"is empty, and the latest AMI could not be read (ssm:GetParameter of {name}: {error_reason(error)})"
-        raise SettingError(key, "", problem, "grant the caller that action, or use an AMI ID") from error
-
-
 def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions | None) -> dict[str, NodeSpec]:
     """Node specifications by kind. All but the workers are in one zone, the first."""
-    types = {key: get_instance_types(key, names, location.region, opts) for key, names in args.instance_types.items()}
-    _compare_gpus(types["worker_instance_types"])
     max_workers = args.workers.max_count
-    ami_id = args.head_ami_id or _newest_ami("head_ami_id", opts, gpu=False)
-    nodes = {
-        "head": NodeSpec(
-            key="head_instance_type",
-            instances=types["head_instance_type"],
-            task=head_size("head_instance_type", types["head_instance_type"]),
-            max_count=1,
-            zones=location.worker_zones[:1],
-            ami_id=ami_id,
-        ),
-        "workers": NodeSpec(
-            key="worker_instance_types",
-            instances=types["worker_instance_types"],
-            task=worker_size("worker_instance_types", types["worker_instance_types"]),
-            max_count=max_workers,
-            zones=location.worker_zones,
-            spread=args.spread_zones,
-            spot_count=max(max_workers - args.on_demand_workers, 0) if args.spot else 0,
-            ami_id=args.worker_ami_id or _newest_ami("worker_ami_id", opts, gpu=True),
-        ),
-    }
-    key = "cpu_worker_instance_types"
-    if key in types:
-        nodes["cpu-workers"] = NodeSpec(
-            key=key,
-            instances=types[key],
-            task=cpu_worker_size(key, types[key]),
-            max_count=args.cpu_workers.max_count,
-            zones=location.worker_zones[:1],
-            ami_id=ami_id,
-        )
+    spot_count = max(max_workers - args.on_demand_workers, 0) if args.spot else 0
+    usages = [usage for usage, count in (("on-demand", max_workers - spot_count), ("spot", spot_count)) if count]
+    is_grouped = max_workers > 1 and not args.spread_zones
+
+    def types(key: str, usages: Sequence[str] = ("on-demand",), *, grouped: bool = False) -> tuple[InstanceType, ...]:
+        return lookups.instance_types(key, args.instance_types[key], location.region, usages, opts, grouped=grouped)
+
+    def node(key: str, instances: tuple[InstanceType, ...], task: TaskSize, max_count: int) -> NodeSpec:
+        ami_id = args.head_ami_id or machine_image(gpu=False)
+        zones = location.worker_zones[:1]
+        return NodeSpec(key=key, instances=instances, task=task, max_count=max_count, zones=zones, ami_id=ami_id)
+
+    head = types(key := "head_instance_type")
+    nodes = {"head": node(key, head, head_size(key, head), 1)}
+    workers = types(key := "worker_instance_types", usages, grouped=is_grouped)
+    _compare_gpus(workers)
+    nodes["workers"] = replace(
+        node(key, workers, worker_size(key, workers), max_workers),
+        zones=location.worker_zones,
+        spread=args.spread_zones,
+        spot_count=spot_count,
+        ami_id=args.worker_ami_id or machine_image(gpu=True),
+    )
+    if args.cpu_worker_instance_types:
+        cpu_workers = types(key := "cpu_worker_instance_types")
+        nodes["cpu-workers"] = node(key, cpu_workers, cpu_worker_size(key, cpu_workers), args.cpu_workers.max_count)
     return nodes
 
 

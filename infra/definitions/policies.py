@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
+from infra.definitions.user_data import AMI_PARAMETER
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
 
@@ -207,6 +208,10 @@ def training(
         unset = {"Null": {f"autoscaling:{name}": "true" for name in kept}}
         statements.append({**_allow([MOVE_GROUP], group_arn), "Condition": unset})
         statements.append(_allow([END_INSTANCE], group_arn))
+        # Auto Scaling resolves the template's machine image at each update of the group.
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/using-systems-manager-parameters.html
+        image = f"arn:{partition}:ssm:{group_arn.split(':')[3]}::parameter{AMI_PARAMETER.format(variant='gpu/')}"
+        statements.append(_allow([READ_PARAMETERS], image))
     if own_group_arn:
         statements.append(_allow(list(LOOK_AT_INSTANCE), "*"))
         statements.append(_allow([MARK_UNHEALTHY], own_group_arn))

@@ -23,7 +23,7 @@ GPUS_TOO_OLD = ("GRID K520", "K80", "M60", "V100")
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """Attributes of an EC2 instance type that determine the task size."""
+    """Attributes of an EC2 instance type that determine task size and machine image."""
 
     name: str
     vcpus: int
@@ -33,6 +33,8 @@ class InstanceType:
     gpu_name: str = ""
     gpu_manufacturer: str = ""
     gpu_memory_mib: int = 0
+    boot_modes: tuple[str, ...] = ()
+    tpm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

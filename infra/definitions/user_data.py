@@ -1,4 +1,4 @@
-"""User data of the instances: configuration of the ECS agent, and the parameter of the ECS-optimized AMI."""
+"""User data of the instances: configuration of the ECS agent; and their machine image."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%
   "$(ask instance-type)" "$(ask placement/availability-zone)" "$(ask instance-life-cycle)" "$(ask instance-id)" \\
   > {INSTANCE_DIR}/{INSTANCE_FILE}
 """
+# Public SSM parameters of AWS, and the prefix of an image ID that names one.
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
+RESOLVE = "resolve:ssm:"
 
 
-def ami_parameter(*, gpu: bool) -> str:
-    """Public SSM parameter with the latest ECS-optimized AMI; the GPU variant has the NVIDIA driver and runtime."""
-    return AMI_PARAMETER.format(variant="gpu/" if gpu else "")
+def machine_image(*, gpu: bool) -> str:
+    """Image ID that EC2 resolves at each launch to the latest ECS-optimized AMI; the GPU variant has NVIDIA's driver.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/using-systems-manager-parameters.html
+    """
+    return RESOLVE + AMI_PARAMETER.format(variant="gpu/" if gpu else "")
 
 
 def user_data(cluster_name: str) -> str:

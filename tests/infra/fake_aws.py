@@ -19,10 +19,10 @@ from unittest import mock
 
 import moto
 import pulumi
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import docker, prices
+from infra.config import docker, lookups, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.types import NodeSpec, Price
 
@@ -32,6 +32,28 @@ CLUSTER = "ray-on-ecs"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 DIGEST = "sha256:" + "a" * 64
 SECRET = "the-token-that-must-not-be-seen"
+PUBLIC_AMI = "ami-0abc"
+# The Amazon ECS GPU-optimized AMI, as EC2 describes it.
+AMI = {
+    "state": "available",
+    "imageType": "machine",
+    "architecture": "x86_64",
+    "platform": "",
+    "platformDetails": "Linux/UNIX",
+    "virtualizationType": "hvm",
+    "enaSupport": True,
+    "rootDeviceType": "ebs",
+    "rootDeviceName": "/dev/xvda",
+    "bootMode": "uefi-preferred",
+    "tpmSupport": "",
+    "name": "al2023-ami-ecs-gpu-hvm-2023.0.20260922-kernel-6.1-x86_64-ebs",
+    "imageOwnerAlias": "amazon",
+    "deprecationTime": "2099-01-01T00:00:00.000Z",
+    "productCodes": [],
+    "blockDeviceMappings": [
+        {"deviceName": "/dev/xvda", "ebs": {"volume_size": "30", "encrypted": "false", "delete_on_termination": "true"}}
+    ],
+}
 
 # Pulumi takes the thread's event loop, which Python makes by itself with a warning (3.12) or not at all (3.14). One for
 # all runs, never closed: with it would end the threads in which Pulumi's mocks open loops that they don't close.
@@ -77,11 +99,11 @@ class Cloud(mocks.Mocks):
     quotas: Mapping[str, float | None] = field(default_factory=dict)
     vpcs: int = 1
     addresses: int = 0
-    dns_servers: tuple[str, ...] = ("AmazonProvidedDNS",)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    s3_answers: dict[str, Any] = field(default_factory=dict)
     amis: dict[str, dict[str, Any]] = field(default_factory=dict)
     partition: str = "aws"
     bucket_region: str = REGION
-    routes: tuple[str, ...] = ("10.0.0.0/16", "0.0.0.0/0")
     security_groups: tuple[dict[str, str], ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
@@ -89,7 +111,7 @@ class Cloud(mocks.Mocks):
     absent: tuple[str, ...] = ()
     subnet_zones: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
-    key: dict[str, Any] = field(default_factory=dict)
+    silence: str = "AccessDenied: not authorized"
     runs: tuple[str, ...] = ()
     vpc: dict[str, Any] = field(default_factory=dict)
     subnet: dict[str, Any] = field(default_factory=dict)
@@ -116,9 +138,10 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.object(prices, "client", return_value=self)
+        s3 = mock.patch.object(lookups, "s3", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
         no_docker = mock.patch.object(docker, "check", lambda *, is_up: self.messages.extend(self.docker(is_up)))
-        with environment, clients, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
+        with environment, clients, s3, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
             drained()
         return results[0]
 
@@ -188,12 +211,16 @@ class Cloud(mocks.Mocks):
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        """Answer a question to AWS; an unknown instance type fails as it does there."""
+        """Answer a question to AWS, with the changes of `answers`."""
+        answer, failures = self._answer(args)
+        return {**answer, **self.answers.get(args.token.rpartition(":")[2], {})}, failures
+
+    def _answer(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         self.calls.append((args.token, args.args))
         self.providers.add(args.provider)
         asked = args.token.rpartition(":")[2]
         if asked in self.silent:
-            return {}, [("", "AccessDenied: not authorized")]
+            return {}, [("", self.silence)]
         match asked:
             case _ if asked in self.absent:
                 return {}, [("", f"NotFoundException: {asked[3:]} can't be found")]
@@ -203,7 +230,11 @@ class Cloud(mocks.Mocks):
                 name = next(item for item in one_of["values"] if item.startswith(wanted))
                 return {"serviceName": name, "availabilityZones": self._endpoint_zones(name)}, []
             case "getRouteTable":
-                return {"routes": [{"cidrBlock": item} for item in self.routes]}, []
+                routes = [
+                    {"cidrBlock": "10.0.0.0/16", "gatewayId": "local"},
+                    {"cidrBlock": "0.0.0.0/0", "gatewayId": "", "natGatewayId": "nat-1"},
+                ]
+                return {"routes": routes, "gatewayId": ""}, []
             case "getBucket":
                 if self.bucket_region != self.region:
                     redirected = "api error MovedPermanently: Moved Permanently"
@@ -212,12 +243,14 @@ class Cloud(mocks.Mocks):
             case "getObjects":
                 return {"commonPrefixes": [f"runs/{name}/" for name in self.runs]}, []
             case "getImage":
-                return {"imageDigest": DIGEST}, []
-            case "getPolicy" | "getSecret":
-                return {"arn": args.args["arn"]}, []
+                return {"imageDigest": DIGEST, "imageSizeInBytes": 8 * 2**30}, []
+            case "getPolicy":
+                return {"arn": args.args["arn"], "path": "/"}, []
+            case "getSecret":
+                return {"arn": args.args["arn"], "kmsKeyId": ""}, []
             case "getKey":
-                key = {"enabled": True, "keySpec": "SYMMETRIC_DEFAULT", "keyState": "Enabled"}
-                return {**key, **self.key}, []
+                key = {"enabled": True, "keySpec": "SYMMETRIC_DEFAULT", "keyState": "Enabled", "validTo": ""}
+                return {**key, "keyUsage": "ENCRYPT_DECRYPT", "keyManager": "CUSTOMER", "arn": args.args["keyId"]}, []
             case "getRegion":
                 return {"region": self.region}, []
             case "getDefaultTags":
@@ -236,6 +269,10 @@ class Cloud(mocks.Mocks):
                 vpc = {
                     "id": args.args["id"],
                     "cidrBlock": "10.0.0.0/16",
+                    "cidrBlockAssociations": [{"cidrBlock": "10.0.0.0/16", "state": "associated"}],
+                    "instanceTenancy": "default",
+                    "mainRouteTableId": "rtb-main",
+                    "state": "available",
                     "enableDnsSupport": True,
                     "enableDnsHostnames": True,
                     "dhcpOptionsId": "dopt-1",
@@ -244,18 +281,21 @@ class Cloud(mocks.Mocks):
                 }
                 return (vpc, []) if vpc["id"] == "vpc-0a1b" else ({}, [("id", "no matching EC2 VPC found")])
             case "getVpcDhcpOptions":
-                return {"domainNameServers": list(self.dns_servers)}, []
+                return {"domainNameServers": ["AmazonProvidedDNS"]}, []
             case "getVpcs":
                 return {"ids": [f"vpc-{number}" for number in range(self.vpcs)]}, []
             case "getEips":
                 return {"allocationIds": [f"eipalloc-{number}" for number in range(self.addresses)]}, []
             case "getAmi":
                 [ami] = args.args["filters"][0]["values"]
-                return (self.amis[ami], []) if ami in self.amis else ({}, [("", "Your query returned no results")])
+                amis = {PUBLIC_AMI: {}, **self.amis}
+                return ({**AMI, **amis[ami]}, []) if ami in amis else ({}, [("", "Your query returned no results")])
             case "getSubnet":
                 zone = self.subnet_zones.get(args.args["id"], "us-west-2b")
                 subnet = {"vpcId": "vpc-0a1b", "availabilityZone": zone, "mapPublicIpOnLaunch": False}
-                return {"id": args.args["id"], **subnet, **self.subnet}, []
+                space = {"cidrBlock": "10.0.0.0/20", "availableIpAddressCount": 4091, "ipv6Native": False}
+                more = {"id": args.args["id"], "state": "available", "outpostArn": "", **space}
+                return {**more, **subnet, **self.subnet}, []
             case "getSecurityGroups":
                 wanted = {item["name"].removeprefix("tag:"): item["values"] for item in args.args.get("filters", ())}
                 wanted |= {key: [value] for key, value in args.args.get("tags", {}).items()}
@@ -264,7 +304,7 @@ class Cloud(mocks.Mocks):
             case "getRole":
                 return {"path": "/aws-service-role/"}, []
             case "getParameter":
-                return {"name": args.args["name"], "insecureValue": "ami-0abc"}, []
+                return {"name": args.args["name"], "insecureValue": PUBLIC_AMI}, []
             case "getInstances":
                 return {"ids": list(self.running)}, []
             case "getAvailabilityZones":
@@ -293,12 +333,40 @@ class Cloud(mocks.Mocks):
             "memorySize": facts["MemoryInfo"]["SizeInMiB"],
             "supportedArchitectures": facts["ProcessorInfo"]["SupportedArchitectures"],
             "gpuses": gpus,
+            "bootModes": facts["SupportedBootModes"],
+            "ebsEncryptionSupport": facts["EbsInfo"]["EncryptionSupport"],
+            "maximumNetworkInterfaces": facts["NetworkInfo"]["MaximumNetworkInterfaces"],
+            "nitroTpmSupport": facts["NitroTpmSupport"],
+            "supportedPlacementStrategies": facts["PlacementGroupInfo"]["SupportedStrategies"],
+            "supportedRootDeviceTypes": facts["SupportedRootDeviceTypes"],
+            "supportedUsagesClasses": facts["SupportedUsageClasses"],
+            "supportedVirtualizationTypes": facts["SupportedVirtualizationTypes"],
         }, []
 
     def _offerings(self, types: list[str]) -> dict[str, Any]:
         known = [name for name in types if name in instance_types()]
         pairs = [(name, zone) for zone in self.zones for name in known if zone not in self.not_offered.get(name, ())]
         return {"instanceTypes": [name for name, _ in pairs], "locations": [zone for _, zone in pairs]}
+
+
+@dataclass
+class FakeS3:
+    """S3, as it answers about a bucket of this account without versions; an answer may be the code of an error."""
+
+    answers: dict[str, Any]
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        return lambda **asked: self._answer(f"{call}_by_owner" if "ExpectedBucketOwner" in asked else call)
+
+    def _answer(self, call: str) -> Any:
+        nothing = {
+            "get_bucket_lifecycle_configuration": "NoSuchLifecycleConfiguration",
+            "get_object_lock_configuration": "ObjectLockConfigurationNotFoundError",
+        }
+        answer = {**nothing, **self.answers}.get(call, {})
+        if isinstance(answer, str):
+            raise ClientError({"Error": {"Code": answer}}, call)
+        return answer
 
 
 class _Recorder(mocks.MockMonitor):

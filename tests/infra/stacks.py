@@ -20,11 +20,6 @@ TASK_POLICIES = [
     "arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess",
 ]
 INSTANCE_POLICY = f"arn:aws:iam::{ACCOUNT}:policy/session-key"
-AMI = {
-    "architecture": "x86_64",
-    "rootDeviceName": "/dev/xvda",
-    "blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": {"volume_size": "30"}}],
-}
 # All optional parts.
 EVERYTHING = {
     "workerInstanceTypes": "g5.xlarge,g6.xlarge",
@@ -55,7 +50,12 @@ STACKS: dict[str, dict[str, Any]] = {
         "kept": {"zone": "us-west-2c"},
     },
     "in China": {
-        "config": {**EVERYTHING, "permissionsBoundary": "", "dataBuckets": "my-data"},
+        "config": {
+            **EVERYTHING,
+            "permissionsBoundary": "",
+            "dataBuckets": "my-data",
+            "kmsKeyArn": KEY.replace("arn:aws:", "arn:aws-cn:"),
+        },
         "partition": "aws-cn",
     },
     "existing network and image": {
@@ -76,7 +76,7 @@ STACKS: dict[str, dict[str, Any]] = {
             "imageUri": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/ray:1",
             "headAmiId": "ami-0abc1234",
         },
-        "amis": {"ami-0abc1234": AMI},
+        "amis": {"ami-0abc1234": {}},
     },
     "large workers": {
         "config": {

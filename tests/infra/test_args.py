@@ -10,8 +10,8 @@ import pulumi
 import pytest
 import yaml
 
+from component.generate import files
 from infra.config import RayClusterArgs
-from infra.config.__main__ import files
 from infra.config.args import defaults, key_of
 from infra.errors import SettingError
 from infra.types import Alerts, Scale
@@ -103,7 +103,7 @@ def load(cloud: Cloud, **config: str) -> RayClusterArgs:
 
 def test_generated_files_are_current() -> None:
     for path, text in files().items():
-        assert path.read_text() == text, f"{path.name} is stale: python -m infra.config --write"
+        assert path.read_text() == text, f"{path.name} is stale: python -m component.generate --write"
 
 
 def test_the_engine_makes_the_virtual_environment_itself() -> None:

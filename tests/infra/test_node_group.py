@@ -352,3 +352,15 @@ def test_roles_and_disks_have_the_security_options(cloud: Cloud) -> None:
     other = Cloud()
     node_group(other)
     assert not other.of_type("aws:kms/grant:Grant")
+
+
+def test_spot_instances_encrypt_disks_with_the_key(cloud: Cloud) -> None:
+    security = SecurityOptions(kms_key_arn=f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1")
+    node_group(cloud, {**GPU, "node": replace(GPU["node"], spot_count=2), "security": security})
+    grants = {item.name: item.inputs["granteePrincipal"] for item in cloud.of_type("aws:kms/grant:Grant")}
+    roles = f"arn:aws:iam::{ACCOUNT}:role/aws-service-role"
+    assert sorted(grants.values()) == [
+        f"{roles}/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling",
+        f"{roles}/spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+    ]
+    assert {"head-disk-key", "head-spot-disk-key"} <= cloud.needs("head-group")

@@ -136,7 +136,7 @@ def test_worker_role_can_replace_instances_of_its_group() -> None:
 
 def test_only_workers_that_may_move_are_moved() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
-    *_, move, end = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
+    *_, move, end, resolve = policies.training(partition="aws", bucket_arn=BUCKET, group_arn=group)["Statement"]
     assert (move["Action"], move["Resource"]) == ([policies.MOVE_GROUP], group)
     assert move["Condition"] == {
         "Null": dict.fromkeys(
@@ -144,6 +144,8 @@ def test_only_workers_that_may_move_are_moved() -> None:
         )
     }
     assert (end["Action"], end["Resource"]) == ([policies.END_INSTANCE], group)
+    image = "arn:aws:ssm:us-west-2::parameter/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id"
+    assert (resolve["Action"], resolve["Resource"]) == (["ssm:GetParameters"], image)
 
 
 def test_endpoints_are_for_principals_of_the_account() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.definitions.user_data import INSTANCE_DIR, INSTANCE_FILE, ami_parameter, user_data
+from infra.definitions.user_data import INSTANCE_DIR, INSTANCE_FILE, machine_image, user_data
 from tests.serving import serving
 
 
@@ -74,4 +74,5 @@ def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpu", "variant"), [(False, ""), (True, "gpu/")])
 def test_the_image_is_amazon_linux_2023_for_ecs(gpu: bool, variant: str) -> None:
-    assert ami_parameter(gpu=gpu) == (f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id")
+    parameter = f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
+    assert machine_image(gpu=gpu) == f"resolve:ssm:{parameter}"

@@ -1,6 +1,6 @@
 """Generator of Pulumi.yaml's keys, docs/configuration.md and component/ray_cluster.py from RayClusterArgs.
 
-`python -m infra.config --write` writes them.
+`python -m component.generate --write` writes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from infra.config.args import RayClusterArgs, Text, defaults, key_of
 from infra.ray_cluster import RayCluster
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
 # String form of the types that Pulumi.yaml does not have.
 FORMS = {tuple: " (comma-separated)", dict: " (key=value, comma-separated)"}

@@ -1,0 +1,275 @@
+"""Rules for AWS's answers: all fields that can make an existing resource unfit for this stack.
+
+tests/infra/test_lookups.py has an unfit example of each rule, and lists the fields that are harmless.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from infra.config.rules import DOCKER_BRIDGE
+from infra.definitions.sizing import ARCHITECTURE, InstanceType
+from infra.definitions.user_data import ROOT_DEVICE
+
+GIB = 2**30
+# Names of the VPC's Route 53 Resolver in DHCP options; only it resolves private hosted zones.
+# https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
+VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
+EMPTY = ("", None)
+PRIVATE = "use a private subnet, whose route table leads to a NAT gateway or to VPC endpoints"
+
+
+class Rule(NamedTuple):
+    """Condition on an answer of AWS.
+
+    Attributes:
+        fields: Names of the fields that it reads, the first of which fills `{}` in the problem.
+        fits: Fit values of the first field, or a predicate of all fields.
+        problem: Continues "setting: 'value' …".
+        hint: Way out; by default that of the question.
+        is_warning: True if the stack may work nevertheless.
+    """
+
+    fields: str
+    fits: Collection[Any] | Callable[..., bool]
+    problem: str
+    hint: str = ""
+    is_warning: bool = False
+
+    def problem_of(self, answer: Any) -> str:
+        """The problem of an unfit answer, or an empty string."""
+        values = [getattr(answer, field) for field in self.fields.split()]
+        is_fit = self.fits(*values) if callable(self.fits) else values[0] in self.fits
+        return "" if is_fit else self.problem.format(values[0])
+
+
+def warning(fields: str, fits: Collection[Any] | Callable[..., bool], problem: str, hint: str = "") -> Rule:
+    """Rule for a resource that may work nevertheless."""
+    return Rule(fields, fits, problem, hint, is_warning=True)
+
+
+class Arn(NamedTuple):
+    """Parts of an ARN, by which a foreign resource is recognized before AWS is asked."""
+
+    partition: str
+    region: str
+    account: str
+
+
+def arn(partition: str, region: str, account: str, *, shared: bool) -> list[Rule]:
+    """Rules for an ARN; `shared` resources of other accounts can be used if their own policies allow it."""
+    foreign = "belongs to account {}" + (", and works only if its policy admits the stack's roles" if shared else "")
+    return [
+        Rule("partition", (partition,), "is in the partition {}", f"use one of {partition}"),
+        Rule("region", ("", region), f"is in {{}}, but the stack is in {region}", f"use one in {region}"),
+        Rule("account", (account, "aws"), foreign, "use one of this account", is_warning=shared),
+    ]
+
+
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_managed-vs-inline.html
+POLICY = [Rule("path", lambda path: not path.startswith("/aws-service-role/"), "is only for service-linked roles")]
+
+
+def key(arn: str) -> list[Rule]:
+    """Rules for a KMS key."""
+    return [
+        # An alias can move to another key, and data that is already encrypted does not follow it.
+        Rule("arn", (arn,), "is an alias of {}", "use that ARN"),
+        Rule("key_spec", ("SYMMETRIC_DEFAULT",), "is of type {}", "use a symmetric key"),
+        Rule("key_usage", ("ENCRYPT_DECRYPT",), "is for {}", "use a key for encryption"),
+        Rule("key_state enabled", lambda state, _: state == "Enabled", "is {}", "enable it, or use another"),
+        # Its policy admits only one service, and no grants.
+        Rule("key_manager", ("CUSTOMER",), "is managed by {}", "use your own key, or leave it empty for AWS keys"),
+        warning("valid_to", EMPTY, "has imported material that expires at {}, and all data with it", "import it again"),
+    ]
+
+
+def encryption(field: str, key_arn: str, hint: str, *, is_warning: bool) -> list[Rule]:
+    """The stack's roles may use the stack's key and AWS's keys."""
+    names = ("", "secretsmanager", "s3", key_arn.rpartition("/")[2])
+    problem = "is encrypted with the KMS key {}, which the stack's roles can't use"
+    return [Rule(field, lambda key: (key or "").rpartition("/")[2] in names, problem, hint, is_warning)]
+
+
+def bucket(region: str, *, is_warning: bool) -> list[Rule]:
+    """Rule for a bucket's region; data can come from another one, but not through the endpoint for S3."""
+    hint = f"use one in {region}, " + ("or expect charges for the transfer" if is_warning else "which the nodes reach")
+    return [Rule("bucket_region", (region,), f"is in {{}}, but the stack is in {region}", hint, is_warning)]
+
+
+# Facts of infra/config/lookups.py about the stack's own bucket.
+BUCKET = [
+    warning("is_own", (True, None), "belongs to another account, which can read it", "use one of this account"),
+    warning(
+        "versions_expire",
+        (True, None),
+        "keeps noncurrent versions for ever, so that deleted checkpoints stay billed",
+        "add a lifecycle rule with NoncurrentVersionExpiration",
+    ),
+    warning("retention", EMPTY, "locks objects for {}, so that deleted checkpoints stay billed", "use another"),
+]
+
+
+def ecr_image(root_volume_gib: int) -> list[Rule]:
+    """The disk holds an image's compressed layers beside the unpacked ones, some three times as much together."""
+    problem = f"has {{}} bytes compressed, too many for a disk of {root_volume_gib} GiB"
+    return [
+        warning("image_size_in_bytes", lambda size: size * 3 < root_volume_gib * GIB, problem, "raise root_volume_gib")
+    ]
+
+
+def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) -> list[Rule]:
+    """Rules for a machine image of these instance types; Amazon's images are known by their names.
+
+    https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-optimized_AMI.html
+    """
+    words = ("-ecs-", "gpu") if gpus else ("-ecs-",)
+    parts = "the ECS agent" + (" and the NVIDIA driver (580 or later)" if gpus else "")
+
+    def is_for_ecs(name: str, owner: str) -> bool:
+        return owner != "amazon" or (all(word in name for word in words) and "bottlerocket" not in name)
+
+    def boots(mode: str) -> bool:
+        return mode in (*EMPTY, "uefi-preferred") or all(mode in instance.boot_modes for instance in instances)
+
+    def has_room(disks: Sequence[Any], root: str) -> bool:
+        return all(
+            int(disk.ebs.get("volume_size") or 0) <= root_volume_gib for disk in disks if disk.device_name == root
+        )
+
+    def are_deleted(disks: Sequence[Any], *_: Any) -> bool:
+        others = [disk.ebs for disk in disks if disk.device_name != ROOT_DEVICE]
+        return not any(ebs.get("delete_on_termination") == "false" for ebs in others)
+
+    def are_open(disks: Sequence[Any]) -> bool:
+        return not any(disk.ebs.get("encrypted") == "true" for disk in disks)
+
+    def is_current(name: str, owner: str, until: str) -> bool:
+        is_over = "" < (until or "") < datetime.now(UTC).isoformat()
+        return not is_over and not (owner == "amazon" and name.startswith("amzn2-"))
+
+    return [
+        Rule("state", ("available",), "is {}"),
+        Rule("image_type", ("machine",), "is a {}"),
+        Rule("architecture", (ARCHITECTURE,), "is for {}"),
+        Rule("platform", EMPTY, "is for {}"),
+        Rule("virtualization_type", ("hvm",), "is for {} virtualization"),
+        Rule("ena_support", (True,), "has no ENA driver, and so no network on these instances"),
+        Rule("root_device_type", ("ebs",), "has a root device of type {}"),
+        Rule("root_device_name", (ROOT_DEVICE,), f"has the root device {{}} instead of {ROOT_DEVICE}"),
+        Rule("boot_mode", boots, "boots by {}, which not all of the instance types support"),
+        Rule("tpm_support", lambda tpm: not tpm or all(item.tpm for item in instances), "requires a TPM"),
+        Rule("name image_owner_alias", is_for_ecs, f"is Amazon's {{}}, which lacks {parts} of the image for ECS"),
+        Rule(
+            "block_device_mappings root_device_name",
+            has_room,
+            f"has a root volume of more than root_volume_gib ({root_volume_gib})",
+            "raise root_volume_gib",
+        ),
+        warning("image_owner_alias", ("amazon",), f"is not Amazon's; without {parts} its instances never join"),
+        warning("name image_owner_alias deprecation_time", is_current, "({}) is deprecated, or too old for CUDA 13"),
+        warning("platform_details", ("Linux/UNIX",), "adds the licence of {} to the price"),
+        warning("product_codes", ([], None), "starts only in an account that subscribed to it on AWS Marketplace"),
+        warning("block_device_mappings root_device_name state", are_deleted, "has a disk that outlives its instance"),
+        warning(
+            "block_device_mappings",
+            are_open,
+            "is encrypted, and starts only if Auto Scaling's service-linked role may use its key",
+            "grant that role the key, unless it is aws/ebs",
+        ),
+    ]
+
+
+def vpc(account: str, region: str, vpc_id: str) -> list[Rule]:
+    """Rules for an existing VPC, whose private DNS namespace needs its owner and both DNS attributes.
+
+    https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
+    """
+    turn_on = f"turn it on (aws ec2 modify-vpc-attribute --region {region} --vpc-id {vpc_id} --enable-dns-{{}})"
+
+    def is_apart(first: str, others: Sequence[Any]) -> bool:
+        blocks = [first, *(other.cidr_block for other in others)]
+        return not any(ipaddress.ip_network(block).overlaps(DOCKER_BRIDGE) for block in blocks)
+
+    return [
+        Rule("state", ("available",), "is {}"),
+        Rule("owner_id", (account,), "is shared by account {}, and only the owner can associate a DNS namespace"),
+        Rule("enable_dns_support", (True,), "has no DNS, by which workers find the head", turn_on.format("support")),
+        Rule("enable_dns_hostnames", (True,), "has no DNS host names, as the head's", turn_on.format("hostnames")),
+        warning("instance_tenancy", ("default",), "has {} tenancy, which costs more than the estimate"),
+        warning(
+            "cidr_block cidr_block_associations",
+            is_apart,
+            f"({{}}) overlaps Docker's bridge {DOCKER_BRIDGE} on every instance, which can't reach these addresses",
+        ),
+    ]
+
+
+DHCP_OPTIONS = [
+    warning(
+        "domain_name_servers",
+        lambda servers: not servers or bool(VPC_RESOLVERS & set(servers)),
+        "uses custom DNS servers ({})",
+        "let these forward queries for *.internal to the VPC's resolver, or workers do not find the head",
+    )
+]
+
+
+def subnet(vpc_id: str, nodes: int) -> list[Rule]:
+    """Rules for a subnet; in awsvpc mode a node takes an address for its instance and one for its task."""
+
+    def has_room(cidr: str) -> bool:
+        return ipaddress.ip_network(cidr).num_addresses - 5 >= 2 * nodes
+
+    return [
+        Rule("vpc_id", (vpc_id,), "is part of {}"),
+        Rule("state", ("available",), "is {}"),
+        Rule("outpost_arn", EMPTY, "is on an Outpost"),
+        Rule("ipv6_native", (False,), "has no IPv4 addresses"),
+        warning("map_public_ip_on_launch", (False,), "is public, and the instances have no public addresses", PRIVATE),
+        warning("cidr_block", has_room, f"({{}}) has too few addresses for {nodes} nodes"),
+        warning("available_ip_address_count", lambda free: free >= 2, "has {} free addresses, and a node takes two"),
+    ]
+
+
+def _default(routes: Sequence[Any]) -> list[str]:
+    return [route.gateway_id or "" for route in routes if route.cidr_block == "0.0.0.0/0"]
+
+
+ROUTES = [
+    warning(
+        "routes",
+        lambda routes: bool(_default(routes)),
+        "has no default route (0.0.0.0/0)",
+        "create endpoints for the services that instances call, or they never join (docs/accounts.md)",
+    ),
+    warning(
+        "routes gateway_id",
+        lambda routes, _: not any(gateway.startswith("igw-") for gateway in _default(routes)),
+        "leads to an internet gateway, and the instances have no public addresses",
+        PRIVATE,
+    ),
+]
+
+
+def instance_type(usages: Collection[str], *, grouped: bool) -> list[Rule]:
+    """Rules for an instance type that is bought in these ways; `grouped` instances share a placement group.
+
+    Architecture, memory and GPUs decide the task's size: see definitions/sizing.py.
+    """
+    bought = " and ".join(usages)
+
+    def is_placed(strategies: Sequence[str]) -> bool:
+        return not grouped or "cluster" in strategies
+
+    return [
+        Rule("supported_usages_classes", set(usages).issubset, f"is sold as {{}}, and requested as {bought}"),
+        Rule("supported_placement_strategies", is_placed, "can't be in a cluster placement group"),
+        Rule("supported_root_device_types", lambda kinds: "ebs" in kinds, "can't start from an EBS volume"),
+        Rule("supported_virtualization_types", lambda kinds: "hvm" in kinds, "can't start an HVM image"),
+        Rule("ebs_encryption_support", ("supported",), "can't encrypt its disk"),
+        Rule("maximum_network_interfaces", lambda count: count > 1, "has no network interface for a task"),
+    ]
