@@ -59,7 +59,7 @@ def plan(args: Arguments, prefix: str, opts: pulumi.InvokeOptions) -> Plan:
     """Validate the arguments against AWS and plan the cluster; raises RunError."""
     made = _in_one_line(lambda: make_plan(args.settings, prefix, args.network, opts))
     nodes, tags = [*made.nodes.values()], made.default_tags
-    _in_one_line(lambda: limits.check(args.settings, made.location, nodes, tags, args.environment))
+    _in_one_line(lambda: limits.check(args.settings, prefix, made.location, nodes, tags, args.environment))
     return made
 
 
