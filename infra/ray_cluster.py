@@ -81,7 +81,7 @@ class RayCluster(pulumi.ComponentResource):
         AS_WRITTEN.set(args.as_written)
         super().__init__("ray-on-ecs:index:RayCluster", name, None, opts)
         self._args, self._prefix = args, name_prefix(name)
-        self._plan = plan = config.make_plan(args, pulumi.InvokeOptions(parent=self))
+        self._plan = plan = config.make_plan(args, self._prefix, pulumi.InvokeOptions(parent=self))
         prefix, region, tags = self._prefix, plan.location.region, add_tags(args.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 

@@ -94,7 +94,8 @@ def _doubts() -> Iterator[str]:
 def _of_builder(fact: str) -> list[str]:
     """A fact of each node of the builder that `docker buildx use` selected; none without the command buildx."""
     builder = _docker("buildx", "inspect")
-    return re.findall(rf"^{fact}:\s*(.+)", builder.stdout, re.MULTILINE) if builder else []
+    text = builder.stdout if builder else f"Error: no answer within {SECONDS} s"
+    return re.findall(rf"^{fact}:\s*(.+)", text, re.MULTILINE)
 
 
 def _docker(*arguments: str) -> subprocess.CompletedProcess[str] | None:

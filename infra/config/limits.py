@@ -18,13 +18,14 @@ from infra.config.args import RayClusterArgs
 from infra.definitions import policies
 from infra.errors import SettingError
 from infra.types import Location, NodeSpec, known
+from ray_on_ecs.contract import secrets_prefix
 
 # The most tags that the stack and ECS add to one resource, e.g. Name, project and stack.
 OWN_TAGS = 6
 # Sizes of a task definition without `environment`, and of ClusterInfo's parameter without types and zones.
 OWN_DEFINITION, OWN_PARAMETER = 6000, 500
-# As long as the longest name of a stack.
-NAME = 66 * "x"
+# The longest that Pulumi and the program add to a cluster's prefix in a name: "-cluster-info-parameter-1a2b3c4".
+SUFFIX = 32 * "x"
 
 
 class Limit(NamedTuple):
@@ -40,12 +41,14 @@ class Limit(NamedTuple):
 
 def check(
     args: RayClusterArgs,
+    prefix: str,
     location: Location,
     nodes: Sequence[NodeSpec],
     default_tags: Mapping[str, str],
 ) -> None:
     """Raise a SettingError for a setting beyond a limit; `nodes` are head and workers, and Outputs are not counted."""
-    for limit in (*_of_roles(args, location, nodes), *_of_nodes(location, nodes)):
+    name = prefix + SUFFIX
+    for limit in (*_of_roles(args, name, location, nodes), *_of_nodes(name, location, nodes)):
         _compare(limit)
     tags = len({*args.tags, *default_tags})
     less = "use fewer, here or in the AWS provider's default tags (aws:defaultTags)"
@@ -62,36 +65,38 @@ def _compare(limit: Limit) -> None:
         raise SettingError(limit.field, f"{limit.count} values", problem, limit.hint)
 
 
-def _of_nodes(location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
+def _of_nodes(name: str, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
     for node in nodes:
         count = len(node.instances)
         yield Limit(node.key, count, count, 40, "instance types of an Auto Scaling group")
     _, workers, *_ = nodes
-    names = [name for node in nodes[1:] for name in node.instance_types]
-    zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": NAME}
-    parts = [workers.instance_types, dict.fromkeys(names, 123.456), [zone] * len(location.worker_zones)]
+    types = [kind for node in nodes[1:] for kind in node.instance_types]
+    zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": name}
+    parts = [workers.instance_types, dict.fromkeys(types, 123.456), [zone] * len(location.worker_zones)]
     size = OWN_PARAMETER + len(json.dumps(parts))
-    yield Limit(workers.key, len(names), size, 4096, "characters of the cluster's SSM parameter")
+    yield Limit(workers.key, len(types), size, 4096, "characters of the cluster's SSM parameter")
 
 
-def _of_roles(args: RayClusterArgs, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
+def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
     for field in ("task_policy_arns", "instance_policy_arns"):
         count = len(getattr(args, field))
         yield Limit(field, count, count, 10, "managed policies of a role", "combine policies")
     buckets, secrets = (
         [known(value) for value in values if known(value)] for values in (args.data_buckets, args.job_secrets)
     )
-    arn = f"arn:{location.partition}:autoscaling:{location.region}:{location.account}:{NAME}/{NAME}"
+    here = f"{location.region}:{location.account}"
+    ssm = f"arn:{location.partition}:ssm:{here}:parameter"
+    group = f"arn:{location.partition}:autoscaling:{here}:autoScalingGroup:{36 * 'x'}:autoScalingGroupName/{name}"
     # The head's task policy is the longest.
     policy = policies.training(
         partition=location.partition,
-        bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or NAME}",
-        tasks_arn=arn,
-        metrics_namespace=NAME,
-        parameter_arn=arn,
-        group_arn=arn if any(node.moves for node in nodes) else None,
+        bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or name}",
+        tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
+        metrics_namespace=f"ray-on-ecs/{name}",
+        parameter_arn=f"{ssm}/{name}",
+        group_arn=group if any(node.moves for node in nodes) else None,
         data_buckets=buckets,
-        secrets_arn=arn,
+        secrets_arn=f"{ssm}{secrets_prefix(name)}/*",
         writes_secrets=True,
         job_secrets=secrets,
         kms_key_arn=known(args.kms_key_arn),

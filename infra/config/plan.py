@@ -49,11 +49,12 @@ class Plan:
         return prices.estimate(*(replace(node, spot_count=0) for node in self.nodes.values()))
 
 
-def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) -> Plan:
+def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | None = None) -> Plan:
     """Plan a cluster: validate the arguments against AWS, find its zones and size the tasks.
 
     Args:
         args: The arguments.
+        prefix: Name prefix of the cluster's components.
         opts: AWS provider for the calls.
 
     Raises:
@@ -85,7 +86,7 @@ def make_plan(args: RayClusterArgs, opts: pulumi.InvokeOptions | None = None) ->
     if not existing:
         _check_room(args, sum(node.max_count for node in priced))
     tags = aws.get_default_tags(opts=opts).tags
-    limits.check(args, location, priced, tags)
+    limits.check(args, prefix, location, priced, tags)
     scales = {"workers": args.workers, "cpu-workers": args.cpu_workers}
     return Plan(
         location=location,

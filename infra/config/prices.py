@@ -83,12 +83,14 @@ def estimate(*nodes: NodeSpec) -> float | None:
 
 def check(limit: float, *nodes: NodeSpec) -> None:
     """Raise a SettingError if the nodes cost more than `limit` USD per hour; 0 disables the check."""
-    estimated = estimate(*nodes)
-    if not limit or (estimated is not None and estimated <= limit):
+    if not limit:
         return
+    estimated = estimate(*nodes)
     if estimated is None:
         hint = "grant the caller pricing:GetProducts, or set it to 0 for no limit"
         raise SettingError("max_hourly_usd", limit, "can't be checked without prices", hint)
+    if estimated <= limit:
+        return
     instances = " and ".join(str(node) for node in nodes if node.max_count)
     problem = f"is below the {estimated:g} USD per hour of {instances}"
     hint = "raise it, or use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"

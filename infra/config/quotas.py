@@ -71,15 +71,17 @@ def check(
         quotas += [VPCS, ADDRESSES] if nat_gateway else [VPCS]
     for quota in quotas:
         try:
-            allowed = _allowed(quota, opts)
+            answer = aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code, opts=opts)
             used = USED[quota](opts) if quota in USED else 0
         except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
             unread.append(f"{quota.name!r} ({error_reason(error)})")
             continue
-        if quota.families:
-            _check_vcpus(quota, needed[quota], region, allowed)
-        elif used >= allowed and not is_deployed(opts):
-            problem = f"is empty, so a VPC is created, but {region} has {used} of {allowed:g} {quota.name}"
+        if answer.value is None:
+            unread.append(f"{quota.name!r} (no value)")
+        elif quota in needed:
+            _check_vcpus(quota, needed[quota], region, answer.value)
+        elif used >= answer.value and not is_deployed(opts):
+            problem = f"is empty, so a VPC is created, but {region} has {used} of {answer.value:g} {quota.name}"
             less = "delete one, use an existing network (vpc_id and subnet_ids)"
             raise SettingError("vpc_id", "", problem, HINT.format(quota.code, less))
     if unread:
@@ -124,10 +126,3 @@ def _vcpus(node: NodeSpec, quota: Quota) -> int:
     """Maximum vCPUs of a node's instances that count against a quota, whichever of its types EC2 launches."""
     counted = [instance.vcpus for instance in node.instances if quota_of(instance.name, spot=quota.spot) is quota]
     return max(counted, default=0) * (node.spot_count if quota.spot else node.on_demand_count)
-
-
-def _allowed(quota: Quota, opts: pulumi.InvokeOptions | None) -> float:
-    answer = aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code, opts=opts)
-    if answer.value is None:
-        raise LookupError("no value")
-    return float(answer.value)

@@ -290,33 +290,25 @@ def _use_key(key_arn: str, actions: list[str], *services: str) -> list[Statement
 
 
 def _read(partition: str, sources: Sequence[str]) -> list[Statement]:
-    """Statements to read buckets, or prefixes of them; as few as possible, since IAM limits a role's policies."""
-    prefixes: dict[str, list[str]] = {}
-    for source in sources:
-        bucket, _, prefix = source.strip("/").partition("/")
-        prefixes.setdefault(f"arn:{partition}:s3:::{bucket}", []).append(prefix)
-    whole = [arn for arn, some in prefixes.items() if "" in some]
-    keys = [(arn, key) for arn, some in prefixes.items() for prefix in some for key in _keys(prefix)]
-    statements = [_allow(["s3:GetObject"], [f"{arn}/{key}" for arn, key in keys])] if keys else []
-    if whole:
-        statements.append(_allow(["s3:ListBucket"], whole))
-    return statements + [_listing(arn, some) for arn, some in prefixes.items() if arn not in whole]
-
-
-def _keys(prefix: str) -> list[str]:
-    """Patterns of the keys of an object and of all below it; of all keys without a prefix."""
-    return [prefix, f"{prefix}/*"] if prefix else ["*"]
-
-
-def _listing(bucket_arn: str, prefixes: Sequence[str]) -> Statement:
-    """Statement to list prefixes of a bucket.
+    """Statements to read buckets, or prefixes of them: few and short, since IAM limits a role's policies.
 
     Two requests have no prefix: HeadBucket, and S3's check whether it may answer 404 instead of 403 for a missing key.
     PyArrow needs both, hence StringLikeIfExists.
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html
     """
-    keys = [key for prefix in prefixes for key in _keys(prefix)]
-    return {**_allow(["s3:ListBucket"], bucket_arn), "Condition": {"StringLikeIfExists": {"s3:prefix": keys}}}
+    keys: dict[str, list[str]] = {}
+    for source in sources:
+        bucket, _, prefix = source.strip("/").partition("/")
+        keys.setdefault(f"arn:{partition}:s3:::{bucket}", []).extend([prefix, f"{prefix}/*"] if prefix else ["*"])
+    objects = [f"{arn}/{key}" for arn, some in keys.items() for key in some]
+    whole = [arn for arn, some in keys.items() if "*" in some]
+    parts: list[Statement] = [
+        {**_allow(["s3:ListBucket"], arn), "Condition": {"StringLikeIfExists": {"s3:prefix": some}}}
+        for arn, some in keys.items()
+        if arn not in whole
+    ]
+    whole_buckets = [_allow(["s3:ListBucket"], whole)] if whole else []
+    return [_allow(["s3:GetObject"], objects), *whole_buckets, *parts] if objects else []
 
 
 def _pull(partition: str, image_uri: str) -> list[Statement]:

@@ -152,7 +152,14 @@ def test_the_disk_of_another_machine_is_not_measured(
 def test_hanging_docker_times_out(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(version="exec /bin/sleep 60")
     monkeypatch.setattr(docker, "SECONDS", 0.1)
-    assert "does not answer within 0.1 s" in refusal()
+    assert "Docker does not answer within 0.1 s" in refusal()
+
+
+def test_hanging_builder_times_out(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install()
+    ask = docker._docker
+    monkeypatch.setattr(docker, "_docker", lambda *asked: None if asked[0] == "buildx" else ask(*asked))
+    assert "the selected builder does not answer (no answer within 20 s)" in refusal()
 
 
 @pytest.mark.parametrize(("value", "builds"), [("0", False), ("false", False), ("off", False), ("1", True), ("", True)])

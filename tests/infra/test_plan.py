@@ -11,14 +11,14 @@ from infra.config.plan import Plan, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.types import Price
-from tests.infra.fake_aws import REGION, Cloud, group_tags
+from tests.infra.fake_aws import CLUSTER, REGION, Cloud, group_tags
 
 ZONES = ["us-west-2a", "us-west-2a"]
 
 
 def plan(cloud: Cloud, **settings: Any) -> Plan:
     """The plan that follows from otherwise default settings."""
-    return cloud.run(lambda: make_plan(RayClusterArgs(**settings)))
+    return cloud.run(lambda: make_plan(RayClusterArgs(**settings), CLUSTER))
 
 
 def test_default_plan_has_two_gpus_in_one_zone(cloud: Cloud) -> None:
