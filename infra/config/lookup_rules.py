@@ -51,14 +51,6 @@ def warning(fields: str, fits: Collection[Any] | Callable[..., bool], problem: s
     return Rule(fields, fits, problem, hint, is_warning=True)
 
 
-class Arn(NamedTuple):
-    """Parts of an ARN, by which a foreign resource is recognized before AWS is asked."""
-
-    partition: str
-    region: str
-    account: str
-
-
 def arn(partition: str, region: str, account: str, *, shared: bool) -> list[Rule]:
     """Rules for an ARN; `shared` resources of other accounts can be used if their own policies allow it."""
     foreign = "belongs to account {}" + (", and works only if its policy admits the stack's roles" if shared else "")
@@ -96,10 +88,10 @@ def bucket(region: str, *, is_warning: bool) -> list[Rule]:
 
 # Facts of infra/config/lookups.py about the stack's own bucket.
 BUCKET = [
-    warning("is_own", (True, None), "belongs to another account, which can read it", "use one of this account"),
+    warning("is_own", (True,), "belongs to another account, which can read it", "use one of this account"),
     warning(
         "versions_expire",
-        (True, None),
+        (True,),
         "keeps noncurrent versions for ever, so that deleted checkpoints stay billed",
         "add a lifecycle rule with NoncurrentVersionExpiration",
     ),
@@ -121,6 +113,7 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-optimized_AMI.html
     """
     words = ("-ecs-", "gpu") if gpus else ("-ecs-",)
+    wanted = "Amazon Linux for ECS" + (" with GPUs" if gpus else "")
     parts = "the ECS agent" + (" and the NVIDIA driver (580 or later)" if gpus else "")
 
     def is_for_ecs(name: str, owner: str) -> bool:
@@ -147,7 +140,6 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
 
     return [
         Rule("state", ("available",), "is {}"),
-        Rule("image_type", ("machine",), "is a {}"),
         Rule("architecture", (ARCHITECTURE,), "is for {}"),
         Rule("platform", EMPTY, "is for {}"),
         Rule("virtualization_type", ("hvm",), "is for {} virtualization"),
@@ -156,7 +148,7 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
         Rule("root_device_name", (ROOT_DEVICE,), f"has the root device {{}} instead of {ROOT_DEVICE}"),
         Rule("boot_mode", boots, "boots by {}, which not all of the instance types support"),
         Rule("tpm_support", lambda tpm: not tpm or all(item.tpm for item in instances), "requires a TPM"),
-        Rule("name image_owner_alias", is_for_ecs, f"is Amazon's {{}}, which lacks {parts} of the image for ECS"),
+        Rule("name image_owner_alias", is_for_ecs, f"is Amazon's {{}}, which is not {wanted}"),
         Rule(
             "block_device_mappings root_device_name",
             has_room,
@@ -250,20 +242,10 @@ ROUTES = [
 
 
 def instance_type(usages: Collection[str], *, grouped: bool) -> list[Rule]:
-    """Rules for an instance type that is bought in these ways; `grouped` instances share a placement group.
-
-    Architecture, memory and GPUs decide the task's size: see definitions/sizing.py.
-    """
-    bought = " and ".join(usages)
-
-    def is_placed(strategies: Sequence[str]) -> bool:
-        return not grouped or "cluster" in strategies
-
+    """Rules for an instance type that is bought in these ways; `grouped` instances share a placement group."""
+    problem = f"is sold as {{}}, and requested as {' and '.join(usages)}"
+    strategies = {"cluster"} if grouped else set()
     return [
-        Rule("supported_usages_classes", set(usages).issubset, f"is sold as {{}}, and requested as {bought}"),
-        Rule("supported_placement_strategies", is_placed, "can't be in a cluster placement group"),
-        Rule("supported_root_device_types", lambda kinds: "ebs" in kinds, "can't start from an EBS volume"),
-        Rule("supported_virtualization_types", lambda kinds: "hvm" in kinds, "can't start an HVM image"),
-        Rule("ebs_encryption_support", ("supported",), "can't encrypt its disk"),
-        Rule("maximum_network_interfaces", lambda count: count > 1, "has no network interface for a task"),
+        Rule("supported_usages_classes", set(usages).issubset, problem),
+        Rule("supported_placement_strategies", strategies.issubset, "can't be in a cluster placement group"),
     ]
