@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import pulumi
+
 from infra.config.validation import DOCKER_BRIDGE
 from infra.definitions.sizing import ARCHITECTURE, InstanceType
 from infra.definitions.user_data import ROOT_DEVICE
@@ -73,8 +75,10 @@ KEY = [
 ]
 
 
-def encryption(field: str, key_arn: str, hint: str, *, is_warning: bool) -> list[Rule]:
-    """The stack's roles may use the stack's key and AWS's keys."""
+def encryption(field: str, key_arn: pulumi.Input[str], hint: str, *, is_warning: bool) -> list[Rule]:
+    """The stack's roles may use the stack's key, unless it is an Output that could be any, and AWS's keys."""
+    if not isinstance(key_arn, str):
+        return []
     names = ("", "secretsmanager", "s3", key_arn.rpartition("/")[2])
     problem = "is encrypted with the KMS key {}, which the stack's roles can't use"
     return [Rule(field, lambda key: (key or "").rpartition("/")[2] in names, problem, hint, is_warning)]

@@ -139,8 +139,8 @@ def _secrets(settings: Settings) -> Iterator[Question]:
     ways = {"registry_secret_arn": "", "job_secrets": ", or add a policy to task_policy_arns"}
     named = {"registry_secret_arn": _known(settings.registry_secret_arn), "job_secrets": _known(*settings.job_secrets)}
     for field, way in ways.items():
-        key, to_use = known(settings.kms_key_arn), f"use kms_key_arn or AWS's key{way}"
-        conditions = rules.encryption("kms_key_id", key, to_use, is_warning=bool(way))
+        to_use = f"use kms_key_arn or AWS's key{way}"
+        conditions = rules.encryption("kms_key_id", settings.kms_key_arn, to_use, is_warning=bool(way))
         for arn in named[field]:
             call = partial(aws.secretsmanager.get_secret, arn=arn)
             yield Question(field, arn, "secretsmanager:DescribeSecret", call, conditions, hint)
@@ -159,13 +159,13 @@ def _key(settings: Settings) -> Iterator[Question]:
     if settings.spot:
         roles["AWSServiceRoleForEC2Spot"] = "spot.amazonaws.com"
     for name, service in roles.items():
-        field, absent = ("kms_key_arn", REFUSE) if settings.kms_key_arn else ("spot", WARN)
+        field, absent, denied = ("kms_key_arn", REFUSE, WARN) if settings.kms_key_arn else ("spot", WARN, IGNORE)
         hint = f"create it: `aws iam create-service-linked-role --aws-service-name {service}`"
-        yield Question(field, name, "iam:GetRole", partial(aws.iam.get_role, name=name), [], hint, absent)
+        yield Question(field, name, "iam:GetRole", partial(aws.iam.get_role, name=name), [], hint, absent, denied)
 
 
 def _buckets(settings: Settings, caller: Caller) -> Iterator[Question]:
-    region, key = caller.region, known(settings.kms_key_arn)
+    region, key = caller.region, settings.kms_key_arn
     hint = "use an existing bucket, or leave it empty to create one"
     for name in _known(settings.bucket_name):
         conditions = rules.bucket(region, is_warning=False)

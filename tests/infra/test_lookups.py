@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra.config import lookups
@@ -398,6 +399,12 @@ def test_policies_of_aws_are_attached_in_every_account(cloud: Cloud, warnings: l
 def test_secrets_under_a_usable_key(cloud: Cloud, warnings: list[str], key: str) -> None:
     cloud.answers = {"getSecret": {"kmsKeyId": key}}
     cloud.run(lambda: look_up(job_secrets=(SECRET,), kms_key_arn=KEY))
+    assert not warnings
+
+
+def test_an_output_may_be_the_key_of_a_secret(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.answers = {"getSecret": {"kmsKeyId": OTHER_KEY}}
+    cloud.run(lambda: look_up(**REGISTRY, kms_key_arn=pulumi.Output.from_input(OTHER_KEY)))
     assert not warnings
 
 
