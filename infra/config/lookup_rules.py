@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import pulumi
+
 from infra.config.rules import DOCKER_BRIDGE
 from infra.definitions.sizing import ARCHITECTURE, InstanceType
 from infra.definitions.user_data import ROOT_DEVICE
@@ -51,14 +53,6 @@ def warning(fields: str, fits: Collection[Any] | Callable[..., bool], problem: s
     return Rule(fields, fits, problem, hint, is_warning=True)
 
 
-class Arn(NamedTuple):
-    """Parts of an ARN, by which a foreign resource is recognized before AWS is asked."""
-
-    partition: str
-    region: str
-    account: str
-
-
 def arn(partition: str, region: str, account: str, *, shared: bool) -> list[Rule]:
     """Rules for an ARN; `shared` resources of other accounts can be used if their own policies allow it."""
     foreign = "belongs to account {}" + (", and works only if its policy admits the stack's roles" if shared else "")
@@ -87,8 +81,10 @@ def key(arn: str) -> list[Rule]:
     ]
 
 
-def encryption(field: str, key_arn: str, hint: str, *, is_warning: bool) -> list[Rule]:
-    """The stack's roles may use the stack's key and AWS's keys."""
+def encryption(field: str, key_arn: pulumi.Input[str], hint: str, *, is_warning: bool) -> list[Rule]:
+    """The stack's roles may use the stack's key, unless it is an Output that could be any, and AWS's keys."""
+    if not isinstance(key_arn, str):
+        return []
     names = ("", "secretsmanager", "s3", key_arn.rpartition("/")[2])
     problem = "is encrypted with the KMS key {}, which the stack's roles can't use"
     return [Rule(field, lambda key: (key or "").rpartition("/")[2] in names, problem, hint, is_warning)]
@@ -102,10 +98,10 @@ def bucket(region: str, *, is_warning: bool) -> list[Rule]:
 
 # Facts of infra/config/lookups.py about the stack's own bucket.
 BUCKET = [
-    warning("is_own", (True, None), "belongs to another account, which can read it", "use one of this account"),
+    warning("is_own", (True,), "belongs to another account, which can read it", "use one of this account"),
     warning(
         "versions_expire",
-        (True, None),
+        (True,),
         "keeps noncurrent versions for ever, so that deleted checkpoints stay billed",
         "add a lifecycle rule with NoncurrentVersionExpiration",
     ),
@@ -127,6 +123,7 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-optimized_AMI.html
     """
     words = ("-ecs-", "gpu") if gpus else ("-ecs-",)
+    wanted = "Amazon Linux for ECS" + (" with GPUs" if gpus else "")
     parts = "the ECS agent" + (" and the NVIDIA driver (580 or later)" if gpus else "")
 
     def is_for_ecs(name: str, owner: str) -> bool:
@@ -153,7 +150,6 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
 
     return [
         Rule("state", ("available",), "is {}"),
-        Rule("image_type", ("machine",), "is a {}"),
         Rule("architecture", (ARCHITECTURE,), "is for {}"),
         Rule("platform", EMPTY, "is for {}"),
         Rule("virtualization_type", ("hvm",), "is for {} virtualization"),
@@ -162,7 +158,7 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
         Rule("root_device_name", (ROOT_DEVICE,), f"has the root device {{}} instead of {ROOT_DEVICE}"),
         Rule("boot_mode", boots, "boots by {}, which not all of the instance types support"),
         Rule("tpm_support", lambda tpm: not tpm or all(item.tpm for item in instances), "requires a TPM"),
-        Rule("name image_owner_alias", is_for_ecs, f"is Amazon's {{}}, which lacks {parts} of the image for ECS"),
+        Rule("name image_owner_alias", is_for_ecs, f"is Amazon's {{}}, which is not {wanted}"),
         Rule(
             "block_device_mappings root_device_name",
             has_room,
@@ -256,20 +252,10 @@ ROUTES = [
 
 
 def instance_type(usages: Collection[str], *, grouped: bool) -> list[Rule]:
-    """Rules for an instance type that is bought in these ways; `grouped` instances share a placement group.
-
-    Architecture, memory and GPUs decide the task's size: see definitions/sizing.py.
-    """
-    bought = " and ".join(usages)
-
-    def is_placed(strategies: Sequence[str]) -> bool:
-        return not grouped or "cluster" in strategies
-
+    """Rules for an instance type that is bought in these ways; `grouped` instances share a placement group."""
+    problem = f"is sold as {{}}, and requested as {' and '.join(usages)}"
+    strategies = {"cluster"} if grouped else set()
     return [
-        Rule("supported_usages_classes", set(usages).issubset, f"is sold as {{}}, and requested as {bought}"),
-        Rule("supported_placement_strategies", is_placed, "can't be in a cluster placement group"),
-        Rule("supported_root_device_types", lambda kinds: "ebs" in kinds, "can't start from an EBS volume"),
-        Rule("supported_virtualization_types", lambda kinds: "hvm" in kinds, "can't start an HVM image"),
-        Rule("ebs_encryption_support", ("supported",), "can't encrypt its disk"),
-        Rule("maximum_network_interfaces", lambda count: count > 1, "has no network interface for a task"),
+        Rule("supported_usages_classes", set(usages).issubset, problem),
+        Rule("supported_placement_strategies", strategies.issubset, "can't be in a cluster placement group"),
     ]

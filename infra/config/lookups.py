@@ -33,8 +33,8 @@ Options = pulumi.InvokeOptions | None
 # Error texts of AWS's services and the AWS provider. A denied call comes first: KMS's says "because the resource does
 # not exist in this Region, no resource-based policies allow access, or …".
 DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
-ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "can't be found")
-ABSENT_ANSWERS = ("empty result", "returned no results")
+ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
+NOTHING = ("empty result", "no results")
 REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
 # ID that EC2 reports for a VPC without DHCP options.
 NO_DHCP_OPTIONS = "default"
@@ -79,7 +79,8 @@ def ask(question: Question, opts: Options = None) -> Any:
         if is_absent(reason):
             _tell(question, question.absent, f"could not be found ({reason})", question.hint)
         else:
-            problem = f"could not be looked up ({question.action}: {reason})"
+            fate = "is taken unchecked" if question.denied == WARN else "is needed for the plan"
+            problem = f"could not be looked up ({question.action}: {reason}), and {fate}"
             _tell(question, question.denied, problem, f"grant the caller {question.action}, or try again")
         return None
     for rule in question.rules:
@@ -91,7 +92,7 @@ def ask(question: Question, opts: Options = None) -> Any:
 def is_absent(reason: str) -> bool:
     """True if an error says that the resource does not exist."""
     folded = reason.lower()
-    return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + ABSENT_ANSWERS)
+    return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + NOTHING)
 
 
 def _tell(question: Question, consequence: str, problem: str, hint: str) -> None:
@@ -110,9 +111,9 @@ def check(args: RayClusterArgs, caller: Caller, opts: Options = None) -> pulumi.
     """
     for question in [*_policies(args), *_secrets(args), *_key(args)]:
         if question.value.startswith("arn:"):
-            _, partition, service, region, account, _ = question.value.split(":", 5)
+            _, partition, service, region, account, *_ = question.value.split(":")
             conditions = rules.arn(caller.partition, caller.region, caller.account, shared=service != "iam")
-            parts = rules.Arn(partition, region, account)
+            parts = SimpleNamespace(partition=partition, region=region, account=account)
             ask(Question(question.field, question.value, "", lambda opts, parts=parts: parts, conditions))
         ask(question, opts)
     for question in _buckets(args, caller):
@@ -138,8 +139,8 @@ def _secrets(args: RayClusterArgs) -> Iterator[Question]:
     ways = {"registry_secret_arn": "", "job_secrets": ", or add a policy to task_policy_arns"}
     named = {"registry_secret_arn": _known(args.registry_secret_arn), "job_secrets": _known(*args.job_secrets)}
     for field, way in ways.items():
-        key, to_use = known(args.kms_key_arn), f"use kms_key_arn or AWS's key{way}"
-        conditions = rules.encryption("kms_key_id", key, to_use, is_warning=bool(way))
+        to_use = f"use kms_key_arn or AWS's key{way}"
+        conditions = rules.encryption("kms_key_id", args.kms_key_arn, to_use, is_warning=bool(way))
         for arn in named[field]:
             call = partial(aws.secretsmanager.get_secret, arn=arn)
             yield Question(field, arn, "secretsmanager:DescribeSecret", call, conditions, hint)
@@ -159,13 +160,13 @@ def _key(args: RayClusterArgs) -> Iterator[Question]:
     if args.spot:
         roles["AWSServiceRoleForEC2Spot"] = "spot.amazonaws.com"
     for name, service in roles.items():
-        field, absent = ("kms_key_arn", REFUSE) if args.kms_key_arn else ("spot", WARN)
+        field, absent, denied = ("kms_key_arn", REFUSE, WARN) if args.kms_key_arn else ("spot", WARN, IGNORE)
         hint = f"create it: `aws iam create-service-linked-role --aws-service-name {service}`"
-        yield Question(field, name, "iam:GetRole", partial(aws.iam.get_role, name=name), [], hint, absent)
+        yield Question(field, name, "iam:GetRole", partial(aws.iam.get_role, name=name), [], hint, absent, denied)
 
 
 def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
-    region, key = caller.region, known(args.kms_key_arn)
+    region, key = caller.region, args.kms_key_arn
     hint = "use an existing bucket, or leave it empty to create one"
     for name in _known(args.bucket_name):
         conditions = rules.bucket(region, is_warning=False)
@@ -306,18 +307,9 @@ def _route_table(subnet_id: str, main_id: str, opts: Options) -> Any:
 def instance_types(
     field: str, names: Sequence[str], region: str, usages: Sequence[str], opts: Options = None, *, grouped: bool = False
 ) -> tuple[InstanceType, ...]:
-    """EC2's description of the instance types in a setting.
+    """EC2's description of the instance types in a setting; SettingError if one is unfit or can't be looked up.
 
-    Args:
-        field: Setting.
-        names: Instance types.
-        region: Region of the stack.
-        usages: "on-demand", "spot" or both.
-        opts: AWS provider for the calls.
-        grouped: True if the instances share a cluster placement group.
-
-    Raises:
-        SettingError: A type is absent or unfit, or the caller may not look it up.
+    `usages` are "on-demand", "spot" or both, and `grouped` instances share a cluster placement group.
     """
     conditions, hint = rules.instance_type(usages, grouped=grouped), f"use an instance type that {region} offers"
     described = []

@@ -36,7 +36,6 @@ PUBLIC_AMI = "ami-0abc"
 # The Amazon ECS GPU-optimized AMI, as EC2 describes it.
 AMI = {
     "state": "available",
-    "imageType": "machine",
     "architecture": "x86_64",
     "platform": "",
     "platformDetails": "Linux/UNIX",
@@ -334,13 +333,9 @@ class Cloud(mocks.Mocks):
             "supportedArchitectures": facts["ProcessorInfo"]["SupportedArchitectures"],
             "gpuses": gpus,
             "bootModes": facts["SupportedBootModes"],
-            "ebsEncryptionSupport": facts["EbsInfo"]["EncryptionSupport"],
-            "maximumNetworkInterfaces": facts["NetworkInfo"]["MaximumNetworkInterfaces"],
             "nitroTpmSupport": facts["NitroTpmSupport"],
             "supportedPlacementStrategies": facts["PlacementGroupInfo"]["SupportedStrategies"],
-            "supportedRootDeviceTypes": facts["SupportedRootDeviceTypes"],
             "supportedUsagesClasses": facts["SupportedUsageClasses"],
-            "supportedVirtualizationTypes": facts["SupportedVirtualizationTypes"],
         }, []
 
     def _offerings(self, types: list[str]) -> dict[str, Any]:

@@ -45,9 +45,9 @@ def check(
     ("below", "above", "line"),
     [
         (
-            {"data_buckets": BUCKETS[:25]},
+            {"data_buckets": BUCKETS[:24]},
             {"data_buckets": BUCKETS[:28]},
-            "data_buckets: '28 values' make 11112 characters of a role's inline policies, of at most 10240; use fewer",
+            "data_buckets: '28 values' make 1",
         ),
         ({"job_secrets": SECRETS[:90]}, {"job_secrets": SECRETS}, "job_secrets: '110 values' make 10"),
         (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra.config import RayClusterArgs, lookups
@@ -153,7 +154,6 @@ UNFIT: dict[tuple[str, str], list[dict[str, Any]]] = {
     ],
     ("getImage", "image_size_in_bytes"): [{"image_size_in_bytes": 40 * 2**30}],
     ("getAmi", "state"): [{"state": "pending"}, {"state": "deregistered"}],
-    ("getAmi", "image_type"): [{"image_type": "kernel"}],
     ("getAmi", "architecture"): [{"architecture": "arm64"}, {"architecture": "i386"}],
     ("getAmi", "platform"): [{"platform": "windows"}],
     ("getAmi", "virtualization_type"): [{"virtualization_type": "paravirtual"}],
@@ -201,10 +201,6 @@ UNFIT: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"supported_usages_classes": classes} for classes in (["on-demand"], ["spot"], ["capacity-block"])
     ],
     ("getInstanceType", "supported_placement_strategies"): [{"supported_placement_strategies": ["spread"]}],
-    ("getInstanceType", "supported_root_device_types"): [{"supported_root_device_types": ["instance-store"]}],
-    ("getInstanceType", "supported_virtualization_types"): [{"supported_virtualization_types": ["paravirtual"]}],
-    ("getInstanceType", "ebs_encryption_support"): [{"ebs_encryption_support": "unsupported"}],
-    ("getInstanceType", "maximum_network_interfaces"): [{"maximum_network_interfaces": 1}],
 }
 # Fields of the answers that cannot make them unfit, or that the plan uses.
 HARMLESS: dict[str, str] = {
@@ -214,11 +210,11 @@ HARMLESS: dict[str, str] = {
     "getSecret": "arn created_date description id last_changed_date name policy region tags type",
     # A replica of a multi-Region key is a key; custom key stores serve EBS, S3 and ECR.
     "getKey": "aws_account_id cloud_hsm_cluster_id creation_date custom_key_store_id customer_master_key_spec "
-    "deletion_date description expiration_model grant_tokens id key_id multi_region multi_region_configurations origin "
-    "pending_deletion_window_in_days region xks_key_configurations",
+    "deletion_date description expiration_model grant_tokens id key_id multi_region "
+    "multi_region_configurations origin pending_deletion_window_in_days region xks_key_configurations",
     # Service-linked roles have only one form.
-    "getRole": "arn assume_role_policy create_date description id max_session_duration name path permissions_boundary "
-    "role_last_useds tags unique_id",
+    "getRole": "arn assume_role_policy create_date description id max_session_duration name path "
+    "permissions_boundary role_last_useds tags unique_id",
     "getBucket": "arn bucket bucket_domain_name bucket_regional_domain_name hosted_zone_id id region website_domain "
     "website_endpoint",
     # Neither architecture nor media type is in the answer.
@@ -228,32 +224,39 @@ HARMLESS: dict[str, str] = {
     # EC2 reports the hypervisor xen for every AMI; the template requires IMDSv2 of each; kernel and ramdisk belong to
     # paravirtual images; the price's platform is in platform_details.
     "getAmi": "allow_unsafe_filter arn creation_date description executable_users filters hypervisor id image_id "
-    "image_location imds_support include_deprecated kernel_id last_launched_time most_recent name_regex owner_id "
-    "owners public ramdisk_id region root_snapshot_id sriov_net_support state_reason tags uefi_data usage_operation",
+    "image_location image_type imds_support include_deprecated kernel_id last_launched_time most_recent "
+    "name_regex owner_id owners public ramdisk_id region root_snapshot_id sriov_net_support state_reason "
+    "tags uefi_data usage_operation",
     # The default VPC serves with private subnets.
     "getVpc": "arn default dhcp_options_id enable_network_address_usage_metrics filters id ipv6_association_id "
     "ipv6_cidr_block ipv6_cidr_block_associations main_route_table_id region tags",
     "getVpcDhcpOptions": "arn dhcp_options_id domain_name filters id ipv6_address_preferred_lease_time "
-    "netbios_name_servers netbios_node_type ntp_servers owner_id region tags",
+    "netbios_name_servers "
+    "netbios_node_type ntp_servers owner_id region tags",
     # A shared subnet is in a shared VPC; zones are compared with those of the instance types.
     "getSubnet": "arn assign_ipv6_address_on_creation availability_zone availability_zone_id customer_owned_ipv4_pool "
     "default_for_az enable_dns64 enable_lni_at_device_index enable_resource_name_dns_a_record_on_launch "
-    "enable_resource_name_dns_aaaa_record_on_launch filters id ipv6_cidr_block ipv6_cidr_block_association_id "
-    "map_customer_owned_ip_on_launch owner_id private_dns_hostname_type_on_launch region tags",
+    "enable_resource_name_dns_aaaa_record_on_launch filters id ipv6_cidr_block "
+    "ipv6_cidr_block_association_id map_customer_owned_ip_on_launch owner_id "
+    "private_dns_hostname_type_on_launch region tags",
     "getRouteTable": "arn associations filters id owner_id region route_table_id subnet_id tags vpc_id",
-    # CPU, memory, architecture and GPUs are sizing.py's; boot modes and TPM are compared with the AMI's.
+    # CPU, memory, architecture and GPUs are sizing.py's; boot modes and TPM are compared with the AMI's. Every type
+    # starts an HVM image from an encrypted EBS volume and has two network interfaces.
     "getInstanceType": "auto_recovery_supported bandwidth_weightings bare_metal boot_modes "
-    "burstable_performance_supported current_generation dedicated_hosts_supported default_cores "
-    "default_network_card_index default_threads_per_core default_vcpus ebs_nvme_support ebs_optimized_support "
+    "burstable_performance_supported "
+    "current_generation dedicated_hosts_supported default_cores default_network_card_index "
+    "default_threads_per_core default_vcpus ebs_encryption_support ebs_nvme_support ebs_optimized_support "
     "ebs_performance_baseline_bandwidth ebs_performance_baseline_iops ebs_performance_baseline_throughput "
     "ebs_performance_maximum_bandwidth ebs_performance_maximum_iops ebs_performance_maximum_throughput "
-    "efa_maximum_interfaces efa_supported ena_srd_supported ena_support encryption_in_transit_supported fpgas "
-    "free_tier_eligible gpuses hibernation_supported hypervisor id inference_accelerators instance_disks "
-    "instance_storage_supported instance_type ipv6_supported maximum_ipv4_addresses_per_interface "
-    "maximum_ipv6_addresses_per_interface maximum_network_cards media_accelerators memory_size network_cards "
-    "network_performance neuron_devices nitro_enclaves_support nitro_tpm_support nitro_tpm_supported_versions "
-    "phc_support region supported_architectures supported_cpu_features sustained_clock_speed total_fpga_memory "
-    "total_gpu_memory total_inference_memory total_instance_storage total_media_memory total_neuron_device_memory "
+    "efa_maximum_interfaces efa_supported ena_srd_supported ena_support encryption_in_transit_supported "
+    "fpgas free_tier_eligible gpuses hibernation_supported hypervisor id inference_accelerators "
+    "instance_disks instance_storage_supported instance_type ipv6_supported "
+    "maximum_ipv4_addresses_per_interface maximum_ipv6_addresses_per_interface maximum_network_cards "
+    "maximum_network_interfaces media_accelerators memory_size network_cards network_performance "
+    "neuron_devices nitro_enclaves_support nitro_tpm_support nitro_tpm_supported_versions phc_support "
+    "region supported_architectures supported_cpu_features supported_root_device_types "
+    "supported_virtualization_types sustained_clock_speed total_fpga_memory total_gpu_memory "
+    "total_inference_memory total_instance_storage total_media_memory total_neuron_device_memory "
     "valid_cores valid_threads_per_cores",
 }
 
@@ -399,6 +402,12 @@ def test_secrets_under_a_usable_key(cloud: Cloud, warnings: list[str], key: str)
     assert not warnings
 
 
+def test_an_output_may_be_the_key_of_a_secret(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.answers = {"getSecret": {"kmsKeyId": OTHER_KEY}}
+    cloud.run(lambda: look_up(**REGISTRY, kms_key_arn=pulumi.Output.from_input(OTHER_KEY)))
+    assert not warnings
+
+
 def test_a_redirect_of_s3_is_another_region(cloud: Cloud, warnings: list[str]) -> None:
     cloud.bucket_region = "eu-west-1"
     cloud.run(lambda: look_up(data_buckets=("my-data",)))
@@ -459,7 +468,7 @@ def test_amazons_ami_without_gpus_serves_only_the_head(cloud: Cloud, warnings: l
     cloud.amis = {AMI: {"name": GPU_LESS}}
     cloud.run(lambda: look_up(head_ami_id=AMI))
     assert not warnings
-    with pytest.raises(SettingError, match="lacks the ECS agent and the NVIDIA driver"):
+    with pytest.raises(SettingError, match="which is not Amazon Linux for ECS with GPUs; "):
         cloud.run(lambda: look_up(worker_ami_id=AMI))
 
 
