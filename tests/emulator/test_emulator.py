@@ -15,6 +15,7 @@ import pytest
 
 from tests.emulator import chance
 from tests.emulator.monitor import Monitor, Plan
+from tests.emulator.options import Step, options, steps
 from tests.emulator.program import Program
 from tests.emulator.schema import arguments, properties, terraform_type
 from tests.emulator.stack import Stack, kinds
@@ -63,6 +64,16 @@ def recorded(program: Any, plan: Plan | None = None) -> Plan:
     pulumi.runtime.set_mocks(monitor, project="p", stack="s", preview=False, monitor=monitor)
     pulumi.runtime.test(program)()
     return plan
+
+
+def test_steps_in_the_order_of_the_command_line() -> None:
+    line = "--refused no --then zones=a,b,spot=true --state lost --state copy,stack=prod --refused taken"
+    assert steps(options().parse_args(line.split()).steps) == [
+        Step(refused="no"),
+        Step({"zones": "a,b", "spot": "true"}),
+        Step(state="lost"),
+        Step({"stack": "prod"}, state="copy", refused="taken"),
+    ]
 
 
 @pytest.mark.parametrize(
