@@ -3,6 +3,7 @@
 # make audit   search the code for unsafe calls, and the locked packages for known vulnerabilities
 # make image   build the image                make image-size    show its layers and their sizes
 # make test-infra    test the Pulumi program, without installing Ray and PyTorch
+# make emulate       create, change and destroy the stack on an emulated AWS; needs terraform
 # make test-ray      run the other tests that need a Ray head, and a few that take long
 # make test-faults   kill parts of a cluster during training
 # make docker/.env       write a random token for the cluster of docker/compose.yaml
@@ -22,12 +23,12 @@ INFRA := $(VENV)-infra
 AUDIT := $(VENV)-audit
 # The database of pip-audit.
 ADVISORIES := https://pypi.org/pypi/pip/25.1/json
-INFRA_TESTS := tests/infra $(addprefix tests/test_,$(addsuffix .py,contract deployer docs imports program))
+INFRA_TESTS := tests/infra tests/emulator $(addprefix tests/test_,$(addsuffix .py,contract deployer docs imports program))
 PIP := python -m pip install --quiet
 LOCK := docker/requirements.lock
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: help train test check audit lock image image-size bench drills test-infra test-ray test-faults test-containers
+.PHONY: help train test check audit lock image image-size bench drills emulate test-infra test-ray test-faults test-containers
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
@@ -43,6 +44,10 @@ test: $(VENV)/.test
 
 test-infra: $(INFRA)/.test
 	$(INFRA)/bin/python -m pytest $(INFRA_TESTS) $(ARGS)
+
+# ARGS are the options of tests/emulator, which --help prints.
+emulate: $(INFRA)/.test
+	$(INFRA)/bin/python -u -m tests.emulator $(ARGS)
 
 # Each of the two processes has its own Ray head.
 test-ray: $(VENV)/.test

@@ -1,0 +1,102 @@
+"""The Pulumi program as a plan: its resources in Terraform's form, after a run with the monitor that records them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import sys
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pulumi
+import yaml
+from pulumi.runtime.stack import run_pulumi_func
+
+from tests.emulator.monitor import ACCOUNT, Monitor, Plan
+from tests.emulator.terraform import Refused, Terraform
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Pulumi project in a folder, as a stack with a configuration and the name of a state.
+
+    Random values and the ends of physical names follow from the state's name.
+    """
+
+    folder: Path
+    state: str
+    stack: str
+    config: dict[str, str]
+    region: str
+
+    @property
+    def project(self) -> str:
+        """The project's name."""
+        return _yaml(self.folder / "Pulumi.yaml")["name"]
+
+    def configuration(self) -> dict[str, str]:
+        """Defaults of Pulumi.yaml, the stack's file and what was given, in this order."""
+        found = {"aws:allowedAccountIds": json.dumps([ACCOUNT])}
+        for file in ("Pulumi.yaml", f"Pulumi.{self.stack}.yaml"):
+            for key, value in (_yaml(self.folder / file).get("config") or {}).items():
+                plain = value.get("value", value.get("default")) if isinstance(value, dict) else value
+                if plain is not None:
+                    found[key] = plain if isinstance(plain, str) else json.dumps(plain)
+        named = {**found, **self.config, "aws:region": self.region}
+        return {key if ":" in key else f"{self.project}:{key}": value for key, value in named.items()}
+
+
+def run(program: Program, schema: dict[str, Any], lookups: Path, before: Plan) -> Plan:
+    """Run a program in a new process, as Pulumi's runtime runs one program, and return its plan.
+
+    Its look-ups are made in the folder `lookups`; random values are kept from the plan before.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        plan, refusal = processes.submit(_run, program, schema, lookups, before).result()
+    if refusal:
+        raise Refused(refusal)
+    return plan
+
+
+def _run(program: Program, schema: dict[str, Any], lookups: Path, before: Plan) -> tuple[Plan, str]:
+    plan = Plan(kept=before.kept, answers=before.answers)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    config = program.configuration()
+    os.environ["PULUMI_CONFIG"] = json.dumps(config)  # as the engine does
+    os.chdir(program.folder)
+    sys.path.insert(0, str(program.folder))
+    pulumi.runtime.set_all_config(config)
+    monitor = Monitor(plan, schema, Terraform(lookups, program.region), program.state, loop)
+    pulumi.runtime.set_mocks(monitor, project=program.project, stack=program.stack, preview=False, monitor=monitor)
+    exported: dict[str, pulumi.Output[Any]] = {}
+
+    def export(name: str, value: Any) -> None:
+        exported[name] = pulumi.Output.from_input(value)
+
+    def main() -> None:
+        runpy.run_path(str(program.folder / "__main__.py"), run_name="__main__")
+
+    async def outputs() -> dict[str, Any]:
+        await run_pulumi_func(main)
+        return {name: await output.future() for name, output in exported.items()}
+
+    try:
+        with mock.patch.object(pulumi, "export", export):
+            plan.outputs = loop.run_until_complete(outputs())
+    except Exception as error:
+        if not isinstance(error, pulumi.RunError):
+            traceback.print_exc()
+        return plan, str(error)
+    return plan, ""
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    return (yaml.safe_load(file.read_text()) or {}) if file.exists() else {}
