@@ -30,16 +30,17 @@ HINT = (
 )
 
 
-def check(*, is_up: Callable[[], bool]) -> None:
-    """Raise a SettingError if this machine can't build the image and the stack is not up; warn of doubts.
+def check(*, is_up: Callable[[], bool], preview: bool = True) -> None:
+    """Raise a SettingError if this machine can't build the image in a preview of a new stack; otherwise warn.
 
-    A stack that is up has its image, which is built again only when it changes. `is_up` is called only if needed.
+    A stack that is up has its image, which is built again only when it changes. `is_up` is called only if needed. An
+    update without a preview begins nevertheless, with a warning: a planner in place of Pulumi's engine builds nothing.
     """
     problem = _problem()
     if problem is None:
         for doubt in _doubts():
             warn(f"the image is built locally, and {doubt}")
-    elif is_up():
+    elif not preview or is_up():
         warn(f"{problem}; this machine could not build a changed image")
     else:
         raise SettingError("image_uri", "", f"is empty, so the image is built locally, but {problem}", HINT)

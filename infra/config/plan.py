@@ -66,7 +66,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         check_account(caller.account)
     image_uri = lookups.check(args, caller, opts)
     if not args.image_uri:
-        docker.check(is_up=lambda: quotas.is_deployed(opts))
+        docker.check(is_up=lambda: quotas.is_deployed(opts), preview=pulumi.runtime.is_dry_run())
     existing = network_of_program(args)
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)

@@ -87,7 +87,7 @@ class Cloud(mocks.Mocks):
     region: str = REGION
     default_tags: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
-    docker: Callable[[Callable[[], bool]], list[str]] = lambda is_up: []
+    docker: Callable[[Callable[[], bool], bool], list[str]] = lambda is_up, preview: []
     secret_keys: tuple[str, ...] = ()
     preview: bool = False
     is_up: bool = False
@@ -139,7 +139,8 @@ class Cloud(mocks.Mocks):
         clients = mock.patch.object(prices, "client", return_value=self)
         s3 = mock.patch.object(lookups, "s3", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
-        no_docker = mock.patch.object(docker, "check", lambda *, is_up: self.messages.extend(self.docker(is_up)))
+        asked = mock.Mock(side_effect=lambda is_up, preview: self.messages.extend(self.docker(is_up, preview)))
+        no_docker = mock.patch.object(docker, "check", asked)
         with environment, clients, s3, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
             drained()
         return results[0]

@@ -146,12 +146,12 @@ AMI = "ami-0123456789abcdef0"
 @pytest.mark.parametrize(("image_uri", "checks"), [("", 1), ("public.example/ray@sha256:" + 64 * "a", 0)])
 @pytest.mark.parametrize("preview", [True, False])
 def test_docker_is_checked_if_an_image_is_built(cloud: Cloud, image_uri: str, checks: int, preview: bool) -> None:
-    cloud.preview, cloud.docker = preview, lambda is_up: [f"up: {is_up()}"]
+    cloud.preview, cloud.docker = preview, lambda is_up, preview: [f"up: {is_up()}, preview: {preview}"]
     plan(cloud, image_uri=image_uri)
-    assert cloud.messages == ["up: False"] * checks
+    assert cloud.messages == [f"up: False, preview: {preview}"] * checks
     cloud.security_groups = (group_tags(),)
     plan(cloud, image_uri=image_uri)
-    assert cloud.messages[checks:] == ["up: True"] * checks
+    assert cloud.messages[checks:] == [f"up: True, preview: {preview}"] * checks
 
 
 def test_vpc_quota_counts_only_for_a_new_stack(cloud: Cloud) -> None:
