@@ -27,8 +27,8 @@ TARGET = "linux/amd64"
 # Layers of the image, and the same again in BuildKit's cache.
 ROOM_GIB = 25
 HINT = (
-    "make `docker info` work, select another daemon with DOCKER_HOST or `docker context use`, or set image_uri to an "
-    "existing image"
+    "start Docker (check with `docker info`), select another daemon or builder (DOCKER_HOST, `docker context use`, "
+    "`docker buildx use`), or set image_uri to an existing image"
 )
 
 
