@@ -15,7 +15,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from infra.errors import SettingError, warn
 
@@ -25,8 +24,8 @@ TARGET = "linux/amd64"
 # Layers of the image, and the same again in BuildKit's cache.
 ROOM_GIB = 25
 HINT = (
-    "make `docker info` work, select another daemon with DOCKER_HOST or `docker context use`, or set image_uri to an "
-    "existing image"
+    "start Docker (check with `docker info`), select another daemon or builder (DOCKER_HOST, `docker context use`, "
+    "`docker buildx use`), or set image_uri to an existing image"
 )
 
 
@@ -53,16 +52,15 @@ def _problem() -> str | None:
     if shutil.which("docker") is None:
         has_daemon = os.environ.get("DOCKER_HOST") or SOCKET.exists()
         return _missing_store() if has_daemon else "Docker is not installed"
-    version = _docker("version", "--format", "{{json .Server}}")
+    version = _docker("version", "--format", "{{.Server.Os}}{{range .Server.Components}}\n{{.Name}}{{end}}")
     if version is None:
         return f"Docker does not answer within {SECONDS} s"
     if version.returncode:
         return f"Docker does not answer ({(version.stderr.strip().splitlines() or ['without a reason'])[-1]})"
-    server = _parsed(version.stdout)
-    engines = [component.get("Name", "") for component in server.get("Components") or ()]
-    if "Engine" not in engines:  # https://github.com/containers/podman/issues/17836
-        return f"`docker` leads to {engines[0] if engines else 'another program'} (e.g. Podman), not to Docker's engine"
-    if server.get("Os") == "windows":
+    system, *components = version.stdout.splitlines() or [""]
+    if "Engine" not in components:  # https://github.com/containers/podman/issues/17836
+        return f"`docker` leads to {(components or ['another program'])[0]} (e.g. Podman), not to Docker's engine"
+    if system == "windows":
         return "Docker runs Windows containers (switch it to Linux containers)"
     if (errors := _of_builder("Error")) and not _of_builder("Platforms"):
         return f"the selected builder does not answer ({errors[0]})"
@@ -72,7 +70,10 @@ def _problem() -> str | None:
 def _missing_store() -> str | None:
     """Problem with Docker's credential store; a missing helper of one registry (credHelpers) is skipped by Docker."""
     path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
-    name = _parsed(path.read_text(errors="replace")).get("credsStore") if os.access(path, os.R_OK) else None
+    try:
+        name = json.loads(path.read_text())["credsStore"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
     if not name or shutil.which(f"docker-credential-{name}"):
         return None
     return f"{path} names docker-credential-{name}, which is not in PATH"
@@ -105,12 +106,3 @@ def _docker(*arguments: str) -> subprocess.CompletedProcess[str] | None:
         return subprocess.run(["docker", *arguments], capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """JSON object, empty for anything else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

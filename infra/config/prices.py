@@ -25,12 +25,9 @@ PRICE_LIST_REGION = "us-east-1"
 # Linux without licences, on demand, on shared tenancy; without unused reservations and capacity blocks, which have
 # prices of the same type: this leaves one price per type.
 PRODUCT = {
-    "operatingSystem": "Linux",
-    "tenancy": "Shared",
-    "preInstalledSw": "NA",
-    "capacitystatus": "Used",
+    "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
     "marketoption": "OnDemand",
-}
+}  # fmt: skip
 # Refused or absent, or the page of a proxy in place of an answer.
 UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, ValueError)
 
