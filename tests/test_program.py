@@ -603,6 +603,8 @@ def test_existing_image_skips_the_build() -> None:
     for task in (HEAD_TASK, WORKER_TASK):
         assert container(cloud, task)["image"] == READY_IMAGE
     assert cloud.exports["image_uri"] == READY_IMAGE
+    tagged = deployed("no GPU workers").exports["image_uri"]
+    assert tagged == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/ray@{DIGEST}"
 
 
 def test_only_a_retained_bucket_survives_destroy() -> None:

@@ -487,6 +487,7 @@ def test_the_public_parameters_ami_is_judged(cloud: Cloud, warnings: list[str]) 
     assert parameters == [
         f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id" for variant in ("", "gpu/")
     ]
+    assert all(item["includeDeprecated"] for token, item in cloud.calls if token.endswith("getAmi"))
     cloud.answers = {"getAmi": {"architecture": "arm64"}}
     with pytest.raises(SettingError, match=f"^head_ami_id: '{PUBLIC_AMI}' is for arm64; "):
         cloud.run(look_up)

@@ -233,6 +233,17 @@ def test_instances_start_with_the_newest_ami(cloud: Cloud, warnings: list[str]) 
     made = plan(cloud, head_ami_id=AMI, worker_ami_id=AMI)
     assert {node.ami_id for node in made.nodes.values()} == {AMI}
     assert not [line for line in warnings if "Amazon" in line]
+    cloud.answers = {"getAmi": {"architecture": "arm64"}}
+    with pytest.raises(SettingError, match=r"^head_ami_id: 'ami-\w+' is for arm64"):
+        plan(cloud)
+
+
+def test_workers_of_a_zone_share_a_placement_group(cloud: Cloud) -> None:
+    cloud.answers = {"getInstanceType": {"supportedPlacementStrategies": ["spread"]}}
+    assert plan(cloud, worker_count=1)
+    assert plan(cloud, spread_zones=True, availability_zones=("us-west-2a", "us-west-2b"))
+    with pytest.raises(SettingError, match=r"^workerInstanceTypes: 'g5\.xlarge' can't be in a cluster placement group"):
+        plan(cloud)
 
 
 def test_spot_needs_a_type_that_is_sold_so(cloud: Cloud) -> None:
