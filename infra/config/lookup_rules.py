@@ -117,6 +117,26 @@ def ecr_image(root_volume_gib: int) -> list[Rule]:
     ]
 
 
+def public_ami(root_volume_gib: int) -> list[Rule]:
+    """Rules for any machine image, also for the latest of AWS's, which the instances fit."""
+
+    def has_room(disks: Sequence[Any], root: str) -> bool:
+        return all(
+            int(disk.ebs.get("volume_size") or 0) <= root_volume_gib for disk in disks if disk.device_name == root
+        )
+
+    return [
+        Rule("architecture", (ARCHITECTURE,), "is for {}"),
+        Rule("root_device_name", (ROOT_DEVICE,), f"has the root device {{}} instead of {ROOT_DEVICE}"),
+        Rule(
+            "block_device_mappings root_device_name",
+            has_room,
+            f"has a root volume of more than root_volume_gib ({root_volume_gib})",
+            "raise root_volume_gib",
+        ),
+    ]
+
+
 def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) -> list[Rule]:
     """Rules for a machine image of these instance types; Amazon's images are known by their names.
 
@@ -132,11 +152,6 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
     def boots(mode: str) -> bool:
         return mode in (*EMPTY, "uefi-preferred") or all(mode in instance.boot_modes for instance in instances)
 
-    def has_room(disks: Sequence[Any], root: str) -> bool:
-        return all(
-            int(disk.ebs.get("volume_size") or 0) <= root_volume_gib for disk in disks if disk.device_name == root
-        )
-
     def are_deleted(disks: Sequence[Any], *_: Any) -> bool:
         others = [disk.ebs for disk in disks if disk.device_name != ROOT_DEVICE]
         return not any(ebs.get("delete_on_termination") == "false" for ebs in others)
@@ -149,22 +164,15 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
         return not is_over and not (owner == "amazon" and name.startswith("amzn2-"))
 
     return [
+        *public_ami(root_volume_gib),
         Rule("state", ("available",), "is {}"),
-        Rule("architecture", (ARCHITECTURE,), "is for {}"),
         Rule("platform", EMPTY, "is for {}"),
         Rule("virtualization_type", ("hvm",), "is for {} virtualization"),
-        Rule("ena_support", (True,), "has no ENA driver, and so no network on these instances"),
         Rule("root_device_type", ("ebs",), "has a root device of type {}"),
-        Rule("root_device_name", (ROOT_DEVICE,), f"has the root device {{}} instead of {ROOT_DEVICE}"),
         Rule("boot_mode", boots, "boots by {}, which not all of the instance types support"),
         Rule("tpm_support", lambda tpm: not tpm or all(item.tpm for item in instances), "requires a TPM"),
         Rule("name image_owner_alias", is_for_ecs, f"is Amazon's {{}}, which is not {wanted}"),
-        Rule(
-            "block_device_mappings root_device_name",
-            has_room,
-            f"has a root volume of more than root_volume_gib ({root_volume_gib})",
-            "raise root_volume_gib",
-        ),
+        warning("ena_support", (True,), "has no ENA driver, and so no network on current instances"),
         warning("image_owner_alias", ("amazon",), f"is not Amazon's; without {parts} its instances never join"),
         warning("name image_owner_alias deprecation_time", is_current, "({}) is deprecated, or too old for CUDA 13"),
         warning("platform_details", ("Linux/UNIX",), "adds the licence of {} to the price"),

@@ -257,18 +257,19 @@ def check_machine_images(args: RayClusterArgs, nodes: Iterable[NodeSpec], opts: 
         gpus = any(node.task.gpus for node in group)
         field = "worker_ami_id" if gpus else "head_ami_id"
         hint = "use the Amazon ECS-optimized AMI (leave it empty), or one of this region that is derived from it"
+        instances = [instance for node in group for instance in node.instances]
+        conditions, absent = rules.ami(instances, args.root_volume_gib, gpus=gpus), REFUSE
         if ami_id.startswith(RESOLVE):
+            conditions, absent = rules.public_ami(args.root_volume_gib), WARN
             call = partial(aws.ssm.get_parameter, name=ami_id.removeprefix(RESOLVE))
             parameter = ask(Question(field, ami_id, "ssm:GetParameter", call, [], "set the ID of an AMI"), opts)
             # `value` is a secret output.
             ami_id = parameter.insecure_value if parameter else ""
         if ami_id:
-            instances = [instance for node in group for instance in node.instances]
             # A deprecated AMI can still be launched by its ID.
             filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
             call = partial(aws.ec2.get_ami, filters=filters, include_deprecated=True)
-            conditions = rules.ami(instances, args.root_volume_gib, gpus=gpus)
-            ask(Question(field, ami_id, "ec2:DescribeImages", call, conditions, hint), opts)
+            ask(Question(field, ami_id, "ec2:DescribeImages", call, conditions, hint, absent), opts)
 
 
 def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None) -> ExistingNetwork:

@@ -23,7 +23,7 @@ from infra.types import ExistingNetwork, NodeSpec
 from tests.infra.fake_aws import ACCOUNT, DIGEST, PUBLIC_AMI, REGION, Cloud, instance_type
 
 CALLER = Caller(account=ACCOUNT, region=REGION, partition="aws")
-AMI = "ami-0123456789abcdef0"
+AMI, GPU_AMI = "ami-0123456789abcdef0", "ami-0123456789abcdef1"
 POLICY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1"
 SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:registry-abcdef"
@@ -78,7 +78,7 @@ class Row:
 def rows() -> list[Row]:
     """The table: each question of all settings, once per setting, function and hint."""
     table: dict[str, Row] = {}
-    cloud = Cloud(amis={AMI: {}})
+    cloud = Cloud(amis={AMI: {}, GPU_AMI: {}})
     original: Callable[..., Any] = lookups.ask
 
     def ask(question: Question, opts: Any = None) -> Any:
@@ -94,7 +94,7 @@ def rows() -> list[Row]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookups, "ask", ask)
-        cloud.run(lambda: look_up(**ALL, image_uri=f"{ECR}:v1", head_ami_id=AMI))
+        cloud.run(lambda: look_up(**ALL, image_uri=f"{ECR}:v1", head_ami_id=AMI, worker_ami_id=GPU_AMI))
         cloud.run(lambda: look_up(**REGISTRY))
         cloud.run(lambda: look_up(spot=True))
     return list(table.values())
@@ -263,7 +263,7 @@ HARMLESS: dict[str, str] = {
 
 def told(consequence: str, cloud: Cloud, warnings: list[str], question: Question, *, problem: str, hint: str) -> None:
     """Ask, and expect one line with this problem and hint as the consequence says."""
-    cloud.amis = {AMI: {}}
+    cloud.amis = {AMI: {}, GPU_AMI: {}}
     if consequence == REFUSE:
         with pytest.raises(SettingError) as refused:
             cloud.run(lambda: lookups.ask(question))
@@ -281,7 +281,7 @@ def told(consequence: str, cloud: Cloud, warnings: list[str], question: Question
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_good_answers_need_no_line(cloud: Cloud, warnings: list[str], row: Row) -> None:
-    cloud.amis = {AMI: {}}
+    cloud.amis = {AMI: {}, GPU_AMI: {}}
     assert cloud.run(lambda: lookups.ask(row.question))
     assert not warnings
 
