@@ -205,7 +205,7 @@ class Cloud(mocks.Mocks):
         # The state has the results of the first `up`.
         if args.typ == "random:index/randomId:RandomId":
             outputs["keepers"] = {**outputs["keepers"], **self.kept}
-            outputs["hex"] = f"{outputs['prefix'].partition('-ray-')[0]}-ray-dev-c0ffee"
+            outputs["hex"] = self.kept.get("hex", f"{outputs['prefix'].partition('-ray-')[0]}-ray-dev-c0ffee")
         if args.typ == "random:index/randomShuffle:RandomShuffle":
             outputs["results"] = [self.kept.get("zone", args.inputs["inputs"][-1])]
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}

@@ -106,6 +106,22 @@ def test_a_refusal_is_one_line_in_other_languages(cloud: Cloud) -> None:
     assert refused.value.reason.startswith("'m5.huge' is not offered in any zone of us-west-2; ")
 
 
+def test_a_renamed_cluster_keeps_its_physical_names(cloud: Cloud) -> None:
+    """With an alias Pulumi keeps the state of each resource, and so the names that it has generated."""
+    cloud.kept = {"hex": "speech-ray-dev-c0ffee"}
+    cloud.run(lambda: RayCluster("vision", RayClusterArgs(spot=True, alert_email="team@example.com")))
+    names = {"name", "namePrefix", "family", "dashboardName", "bucket", "clusterName", "documentName", "path"}
+    named = {(item.name, key): item.inputs[key] for item in cloud.resources.values() for key in names & {*item.inputs}}
+    physical = {place: value for place, value in named.items() if not str(value).startswith("vision-")}
+    assert {value for (_, key), value in physical.items() if key != "path"} >= {
+        "speech-ray-dev-c0ffee",
+        "speech-ray-dev-c0ffee.internal",
+        "speech-ray-dev-c0ffee-head",
+    }
+    assert not [place for place, value in physical.items() if "vision" in str(value)]
+    assert cloud.resources["vision-choices-cluster"].ignore_changes == ("prefix", "keepers")
+
+
 def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
     host = Host([HostedCluster], "ray-on-ecs")
     inputs: dict[str, Any] = {
