@@ -17,12 +17,13 @@ from tests.emulator.options import Step, options, steps
 from tests.emulator.program import Program
 from tests.emulator.stack import Stack
 from tests.emulator.terraform import Refused, provider_running
-from tests.infra.stacks import EVERYTHING, KEY
+from tests.infra.stacks import EVERYTHING
 
 MISSING = (
     "terraform: not found; install it from https://developer.hashicorp.com/terraform/install, "
     "see tests/emulator/README.md"
 )
+ALL = {**EVERYTHING, "minWorkers": "1", "kmsKeyArn": aws.KEY, "permissionsBoundary": aws.BOUNDARY}
 CPU_WORKERS = "cpuWorkerInstanceTypes=m6i.xlarge,cpuWorkerCount=1"
 # `make emulate` without ARGS: options of each run.
 RUNS = {
@@ -30,7 +31,7 @@ RUNS = {
         "--then",
         f"stack=prod,workerCount=3,rootVolumeGib=200,{CPU_WORKERS},availabilityZones=us-west-2a,us-west-2b",
     ],
-    "everything": [f"--config={key}={value}" for key, value in {**EVERYTHING, "minWorkers": "1"}.items()],
+    "everything": [f"--config={key}={value}" for key, value in ALL.items()],
 }
 
 
@@ -57,11 +58,11 @@ def emulate(given: argparse.Namespace) -> int:
     out = (given.out or Path(tempfile.mkdtemp(prefix="emulate-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)
     print("files and logs:", out)
-    config = dict(pair.split("=", 1) for pair in given.config)
-    program = Program(given.project.resolve(), "first", given.stack, config, given.region)
+    program = Program(given.project.resolve(), "first", given.stack, {}, given.region)
+    program = program.changed(dict(pair.split("=", 1) for pair in given.config))
     first = Stack(out / "first", program)
     with aws.running(given.region, out / "aws.log") as url, provider_running(first.terraform):
-        aws.create_prerequisites(given.region, KEY, EVERYTHING["permissionsBoundary"].rpartition("/")[2])
+        aws.create_prerequisites()
         before = aws.inventory()
         schema = first.terraform.schema()
         if given.plan_only:

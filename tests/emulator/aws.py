@@ -27,6 +27,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 from moto.ec2.responses import EC2Response
 from moto.ecs.models import EC2ContainerServiceBackend
 from moto.ecs.responses import EC2ContainerServiceResponse
+from moto.iam.models import SERVICE_NAME_CONVERSION
 from moto.kms.models import kms_backends
 from moto.logs.responses import LogsResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
@@ -35,6 +36,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.ssm.models import ParameterDict, ssm_backends
 
 from tests.aws import environment, moto_server
+from tests.emulator.monitor import ACCOUNT
 
 # On-demand Linux in USD an hour, rounded.
 PRICES = {
@@ -43,6 +45,8 @@ PRICES = {
     "p5.48xlarge": 55.04,
 }  # fmt: skip
 VCPU_QUOTA = 64.0
+KEY = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1a2b3c4d-0000-4000-8000-000000000000"
+BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
 # The region whose machine images and instance types moto records, for those where it records none.
 RECORDED = "us-west-2"
 OTHER_PARTITIONS = ("us-gov-west-1", "us-gov-east-1", "cn-north-1", "cn-northwest-1")
@@ -59,17 +63,20 @@ def running(region: str, log: Path) -> Generator[str]:
         yield url
 
 
-def create_prerequisites(region: str, key_arn: str, boundary: str) -> None:
-    """Create the key and the permissions boundary that a stack with everything on names."""
-    *_, account, key = key_arn.split(":")
-    backend = kms_backends[account][region]
-    made = backend.create_key(None, "ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "of the emulator", [])
-    del backend.keys[made.id]
-    made.id, made.arn = key.removeprefix("key/"), key_arn
-    backend.keys[made.id] = made
+def create_prerequisites() -> None:
+    """Create what the stack with everything on finds in its account: KEY, BOUNDARY and service-linked roles."""
+    backend = kms_backends[ACCOUNT][KEY.split(":")[3]]
+    key = backend.create_key(None, "ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "of the emulator", [])
+    del backend.keys[key.id]
+    key.id, key.arn = KEY.rpartition("/")[2], KEY
+    backend.keys[key.id] = key
+    iam = boto3.client("iam")
     allow = {"Effect": "Allow", "Action": "*", "Resource": "*"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
-    boto3.client("iam").create_policy(PolicyName=boundary, PolicyDocument=document)
+    iam.create_policy(PolicyName=BOUNDARY.rpartition("/")[2], PolicyDocument=document)
+    SERVICE_NAME_CONVERSION.update({"ecs": "ECS", "spot": "EC2Spot"})
+    for service in ("autoscaling", "ecs", "spot"):
+        iam.create_service_linked_role(AWSServiceName=f"{service}.amazonaws.com")
 
 
 def inventory() -> set[str]:
@@ -99,8 +106,12 @@ def inventory() -> set[str]:
         *ask("cloudwatch", "list_dashboards", "DashboardEntries[].DashboardName"),
         *ask("sns", "list_topics", "Topics[].TopicArn"),
         *ask("ssm", "list_documents", "DocumentIdentifiers[].Name", Filters=[{"Key": "Owner", "Values": ["Self"]}]),
-        *ask("ssm", "describe_parameters", "Parameters[].Name"),
+        *ask("ssm", "describe_parameters", "Parameters[?!starts_with(Name, '/aws/')].Name"),
     }
+
+
+class AwsError(ServiceException):
+    """An error with a code and a message; outside moto's modules, so that it takes the form of the called service."""
 
 
 def instead_of(owner: type, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -149,7 +160,7 @@ def _describe_placement_groups(_: None, self: Any) -> ActionResult:
     names = self._get_param("GroupNames", [])
     found = [group for name, group in _placement_groups(self).items() if not names or name in names]
     if names and not found:
-        raise ServiceException("InvalidPlacementGroup.Unknown", "The placement group is unknown.")
+        raise AwsError("InvalidPlacementGroup.Unknown", "The placement group is unknown.")
     return ActionResult({"PlacementGroups": found})
 
 
@@ -158,9 +169,7 @@ def _delete_placement_group(_: None, self: Any) -> ActionResult:
     name = self._get_param("GroupName")
     groups = autoscaling_backends[self.current_account][self.region].autoscaling_groups.values()
     if any(group.placement_group == name and group.instance_states for group in groups):
-        raise ServiceException(
-            "InvalidPlacementGroup.InUse", f"The placement group {name} is in use and may not be deleted."
-        )
+        raise AwsError("InvalidPlacementGroup.InUse", f"The placement group {name} is in use and may not be deleted.")
     _placement_groups(self).pop(name, None)
     return ActionResult({})
 
@@ -193,9 +202,7 @@ def _create_nat_gateway(original: Any, self: Any, subnet_id: str, allocation_id:
     for gateway in self.nat_gateways.values():
         taken = {address.get("allocationId") for address in gateway.address_set}
         if allocation_id in taken and gateway.state != "deleted":
-            raise ServiceException(
-                "Resource.AlreadyAssociated", f"Elastic IP address [{allocation_id}] is already associated."
-            )
+            raise AwsError("Resource.AlreadyAssociated", f"Elastic IP address [{allocation_id}] is already associated.")
     return original(self, subnet_id, allocation_id, *args, **kwargs)
 
 
@@ -205,7 +212,7 @@ def _run_instances(original: Any, self: Any, image_id: str, *args: Any, **kwargs
         parameters = ssm_backends[self.account_id][self.region_name]._parameters
         name = image_id.removeprefix("resolve:ssm:")
         if name not in parameters:
-            raise ServiceException("InvalidParameterValue", f"The parameter {name} of {image_id} can't be found.")
+            raise AwsError("InvalidParameterValue", f"The parameter {name} of {image_id} can't be found.")
         image_id = parameters[name][-1].value
     return original(self, image_id, *args, **kwargs)
 
@@ -319,7 +326,7 @@ def _change_key(_: Any, self: Any) -> str:
 @instead_of(ServiceDiscoveryBackend, "create_private_dns_namespace")
 def _create_private_dns_namespace(original: Any, self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     if any(not 0 < len(label) < 64 for label in name.split(".")):
-        raise ServiceException("InvalidInput", f"The domain name {name} has a label of more than 63 characters.")
+        raise AwsError("InvalidInput", f"The domain name {name} has a label of more than 63 characters.")
     return original(self, name, *args, **kwargs)
 
 

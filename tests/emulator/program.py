@@ -9,7 +9,7 @@ import runpy
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.emulator.terraform import Refused, Terraform
 class Program:
     """A Pulumi project in a folder, as a stack with a configuration and the name of a state.
 
-    Random values and the ends of physical names follow from the state's name.
+    Random values and the ends of physical names follow from the state's name. Keys of `config` have their namespace.
     """
 
     folder: Path
@@ -36,11 +36,6 @@ class Program:
     config: dict[str, str]
     region: str
 
-    @property
-    def project(self) -> str:
-        """The project's name."""
-        return _yaml(self.folder / "Pulumi.yaml")["name"]
-
     def configuration(self) -> dict[str, str]:
         """Defaults of Pulumi.yaml, the stack's file and what was given, in this order."""
         found = {"aws:allowedAccountIds": json.dumps([ACCOUNT])}
@@ -48,9 +43,23 @@ class Program:
             for key, value in (_yaml(self.folder / file).get("config") or {}).items():
                 plain = value.get("value", value.get("default")) if isinstance(value, dict) else value
                 if plain is not None:
-                    found[key] = plain if isinstance(plain, str) else json.dumps(plain)
-        named = {**found, **self.config, "aws:region": self.region}
-        return {key if ":" in key else f"{self.project}:{key}": value for key, value in named.items()}
+                    found[self._full(key)] = plain if isinstance(plain, str) else json.dumps(plain)
+        return {**found, **self.config, "aws:region": self.region}
+
+    def changed(self, changes: dict[str, str]) -> Program:
+        """The program under a changed configuration; the key `stack` renames the stack, as Pulumi's command does."""
+        given = {self._full(key): value for key, value in changes.items() if key != "stack"}
+        if name := changes.get("stack"):  # the stack's file goes with it
+            return replace(self, stack=name, config={**self.configuration(), **given})
+        return replace(self, config={**self.config, **given})
+
+    @property
+    def project(self) -> str:
+        """The project's name."""
+        return _yaml(self.folder / "Pulumi.yaml")["name"]
+
+    def _full(self, key: str) -> str:
+        return key if ":" in key else f"{self.project}:{key}"
 
 
 def run(program: Program, schema: dict[str, Any], lookups: Path, before: Plan) -> Plan:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,8 @@ class Stack:
         return Terraform(self.folder, self.program.region)
 
     def preview(self, schema: dict[str, Any], changes: dict[str, str]) -> tuple[Program, Plan, dict[str, list[str]]]:
-        """Plan an update under a changed configuration; `stack` renames the stack, as `pulumi stack rename` does."""
-        given = dict(changes)
-        if name := given.pop("stack", None):  # the configuration goes with it
-            given = {**self.program.configuration(), **given}
-        changed = replace(self.program, stack=name or self.program.stack, config={**self.program.config, **given})
+        """Plan an update under a changed configuration."""
+        changed = self.program.changed(changes)
         plan = program.run(changed, schema, self.folder / "lookups", self.plan)
         self._write(plan)
         return changed, plan, kinds(self.terraform.plan(), plan.replaced_on)
@@ -129,6 +126,6 @@ def kinds(planned: dict[str, Any], replaced_on: dict[str, list[str]]) -> dict[st
         if kind == "update" and any(before.get(name) != after.get(name) for name in replaced_on.get(address, [])):
             found["force"].append(address)
             kind = "replace"
-        if each["mode"] == "managed" and kind != "no-op":
+        if each["mode"] == "managed" and kind != "no-op" and "deposed" not in each:
             found[kind].append(address)
     return found

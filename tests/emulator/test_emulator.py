@@ -206,6 +206,16 @@ def test_random_result_is_kept(changed: dict[str, Any], ignored: list[str], stay
     assert (after["results"] == before["results"]) == stays
 
 
+def test_configuration_of_a_renamed_stack(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.yaml").write_text("name: p\nconfig: {size: {default: 1}, zones: {default: a}}")
+    (tmp_path / "Pulumi.dev.yaml").write_text("config: {size: 2, aws:profile: me}")
+    program = Program(tmp_path, "first", "dev", {}, "us-west-2").changed({"p:size": "3"})
+    renamed = program.changed({"stack": "prod", "zones": "b"}).changed({"size": "4"})
+    assert renamed.stack == "prod"
+    account = {"aws:region": "us-west-2", "aws:profile": "me", "aws:allowedAccountIds": '["123456789012"]'}
+    assert renamed.configuration() == {"p:size": "4", "p:zones": "b", **account}
+
+
 def test_states_have_their_own_chance(tmp_path: Path) -> None:
     stacks = [Stack(tmp_path, Program(tmp_path, state, "dev", {}, "us-west-2")) for state in ("first", "second")]
     assert len({stack.physical_name("aws_iam_role.node", "node") for stack in stacks}) == 2
