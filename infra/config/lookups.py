@@ -34,7 +34,7 @@ Options = pulumi.InvokeOptions | None
 # not exist in this Region, no resource-based policies allow access, or …".
 DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
 ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
-NOTHING = ("empty result", "no results")
+NOTHING = ("empty result", "no results", "malformed", "validation", "invalidparameter", "invalidarn")
 REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
 # ID that EC2 reports for a VPC without DHCP options.
 NO_DHCP_OPTIONS = "default"
@@ -90,7 +90,7 @@ def ask(question: Question, opts: Options = None) -> Any:
 
 
 def is_absent(reason: str) -> bool:
-    """True if an error says that the resource does not exist."""
+    """True if an error says that the resource does not exist, or can't because of its name."""
     folded = reason.lower()
     return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + NOTHING)
 
