@@ -1,6 +1,12 @@
-"""Errors for invalid configuration values, and AWS's reason for one."""
+"""Errors for invalid configuration values, and AWS's reasons for one."""
 
 from __future__ import annotations
+
+# Error texts of AWS's services and the AWS provider. A denied call comes first: KMS's says "because the resource does
+# not exist in this Region, no resource-based policies allow access, or …".
+DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
+ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
+NOTHING = ("empty result", "no results", "malformed", "validation", "invalidparameter", "invalidarn")
 
 
 class SettingError(Exception):
@@ -16,3 +22,9 @@ def error_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     bullets = [line.removeprefix("* ") for line in lines if line.startswith("* ")]
     return next(iter(bullets + lines), type(error).__name__)
+
+
+def is_absent(reason: str) -> bool:
+    """True if an error says that the resource does not exist, or can't because of its name."""
+    folded = reason.lower()
+    return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + NOTHING)

@@ -23,7 +23,7 @@ import pulumi
 from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import lookups, prices
+from infra.config import buckets, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.types import NodeSpec, Price
 
@@ -135,7 +135,7 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.multiple(prices, price_list=lambda: self, ec2=lambda region: self)
-        s3 = mock.patch.object(lookups, "s3", return_value=FakeS3(self.s3_answers))
+        s3 = mock.patch.object(buckets, "s3", return_value=FakeS3(self.s3_answers))
         with environment, clients, s3, mock.patch.object(pulumi.log, "info", self.messages.append):
             drained()
         return results[0]

@@ -19,7 +19,7 @@ from infra.config.lookups import IGNORE, REFUSE, WARN, Question
 from infra.config.settings import Settings
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import machine_image
-from infra.errors import SettingError
+from infra.errors import SettingError, is_absent
 from infra.types import ExistingNetwork, NodeSpec
 from tests.infra.fake_aws import ACCOUNT, DIGEST, PUBLIC_AMI, REGION, Cloud, instance_type
 
@@ -327,7 +327,7 @@ def test_denied_calls_name_the_permission(cloud: Cloud, warnings: list[str], row
     ],
 )
 def test_absent_and_impossible_names_are_recognized(reason: str) -> None:
-    assert lookups.is_absent(reason)
+    assert is_absent(reason)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_absent_and_impossible_names_are_recognized(reason: str) -> None:
     ],
 )
 def test_other_failures_do_not_mean_absence(reason: str) -> None:
-    assert not lookups.is_absent(reason)
+    assert not is_absent(reason)
 
 
 def test_only_the_plan_insists_on_an_answer() -> None:
