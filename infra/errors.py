@@ -7,6 +7,11 @@ from contextvars import ContextVar
 
 import pulumi
 
+# Error texts of AWS's services and the AWS provider. A denied call comes first: KMS's says "because the resource does
+# not exist in this Region, no resource-based policies allow access, or …".
+DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
+ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
+NOTHING = ("empty result", "no results", "malformed", "validation", "invalidparameter", "invalidarn")
 # Rewrites the fields in a text as the keys of Pulumi.yaml, where RayClusterArgs.from_config has read them.
 AS_WRITTEN: ContextVar[Callable[[str], str]] = ContextVar("AS_WRITTEN", default=str)
 
@@ -45,3 +50,9 @@ def error_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     bullets = [line.removeprefix("* ") for line in lines if line.startswith("* ")]
     return next(iter(bullets + lines), type(error).__name__)
+
+
+def is_absent(reason: str) -> bool:
+    """True if an error says that the resource does not exist, or can't because of its name."""
+    folded = reason.lower()
+    return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + NOTHING)

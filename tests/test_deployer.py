@@ -281,7 +281,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
     },
     "aws:ssm/getParameter:getParameter": {"ssm": "GetParameter"},
-    # infra/config/lookups.py and prices.py, with boto3
+    # infra/config/buckets.py and prices.py, with boto3
     "buckets": {
         "s3": (
             "GetBucketObjectLockConfiguration GetBucketVersioning GetEncryptionConfiguration GetLifecycleConfiguration "

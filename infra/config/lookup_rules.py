@@ -96,7 +96,7 @@ def bucket(region: str, *, is_warning: bool) -> list[Rule]:
     return [Rule("bucket_region", (region,), f"is in {{}}, but the stack is in {region}", hint, is_warning)]
 
 
-# Facts of infra/config/lookups.py about the stack's own bucket.
+# Facts of infra/config/buckets.py about the stack's own bucket.
 BUCKET = [
     warning("is_own", (True,), "belongs to another account, which can read it", "use one of this account"),
     warning(

@@ -11,18 +11,16 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pulumi
 import pulumi_aws as aws
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
+from infra.config import buckets
 from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
-from infra.errors import SettingError, error_reason, warn
+from infra.errors import SettingError, error_reason, is_absent, warn
 from infra.types import ExistingNetwork, NodeSpec, known
 
 if TYPE_CHECKING:
@@ -30,12 +28,6 @@ if TYPE_CHECKING:
     from infra.config.location import Caller
 
 Options = pulumi.InvokeOptions | None
-# Error texts of AWS's services and the AWS provider. A denied call comes first: KMS's says "because the resource does
-# not exist in this Region, no resource-based policies allow access, or …".
-DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
-ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
-NOTHING = ("empty result", "no results")
-REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
 # ID that EC2 reports for a VPC without DHCP options.
 NO_DHCP_OPTIONS = "default"
 REFUSE, WARN, IGNORE = "refuse", "warn", "ignore"
@@ -87,12 +79,6 @@ def ask(question: Question, opts: Options = None) -> Any:
         if problem := rule.problem_of(answer):
             _tell(question, WARN if rule.is_warning else REFUSE, problem, rule.hint or question.hint)
     return answer
-
-
-def is_absent(reason: str) -> bool:
-    """True if an error says that the resource does not exist."""
-    folded = reason.lower()
-    return not any(text in folded for text in DENIED) and any(text in folded for text in ABSENT + NOTHING)
 
 
 def _tell(question: Question, consequence: str, problem: str, hint: str) -> None:
@@ -170,58 +156,15 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     hint = "use an existing bucket, or leave it empty to create one"
     for name in _known(args.bucket_name):
         conditions = rules.bucket(region, is_warning=False)
-        yield Question("bucket_name", name, "s3:ListBucket", partial(_bucket, name), conditions, hint)
-        facts = partial(_bucket_facts, name, region, caller.account)
+        yield Question("bucket_name", name, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
+        facts = partial(buckets.facts, name, region, caller.account)
         conditions = rules.BUCKET + rules.encryption("kms_key", key, "set kms_key_arn to that key", is_warning=True)
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
     conditions = rules.bucket(region, is_warning=args.nat_gateway or bool(args.vpc_id))
     for source in _known(*args.data_buckets):
-        call = partial(_bucket, source.partition("/")[0])
+        call = partial(buckets.get, source.partition("/")[0])
         yield Question("data_buckets", source, "s3:ListBucket", call, conditions, "use existing buckets")
-
-
-def _bucket(name: str, opts: Options) -> Any:
-    """Answer for a bucket; S3 redirects requests from another region, which the provider reports as an error."""
-    try:
-        return aws.s3.get_bucket(bucket=name, opts=opts)
-    except Exception as error:
-        if any(text in str(error) for text in REDIRECTED):
-            return SimpleNamespace(bucket_region="another region")
-        raise
-
-
-def s3(region: str) -> Any:
-    """S3 client, with the credentials of the environment or of the stack's `aws:profile`."""
-    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return boto3.Session(profile_name=aws.config.profile).client("s3", region_name=region, config=config)
-
-
-def _bucket_facts(name: str, region: str, account: str, opts: Options) -> Any:
-    """Facts that the AWS provider has no data source for, each None if S3 does not tell."""
-    client = s3(region)
-
-    def told(call: Callable[..., Any], **more: str) -> Any:
-        try:
-            return call(Bucket=name, **more)
-        except (BotoCoreError, ClientError) as error:
-            return {} if is_absent(str(error)) else None
-
-    versioning, lifecycle = told(client.get_bucket_versioning), told(client.get_bucket_lifecycle_configuration)
-    expire = lifecycle is None or any(
-        rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in lifecycle.get("Rules", [])
-    )
-    lock = (told(client.get_object_lock_configuration) or {}).get("ObjectLockConfiguration", {}).get("Rule", {})
-    default = lock.get("DefaultRetention", {})
-    encryption = told(client.get_bucket_encryption) or {"ServerSideEncryptionConfiguration": {"Rules": [{}]}}
-    [rule] = encryption["ServerSideEncryptionConfiguration"]["Rules"]
-    own = told(client.head_bucket) is None or told(client.head_bucket, ExpectedBucketOwner=account) is not None
-    return SimpleNamespace(
-        is_own=own,
-        versions_expire=expire or (versioning or {}).get("Status") != "Enabled",
-        retention=" ".join(f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in default),
-        kms_key=rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", ""),
-    )
 
 
 def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[str]:

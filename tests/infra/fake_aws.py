@@ -22,7 +22,7 @@ import pulumi
 from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import docker, lookups, prices
+from infra.config import buckets, docker, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.types import NodeSpec, Price
 
@@ -137,7 +137,7 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.object(prices, "client", return_value=self)
-        s3 = mock.patch.object(lookups, "s3", return_value=FakeS3(self.s3_answers))
+        s3 = mock.patch.object(buckets, "s3", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
         asked = mock.Mock(side_effect=lambda is_up, preview: self.messages.extend(self.docker(is_up, preview)))
         no_docker = mock.patch.object(docker, "check", asked)

@@ -18,7 +18,7 @@ from infra.config.lookup_rules import Rule
 from infra.config.lookups import IGNORE, REFUSE, WARN, Question
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import machine_image
-from infra.errors import SettingError
+from infra.errors import SettingError, is_absent
 from infra.types import ExistingNetwork, NodeSpec
 from tests.infra.fake_aws import ACCOUNT, DIGEST, PUBLIC_AMI, REGION, Cloud, instance_type
 
@@ -306,6 +306,45 @@ def test_denied_calls_name_the_permission(cloud: Cloud, warnings: list[str], row
     question = row.question
     hint = f"grant the caller {question.action}, or try again"
     told(question.denied, cloud, warnings, question, problem=f"could not be looked up ({question.action}: ", hint=hint)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "NoSuchEntity: Policy arn:aws:iam::1:policy/a does not exist or is not attachable.",
+        "operation error S3: HeadBucket, StatusCode: 404, api error NotFound: Not Found",
+        "NoSuchBucket: The specified bucket does not exist",
+        "couldn't find resource",
+        "empty result",
+        "Your query returned no results. Please change your search criteria and try again.",
+        "no matching EC2 VPC found",
+        "InvalidInstanceType: The following supplied instance types do not exist: [g99.huge]",
+        "ResourceNotFoundException: Secrets Manager can't find the specified secret.",
+        "ParameterNotFound: ",
+        "RepositoryNotFoundException: The repository with name 'a' does not exist in the registry",
+        'InvalidVpcID.Malformed: Invalid id: "vpc-x"',
+        "ValidationError: Invalid ARN:  Could not be parsed!",
+    ],
+)
+def test_absent_and_impossible_names_are_recognized(reason: str) -> None:
+    assert is_absent(reason)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        KMS_DENIES,
+        "UnauthorizedOperation: You are not authorized to perform this operation.",
+        "AccessDenied: User a is not authorized to perform: iam:GetPolicy on resource: policy not found",
+        "operation error S3: HeadBucket, StatusCode: 403, api error Forbidden: Forbidden",
+        "ExpiredToken: The security token included in the request is expired",
+        "ThrottlingException: Rate exceeded",
+        "RequestError: send request failed, dial tcp: i/o timeout",
+        "InternalError: An internal error has occurred",
+    ],
+)
+def test_other_failures_do_not_mean_absence(reason: str) -> None:
+    assert not is_absent(reason)
 
 
 def test_only_the_plan_insists_on_an_answer() -> None:
