@@ -163,4 +163,5 @@ class TaskFactory:
             kms_key_arn=self.security.kms_key_arn,
             **grants,
         )
-        return inputs.apply(lambda values: json.dumps(policies.training(partition=location.partition, **values)))
+        where = {"partition": location.partition, "region": location.region}
+        return inputs.apply(lambda values: json.dumps(policies.training(**where, **values)))

@@ -90,6 +90,7 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
     # The head's task policy is the longest.
     policy = policies.training(
         partition=location.partition,
+        region=location.region,
         bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or name}",
         tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
         metrics_namespace=f"ray-on-ecs/{name}",

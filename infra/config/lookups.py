@@ -96,7 +96,7 @@ def check(args: RayClusterArgs, caller: Caller, opts: Options = None) -> pulumi.
         `image_uri`, with the current digest in place of a tag in this account's ECR.
     """
     for question in [*_policies(args), *_secrets(args), *_key(args)]:
-        if question.value.startswith("arn:"):
+        if question.value.startswith("arn:") and question.value.count(":") >= 5:
             _, partition, service, region, account, *_ = question.value.split(":")
             conditions = rules.arn(caller.partition, caller.region, caller.account, shared=service != "iam")
             parts = SimpleNamespace(partition=partition, region=region, account=account)

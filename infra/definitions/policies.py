@@ -158,6 +158,7 @@ def execution(
 def training(
     *,
     partition: str,
+    region: str,
     bucket_arn: str,
     tasks_arn: str | None = None,
     metrics_namespace: str | None = None,
@@ -176,6 +177,7 @@ def training(
 
     Args:
         partition: AWS partition of the data buckets.
+        region: Region of the cluster.
         bucket_arn: The stack's bucket.
         tasks_arn: The cluster's tasks; a task protects itself from scale-in.
         metrics_namespace: CloudWatch namespace to publish to.
@@ -210,7 +212,7 @@ def training(
         statements.append(_allow([END_INSTANCE], group_arn))
         # Auto Scaling resolves the template's machine image at each update of the group.
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/using-systems-manager-parameters.html
-        image = f"arn:{partition}:ssm:{group_arn.split(':')[3]}::parameter{AMI_PARAMETER.format(variant='gpu/')}"
+        image = f"arn:{partition}:ssm:{region}::parameter{AMI_PARAMETER.format(variant='gpu/')}"
         statements.append(_allow([READ_PARAMETERS], image))
     if own_group_arn:
         statements.append(_allow(list(LOOK_AT_INSTANCE), "*"))

@@ -349,8 +349,53 @@ def _describe_subscribers(_: None, self: Any) -> str:
     return json.dumps({"Subscribers": found[0].subscribers if found else []})
 
 
-instead_of(BudgetsResponse, "list_tags_for_resource")(lambda _, self: '{"ResourceTags": []}')
-instead_of(ApplicationAutoScalingResponse, "list_tags_for_resource")(lambda _, self: '{"Tags": {}}')
+# Tags of budgets and scalable targets by ARN, which moto drops.
+_TAGS: dict[str, dict[str, str]] = {}
+_TAG_LISTS = {ApplicationAutoScalingResponse: ("Tags", "TagKeys"), BudgetsResponse: ("ResourceTags", "ResourceTagKeys")}
+
+
+def _tag(original: Any, self: Any) -> str:
+    added = self._get_param(_TAG_LISTS[type(self)][0])
+    _TAGS.setdefault(self._get_param("ResourceARN"), {}).update(_pairs(added))
+    return "{}"
+
+
+def _untag(original: Any, self: Any) -> str:
+    for key in self._get_param(_TAG_LISTS[type(self)][1]):
+        _TAGS[self._get_param("ResourceARN")].pop(key, None)
+    return "{}"
+
+
+def _list_tags(original: Any, self: Any) -> str:
+    tags: Any = _TAGS.get(self._get_param("ResourceARN"), {})
+    if isinstance(self, BudgetsResponse):
+        tags = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return json.dumps({_TAG_LISTS[type(self)][0]: tags})
+
+
+def _pairs(tags: Any) -> dict[str, str]:
+    """Tags from a mapping, or from the list of pairs of AWS Budgets."""
+    return tags if isinstance(tags, dict) else {tag["Key"]: tag["Value"] for tag in tags or ()}
+
+
+for _response in _TAG_LISTS:
+    instead_of(_response, "tag_resource")(_tag)
+    instead_of(_response, "untag_resource")(_untag)
+    instead_of(_response, "list_tags_for_resource")(_list_tags)
+
+
+@instead_of(ApplicationAutoScalingResponse, "register_scalable_target")
+def _register_scalable_target(original: Any, self: Any) -> str:
+    answer = original(self)
+    _TAGS.setdefault(json.loads(answer)["ScalableTargetARN"], {}).update(_pairs(self._get_param("Tags")))
+    return answer
+
+
+@instead_of(BudgetsResponse, "create_budget")
+def _create_budget(original: Any, self: Any) -> str:
+    name, account = self._get_param("Budget")["BudgetName"], self._get_param("AccountId")
+    _TAGS[f"arn:aws:budgets::{account}:budget/{name}"] = _pairs(self._get_param("ResourceTags"))
+    return original(self)
 
 
 @instead_of(DomainDispatcherApplication, "__call__")

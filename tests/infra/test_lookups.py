@@ -429,6 +429,13 @@ def test_foreign_arns_are_recognized_before_a_call(
     assert not cloud.calls
 
 
+@pytest.mark.parametrize("value", ["arn:", "arn:aws", "arn:aws:kms:us-west-2", "alias/company", "key", ":::::"])
+def test_what_is_no_arn_is_left_to_aws(cloud: Cloud, value: str) -> None:
+    cloud.absent = ("getKey",)
+    with pytest.raises(SettingError, match=f"^kms_key_arn: '{value}' could not be found "):
+        cloud.run(lambda: look_up(kms_key_arn=value))
+
+
 def test_policies_of_aws_are_attached_in_every_account(cloud: Cloud, warnings: list[str]) -> None:
     cloud.run(lambda: look_up(task_policy_arns=("arn:aws:iam::aws:policy/AmazonSSMReadOnlyAccess",)))
     assert not warnings

@@ -242,9 +242,7 @@ def test_workers_of_a_zone_share_a_placement_group(cloud: Cloud) -> None:
     cloud.answers = {"getInstanceType": {"supportedPlacementStrategies": ["spread"]}}
     assert plan(cloud, worker_count=1)
     assert plan(cloud, spread_zones=True, availability_zones=("us-west-2a", "us-west-2b"))
-    with pytest.raises(
-        SettingError, match=r"^worker_instance_types: 'g5\.xlarge' can't be in a cluster pl"
-    ):
+    with pytest.raises(SettingError, match=r"^worker_instance_types: 'g5\.xlarge' can't be in a cluster pl"):
         plan(cloud)
 
 

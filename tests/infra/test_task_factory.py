@@ -215,7 +215,7 @@ def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> No
     }
     secrets = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ray-on-ecs/ray-cluster/runs/*"
     common: dict[str, Any] = {"partition": "aws", "bucket_arn": BUCKET, "tasks_arn": CLUSTER_TASKS}
-    expected = policies.training(**common, secrets_arn=secrets, **grants[kind])
+    expected = policies.training(region=REGION, **common, secrets_arn=secrets, **grants[kind])
     assert json.loads(training["policy"]) == expected
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)
