@@ -10,6 +10,9 @@ import pulumi_random as random
 
 from infra.tags import birth_name
 
+# Keeper with the zones of which the first `pulumi up` could choose.
+ZONES = "zones"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChoicesArgs:
@@ -27,9 +30,9 @@ class ChoicesArgs:
 
 
 class Choices(pulumi.ComponentResource):
-    """Random values, which don't change with their inputs: a renamed stack keeps its cluster and its zone.
+    """Random ID, which doesn't change with its keepers: a renamed stack keeps its cluster and its zone.
 
-    In a preview they are known if the cluster is up.
+    In a preview the choices are known if the cluster is up.
     """
 
     cluster_name: pulumi.Output[str]
@@ -38,22 +41,20 @@ class Choices(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ChoicesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Choices", name, None, opts)
-        cluster = random.RandomId(
-            f"{name}-cluster",
+        chosen = random.RandomId(
+            f"{name}-id",
             byte_length=3,
             prefix=f"{args.name}-{birth_name()}-",
-            keepers=args.identity,
+            keepers={**args.identity, ZONES: " ".join(args.zones)},
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["prefix", "keepers"]),
         )
-        self.cluster_name = cluster.hex
-        self.identity = cluster.keepers.apply(lambda keepers: keepers or {})
-        self.zone = pulumi.Output.from_input("")
-        if args.zones:
-            zone = random.RandomShuffle(
-                f"{name}-zone",
-                inputs=args.zones,
-                result_count=1,
-                opts=pulumi.ResourceOptions(parent=self, ignore_changes=["inputs"]),
-            )
-            self.zone = zone.results[0]
+        self.cluster_name = chosen.hex
+        self.identity = chosen.keepers.apply(lambda keepers: keepers or {})
+        self.zone = pulumi.Output.all(self.identity, chosen.hex).apply(lambda values: _zone(*values))
         self.register_outputs({"cluster_name": self.cluster_name, "zone": self.zone})
+
+
+def _zone(keepers: Mapping[str, str], cluster_name: str) -> str:
+    """Zone of the first `pulumi up`, by the random end of the cluster's name; empty if there was no choice."""
+    zones = keepers.get(ZONES, "").split()
+    return zones[int(cluster_name.rpartition("-")[2], 16) % len(zones)] if zones else ""

@@ -249,7 +249,6 @@ ACTIONS: dict[str, dict[str, str]] = {
     },
     "random:index/randomId:RandomId": {},
     "random:index/randomPassword:RandomPassword": {},
-    "random:index/randomShuffle:RandomShuffle": {},
 }
 # Calls of a preview.
 QUESTIONS: dict[str, dict[str, str]] = {

@@ -628,7 +628,7 @@ def test_arns_have_the_partition_of_the_account() -> None:
 def test_zone_change_keeps_the_network() -> None:
     here, there = (deployed(f"up in zone a, configured for {letter}") for letter in "ab")
     moved = {name for name, resource in here.resources.items() if resource.inputs != there.resources[name].inputs}
-    assert moved - {"choices-zone"} == {*GROUPS, *SERVICES, "cluster-info-parameter"}
+    assert moved - {"choices-id"} == {*GROUPS, *SERVICES, "cluster-info-parameter"}
 
 
 def test_configured_zone_holds_all_resources() -> None:

@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.config.args import RayClusterArgs
+from infra.config.lookups import REFUSE, WARN, Question, ask
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.errors import Refusal, SettingError, error_reason, warn
 from infra.types import ExistingNetwork, Location
@@ -212,27 +214,25 @@ def _offerings(
 def _endpoints(
     args: RayClusterArgs, caller: Caller, opts: pulumi.InvokeOptions | None
 ) -> tuple[dict[str, str], Offerings]:
-    """Names and zones of the endpoint services that nodes call, by AWS service.
+    """Names and zones of the endpoint services that nodes call, by AWS service; no zones if EC2 does not tell.
 
     Runs on Spot Instances read spot prices from EC2, jobs read secrets from Secrets Manager, and instance policies
     allow the KMS key of Session Manager.
     """
     optional = {"ec2": args.spot, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
     services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
-    names: dict[str, str] = {}
+    names = {service: f"com.amazonaws.{caller.region}.{service}" for service in services}
     zones: Offerings = {}
-    for service in services:
+    for service, name in names.items():
         # In China the prefix depends on the service.
-        possible = [f"{prefix}.{caller.region}.{service}" for prefix in ("com.amazonaws", "cn.com.amazonaws")]
-        filters = [aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=possible)]
-        try:
-            found = aws.ec2.get_vpc_endpoint_service(service_type="Interface", filters=filters, opts=opts)
-        except Exception as error:
-            problem = (
-                f"needs the VPC endpoint of {service}, which could not be looked up in {caller.region} "
-                f"(ec2:DescribeVpcEndpointServices: {error_reason(error)})"
-            )
-            raise SettingError("nat_gateway", False, problem, "keep true, or grant the caller that action") from error
+        filters = [aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=[name, f"cn.{name}"])]
+        call = partial(aws.ec2.get_vpc_endpoint_service, service_type="Interface", filters=filters)
+        denied = WARN if caller.partition == "aws" else REFUSE
+        hint = "keep nat_gateway at true"
+        question = Question("nat_gateway", name, "ec2:DescribeVpcEndpointServices", call, [], hint, denied=denied)
+        found = ask(question, opts)
+        if not found:  # nor will others be told
+            break
         names[service], zones[f"a VPC endpoint of {service}"] = found.service_name, {*found.availability_zones}
     return names, zones
 

@@ -20,7 +20,7 @@ GIB = 2**30
 # Names of the VPC's Route 53 Resolver in DHCP options; only it resolves private hosted zones.
 # https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
 VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
-EMPTY = ("", None)
+EMPTY = ("",)
 PRIVATE = "use a private subnet, whose route table leads to a NAT gateway or to VPC endpoints"
 
 
@@ -42,8 +42,10 @@ class Rule(NamedTuple):
     is_warning: bool = False
 
     def problem_of(self, answer: Any) -> str:
-        """The problem of an unfit answer, or an empty string."""
+        """The problem of an unfit answer, or an empty string, also for a field that AWS leaves out."""
         values = [getattr(answer, field) for field in self.fields.split()]
+        if values[0] is None:
+            return ""
         is_fit = self.fits(*values) if callable(self.fits) else values[0] in self.fits
         return "" if is_fit else self.problem.format(values[0])
 
@@ -150,7 +152,9 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
         return owner != "amazon" or (all(word in name for word in words) and "bottlerocket" not in name)
 
     def boots(mode: str) -> bool:
-        return mode in (*EMPTY, "uefi-preferred") or all(mode in instance.boot_modes for instance in instances)
+        return mode in (*EMPTY, "uefi-preferred") or all(
+            not instance.boot_modes or mode in instance.boot_modes for instance in instances
+        )
 
     def are_deleted(disks: Sequence[Any], *_: Any) -> bool:
         others = [disk.ebs for disk in disks if disk.device_name != ROOT_DEVICE]
@@ -176,7 +180,7 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
         warning("image_owner_alias", ("amazon",), f"is not Amazon's; without {parts} its instances never join"),
         warning("name image_owner_alias deprecation_time", is_current, "({}) is deprecated, or too old for CUDA 13"),
         warning("platform_details", ("Linux/UNIX",), "adds the licence of {} to the price"),
-        warning("product_codes", ([], None), "starts only in an account that subscribed to it on AWS Marketplace"),
+        warning("product_codes", ([],), "starts only in an account that subscribed to it on AWS Marketplace"),
         warning("block_device_mappings root_device_name state", are_deleted, "has a disk that outlives its instance"),
         warning(
             "block_device_mappings",

@@ -275,8 +275,8 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         gpu_name=gpu.name if gpu else "",
         gpu_memory_mib=gpu.memory_size if gpu else 0,
         gpu_manufacturer=gpu.manufacturer if gpu else "",
-        boot_modes=tuple(answer.boot_modes),
-        tpm=answer.nitro_tpm_support == "supported",
+        boot_modes=tuple(answer.boot_modes or ()),
+        tpm=answer.nitro_tpm_support != "unsupported",
     )
 
 

@@ -205,9 +205,8 @@ class Cloud(mocks.Mocks):
         # The state has the results of the first `up`.
         if args.typ == "random:index/randomId:RandomId":
             outputs["keepers"] = {**outputs["keepers"], **self.kept}
+            outputs["keepers"].pop("hex", None)
             outputs["hex"] = self.kept.get("hex", f"{outputs['prefix'].partition('-ray-')[0]}-ray-dev-c0ffee")
-        if args.typ == "random:index/randomShuffle:RandomShuffle":
-            outputs["results"] = [self.kept.get("zone", args.inputs["inputs"][-1])]
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:

@@ -47,7 +47,7 @@ STACKS: dict[str, dict[str, Any]] = {
         "config": EVERYTHING,
         "stack": "Team_A." + 93 * "a",
         "project": "vision",
-        "kept": {"zone": "us-west-2c"},
+        "kept": {"zones": "us-west-2c"},
     },
     "in China": {
         "config": {
@@ -107,7 +107,7 @@ STACKS: dict[str, dict[str, Any]] = {
     **{
         f"up in zone a, configured for {letter}": {
             "config": {"availabilityZones": f"us-west-2{letter}"},
-            "kept": {"zone": "us-west-2a"},
+            "kept": {"zones": "us-west-2a"},
             "runs": ("first",),
         }
         for letter in "ab"

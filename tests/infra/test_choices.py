@@ -21,23 +21,27 @@ def test_a_rename_changes_no_choice() -> None:
     for stack in ("dev", "prod"):
         cloud = Cloud(stack=stack)
         choices(cloud)
-        made[stack] = cloud.resources["choices-cluster"]
+        made[stack] = cloud.resources["choices-id"]
     assert [resource.inputs["prefix"] for resource in made.values()] == ["ray-on-ecs-ray-dev-", "ray-on-ecs-ray-prod-"]
     assert made["prod"].ignore_changes == ("prefix", "keepers")
-    assert made["prod"].inputs["keepers"] == {"account": "1"}
+    assert made["prod"].inputs["keepers"] == {"account": "1", "zones": "us-west-2a us-west-2c"}
 
 
-def test_one_zone_is_chosen_and_kept(cloud: Cloud) -> None:
-    cloud.kept = {"zone": "us-west-2b"}  # of the first `up`, when it was one of the candidates
+@pytest.mark.parametrize(
+    ("end", "zone"), [("c0ffee", "us-west-2a"), ("c0ffed", "us-west-2c"), ("000001", "us-west-2c")]
+)
+def test_the_random_end_of_the_name_chooses_the_zone(cloud: Cloud, end: str, zone: str) -> None:
+    cloud.kept = {"hex": f"ray-on-ecs-ray-dev-{end}"}
+    assert cloud.value(choices(cloud).zone) == zone
+
+
+def test_the_zone_of_the_first_up_is_kept(cloud: Cloud) -> None:
+    cloud.kept = {"zones": "us-west-2b us-west-2d"}  # the candidates then
     assert cloud.value(choices(cloud).zone) == "us-west-2b"
-    zone = cloud.resources["choices-zone"]
-    assert zone.inputs == {"inputs": list(ZONES), "resultCount": 1}
-    assert zone.ignore_changes == ("inputs",)
 
 
 def test_an_existing_network_leaves_no_choice(cloud: Cloud) -> None:
-    choices(cloud, ())
-    assert "choices-zone" not in cloud.resources
+    assert cloud.value(choices(cloud, ()).zone) == ""
 
 
 @pytest.mark.parametrize(
@@ -53,4 +57,4 @@ def test_an_existing_network_leaves_no_choice(cloud: Cloud) -> None:
 def test_the_name_fits_a_dns_label(stack: str, name: str) -> None:
     cloud = Cloud(stack=stack)
     choices(cloud)
-    assert cloud.resources["choices-cluster"].inputs["prefix"] == f"ray-on-ecs-ray-{name}-"
+    assert cloud.resources["choices-id"].inputs["prefix"] == f"ray-on-ecs-ray-{name}-"

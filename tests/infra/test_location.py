@@ -201,12 +201,22 @@ def test_zones_without_an_endpoint_are_not_candidates(cloud: Cloud) -> None:
         location(cloud, nat_gateway=False)
 
 
-@pytest.mark.parametrize("failure", ["absent", "silent"])
-def test_a_missing_endpoint_service_is_refused(cloud: Cloud, failure: str) -> None:
-    setattr(cloud, failure, ("getVpcEndpointService",))
+def test_an_absent_endpoint_service_is_refused(cloud: Cloud) -> None:
+    cloud.absent = ("getVpcEndpointService",)
     with pytest.raises(SettingError) as refused:
         location(cloud, nat_gateway=False)
-    assert str(refused.value).startswith("nat_gateway: False needs the VPC endpoint of ecs, which could not be looked")
+    assert str(refused.value).startswith("nat_gateway: 'com.amazonaws.us-west-2.ecs' could not be found (")
+    assert str(refused.value).endswith("; keep nat_gateway at true")
+
+
+def test_denied_endpoint_services_have_their_usual_names(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.silent = ("getVpcEndpointService",)
+    assert location(cloud, nat_gateway=False) == location(Cloud(), nat_gateway=False)
+    [line] = warnings
+    assert line.startswith("nat_gateway: 'com.amazonaws.us-west-2.ecs' could not be looked up (ec2:DescribeVpcEndpoint")
+    cloud.partition = "aws-cn"  # where names differ
+    with pytest.raises(SettingError, match=r"; grant the caller ec2:DescribeVpcEndpointServices, or try again$"):
+        location(cloud, nat_gateway=False)
 
 
 def later(value: Any) -> pulumi.Output[Any]:

@@ -119,7 +119,7 @@ def test_a_renamed_cluster_keeps_its_physical_names(cloud: Cloud) -> None:
         "speech-ray-dev-c0ffee-head",
     }
     assert not [place for place, value in physical.items() if "vision" in str(value)]
-    assert cloud.resources["vision-choices-cluster"].ignore_changes == ("prefix", "keepers")
+    assert cloud.resources["vision-choices-id"].ignore_changes == ("prefix", "keepers")
 
 
 def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
