@@ -80,12 +80,10 @@ def add_tags(
                 if key.lower() not in present
             ]
             return pulumi.ResourceTransformResult(props, args.opts)
-        if args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":
-            for launched in props["tagSpecifications"]:
-                name = f"{args.name.removesuffix('-template')}-{launched['resourceType']}"
-                launched["tags"] = {**defaults, **company, **tags(name)}
-        else:
-            props["tags"] = {**company, **(props.get("tags") or {}), **tags(args.name)}
+        for launched in props.get("tagSpecifications") or ():
+            name = f"{args.name.removesuffix('-template')}-{launched['resourceType']}"
+            launched["tags"] = {**defaults, **company, **tags(name)}
+        props["tags"] = {**company, **(props.get("tags") or {}), **tags(args.name)}
         return pulumi.ResourceTransformResult(props, args.opts)
 
     return add
