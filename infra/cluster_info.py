@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.tags import tags
 from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale, in_zone
 
 
@@ -42,6 +43,7 @@ class ClusterInfo(pulumi.ComponentResource):
             type="String",
             # Not a secret, so a preview can show its changes.
             insecure_value=pulumi.Output.json_dumps(_document(args)),
+            tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parameter = ResourceRef(name=parameter.name, arn=parameter.arn)

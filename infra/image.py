@@ -10,6 +10,8 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_awsx as awsx
 
+from infra.tags import tags
+
 # Tasks pull by digest when they restart, so an image must outlive later builds.
 UNTAGGED_IMAGES_KEPT = 10
 
@@ -57,6 +59,7 @@ class Image(pulumi.ComponentResource):
             force_delete=True,
             encryption_configurations=encryption,
             image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
+            tags=tags(f"{name}-repository"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         aws.ecr.LifecyclePolicy(

@@ -9,6 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
+from infra.tags import tags
 from infra.types import Location, NetworkRef
 from infra.vpc import Vpc, VpcArgs
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
@@ -122,6 +123,7 @@ class Network(pulumi.ComponentResource):
             f"{name}-group",
             description=description,
             vpc_id=self.vpc_id,
+            tags=tags(f"{name}-group"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -136,6 +138,7 @@ class Network(pulumi.ComponentResource):
             ip_protocol="tcp" if port else "-1",
             from_port=port,
             to_port=port,
+            tags=tags(name),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -146,6 +149,7 @@ class Network(pulumi.ComponentResource):
             security_group_id=group.id,
             cidr_ipv4="0.0.0.0/0",
             ip_protocol="-1",
+            tags=tags(f"{name}-egress"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -162,5 +166,6 @@ class Network(pulumi.ComponentResource):
                 policy=None if service in WITHOUT_POLICY else json.dumps(policies.endpoint(location.account)),
                 # The services' default DNS names then resolve to the endpoint.
                 private_dns_enabled=True,
+                tags=tags(f"{name}-{service.replace('.', '-')}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )

@@ -14,6 +14,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, user_data
 from infra.roles import attach_policies, make_role
+from infra.tags import tags
 from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
 
 # Time that an instance takes to join the cluster, without the image pull.
@@ -147,6 +148,7 @@ class NodeGroup(pulumi.ComponentResource):
             f"{name}-instance-profile",
             role=self._role.name,
             path=args.security.role_path,
+            tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return aws.ec2.LaunchTemplate(
@@ -170,7 +172,7 @@ class NodeGroup(pulumi.ComponentResource):
             block_device_mappings=[_root_volume(args.ebs, args.security.kms_key_arn)],
             # Tags on the launched resources, which cause the cost.
             tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind)
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
                 for kind in ("instance", "volume", "network-interface")
             ],
             # Another AMI becomes a new version of the template, for instances that start later. A new type or disk
@@ -210,7 +212,12 @@ class NodeGroup(pulumi.ComponentResource):
                 aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
             ],
             force_delete=True,
-            tags=[MANAGED_TAG],
+            tags=[
+                # The launch template tags the instances.
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
+                for key, value in tags(f"{name}-group").items()
+            ]
+            + [MANAGED_TAG],
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
@@ -234,6 +241,7 @@ class NodeGroup(pulumi.ComponentResource):
             zone: aws.ec2.PlacementGroup(
                 f"{name}-placement-{zone}",
                 strategy="cluster",
+                tags=tags(f"{name}-placement-{zone}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
             for zone in args.network.subnets
@@ -252,6 +260,7 @@ class NodeGroup(pulumi.ComponentResource):
                 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
                 managed_draining="ENABLED",
             ),
+            tags=tags(f"{name}-capacity-provider"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

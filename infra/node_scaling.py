@@ -16,7 +16,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
-from infra.tags import metrics_namespace
+from infra.tags import metrics_namespace, tags
 from infra.types import NodeSpec, Scale, ServiceRef
 
 # The default of five minutes would delay the next change.
@@ -72,6 +72,7 @@ class NodeScaling(pulumi.ComponentResource):
             resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
             min_capacity=self._args.scale.min_count,
             max_capacity=self._args.scale.max_count,
+            tags=tags(f"{name}-target"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -187,6 +188,7 @@ class NodeScaling(pulumi.ComponentResource):
             # If all data is missing, the service does not exist or the head does not run.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
+            tags=tags(f"{name}-{kind}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

@@ -10,6 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
+from infra.tags import tags
 from infra.types import SecurityOptions
 
 
@@ -22,6 +23,7 @@ def make_role(name: str, trust: policies.Policy, security: SecurityOptions, pare
         permissions_boundary=security.permissions_boundary or None,
         # IAM refuses to delete a role with policies otherwise.
         force_detach_policies=True,
+        tags=tags(name),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pulumi
-import pulumi_aws as aws
 
 # IAM's limit of 64 characters, minus the longest suffix of a role ("-worker-task-execution") and Pulumi's ("-1a2b3c4").
 # The limit of 63 for buckets and DNS labels leaves more.
@@ -59,37 +58,33 @@ def metrics_namespace(cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
 def add_tags(
     company: Mapping[str, pulumi.Input[str]], defaults: Mapping[str, str]
 ) -> Callable[[pulumi.ResourceTransformArgs], pulumi.ResourceTransformResult | None]:
-    """Transform that tags all resources of a cluster that take tags: the only place where they are set.
+    """Transform that adds the stack's tags (`company`) to all taggable resources of a component.
 
-    `company` has the tags of the configuration. `defaults`, the AWS provider's default tags, are added where the
-    provider doesn't: to Auto Scaling groups and to what launch templates start. Pulumi's engine runs the transform,
-    also on children of awsx components, and passes properties by their schema names.
+    `defaults`, the AWS provider's default tags, are added where the provider doesn't: to Auto Scaling groups and the
+    tag specifications of launch templates. Pulumi's engine runs the transform, also on children of awsx components, and
+    passes properties by their schema names.
     """
 
     def add(args: pulumi.ResourceTransformArgs) -> pulumi.ResourceTransformResult | None:
-        if not _takes_tags(args.type_):
-            return None
         props: dict[str, Any] = dict(args.props)
         if args.type_ == "aws:autoscaling/group:Group":
             present = {tag["key"].lower() for tag in props["tags"]}
-            wanted = {**defaults, **company, **tags(args.name)}
-            # The launch template tags the instances.
-            props["tags"] += [
+            tags = [
                 {"key": key, "value": value, "propagateAtLaunch": False}
-                for key, value in wanted.items()
+                for key, value in {**defaults, **company}.items()
                 if key.lower() not in present
             ]
-            return pulumi.ResourceTransformResult(props, args.opts)
-        for launched in props.get("tagSpecifications") or ():
-            name = f"{args.name.removesuffix('-template')}-{launched['resourceType']}"
-            launched["tags"] = {**defaults, **company, **tags(name)}
-        props["tags"] = {**company, **(props.get("tags") or {}), **tags(args.name)}
-        return pulumi.ResourceTransformResult(props, args.opts)
+            changed = {"tags": [*props["tags"], *tags]}
+        elif args.type_ == "aws:ec2/launchTemplate:LaunchTemplate":
+            launched = [
+                {**specification, "tags": {**defaults, **company, **specification["tags"]}}
+                for specification in props["tagSpecifications"]
+            ]
+            changed = {"tagSpecifications": launched}
+        elif isinstance(props.get("tags"), dict) and company:
+            changed = {"tags": {**company, **props["tags"]}}
+        else:
+            return None
+        return pulumi.ResourceTransformResult({**props, **changed}, args.opts)
 
     return add
-
-
-def _takes_tags(resource_type: str) -> bool:
-    """True if a resource type of the AWS provider, e.g. aws:ec2/vpc:Vpc, has tags."""
-    package, module, name = resource_type.split(":")
-    return package == "aws" and hasattr(getattr(getattr(aws, module.partition("/")[0]), name), "tags")

@@ -99,11 +99,16 @@ def test_instances_have_no_public_address(cloud: Cloud) -> None:
     assert interface["deleteOnTermination"] == "true"
 
 
-def test_what_is_launched_has_its_tags(cloud: Cloud) -> None:
-    """The transform of infra/tags.py fills them."""
+def test_what_is_launched_is_tagged(cloud: Cloud) -> None:
     node_group(cloud)
     specifications = cloud.resources["head-template"].inputs["tagSpecifications"]
-    assert {entry["resourceType"] for entry in specifications} == {"instance", "volume", "network-interface"}
+    tagged = {entry["resourceType"]: entry["tags"] for entry in specifications}
+    assert tagged.keys() == {"instance", "volume", "network-interface"}
+    assert tagged["instance"] == {
+        "Name": "dev-head-instance",
+        "ray-on-ecs:project": "ray-on-ecs",
+        "ray-on-ecs:stack": "dev",
+    }
 
 
 def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
@@ -186,8 +191,9 @@ def test_managed_scaling_controls_the_desired_capacity(cloud: Cloud) -> None:
 
 def test_group_has_the_ecs_managed_tag(cloud: Cloud) -> None:
     node_group(cloud, DEFAULTS)
-    managed = {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}
-    assert cloud.resources["head-group"].inputs["tags"] == [managed]
+    tags = {tag["key"]: tag for tag in cloud.resources["head-group"].inputs["tags"]}
+    assert tags["AmazonECSManaged"] == {"key": "AmazonECSManaged", "value": "true", "propagateAtLaunch": True}
+    assert not tags["ray-on-ecs:stack"]["propagateAtLaunch"]
 
 
 def test_what_is_paid_for_is_counted(cloud: Cloud) -> None:
