@@ -24,6 +24,7 @@ from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
+from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses import EC2Response
 from moto.ecs.models import EC2ContainerServiceBackend
 from moto.ecs.responses import EC2ContainerServiceResponse
@@ -172,6 +173,12 @@ def _delete_placement_group(_: None, self: Any) -> ActionResult:
         raise AwsError("InvalidPlacementGroup.InUse", f"The placement group {name} is in use and may not be deleted.")
     _placement_groups(self).pop(name, None)
     return ActionResult({})
+
+
+@instead_of(VPCBackend, "describe_vpc_endpoint_services")
+def _describe_vpc_endpoint_services(original: Any, self: Any, *, filters: list[dict[str, Any]], **asked: Any) -> Any:
+    # Moto reads "Value", and gets "Values".
+    return original(self, filters=[{**given, "Value": given["Values"]} for given in filters], **asked)
 
 
 @instead_of(EC2Response, "create_tags")
