@@ -97,13 +97,12 @@ class TaskFactory:
         size: TaskSize,
         head_host: pulumi.Input[str],
         define: Callable[..., containers.Container],
-        **grants: pulumi.Input[str],
+        own_group_arn: pulumi.Input[str] | None = None,
     ) -> TaskDefinitionArgs:
         inputs = pulumi.Output.all(common=self._common(size), head_host=head_host)
         container = inputs.apply(lambda values: json.dumps([define(**values)]))
-        return self._args(
-            kind, container, size, self._task_policy(**grants), instance_volume=containers.INSTANCE_VOLUME
-        )
+        policy = self._task_policy(own_group_arn=own_group_arn)
+        return self._args(kind, container, size, policy, instance_volume=containers.INSTANCE_VOLUME)
 
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
@@ -149,7 +148,7 @@ class TaskFactory:
         )
         return inputs.apply(lambda values: json.dumps(policies.execution(partition=self.location.partition, **values)))
 
-    def _task_policy(self, **grants: pulumi.Input[str | bool | None]) -> pulumi.Output[str]:
+    def _task_policy(self, *, writes_secrets: bool = False, **grants: pulumi.Input[str | None]) -> pulumi.Output[str]:
         location = self.location
         tasks = f"arn:{location.partition}:ecs:{location.region}:{location.account}:task/"
         tasks_arn = pulumi.Output.concat(tasks, self.cluster.name, "/*")
@@ -164,4 +163,6 @@ class TaskFactory:
             **grants,
         )
         where = {"partition": location.partition, "region": location.region}
-        return inputs.apply(lambda values: json.dumps(policies.training(**where, **values)))
+        return inputs.apply(
+            lambda values: json.dumps(policies.training(**where, writes_secrets=writes_secrets, **values))
+        )

@@ -134,7 +134,7 @@ class RayClusterArgs:
         """
         AS_WRITTEN.set(self.as_written)
         for name, default in defaults().items():
-            annotation = self.__annotations__[name]
+            annotation = RayClusterArgs.__annotations__[name]
             value = _checked(name, getattr(self, name), default, annotation)
             object.__setattr__(self, name, value)
             for rule in getattr(annotation, "__metadata__", ()):
@@ -321,6 +321,7 @@ def _check_keys() -> None:
         Refusal: The configuration has such a key.
     """
     project, keys = pulumi.get_project(), [key_of(name) for name in defaults()]
+    secrets = pulumi.runtime.config.get_config_secret_keys_env()
     for name in pulumi.runtime.get_config_env():
         namespace, _, key = name.rpartition(":")
         if namespace not in (project, *PROVIDERS) and key in keys:
@@ -331,7 +332,7 @@ def _check_keys() -> None:
             nearest = get_close_matches(key, sorted(keys), n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else "Pulumi.yaml lists all keys."
             raise Refusal(key, f"unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")
-        if pulumi.runtime.is_config_secret(name):
+        if name in secrets or pulumi.runtime.is_config_secret(name):
             raise Refusal(
                 key,
                 "is stored as a secret, and its value would be plain in previews and in the state; "

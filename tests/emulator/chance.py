@@ -41,8 +41,4 @@ def draw(kind: str, inputs: dict[str, Any], seed: str) -> dict[str, Any]:
         case "RandomPassword" | "RandomString":
             result = "".join(dice.choices(string.ascii_letters + string.digits, k=int(inputs["length"])))
             return {"id": "none", "result": result}
-        case "RandomShuffle":
-            items = list(inputs["inputs"])
-            dice.shuffle(items)
-            return {"id": "-", "results": items[: int(inputs.get("resultCount") or len(items))]}
     raise ValueError(f"random {kind} is not emulated")

@@ -13,7 +13,7 @@ import yaml
 from component.generate import files
 from infra.config import RayClusterArgs
 from infra.config.args import defaults, key_of
-from infra.errors import SettingError
+from infra.errors import Refusal, SettingError
 from infra.types import Alerts, Scale
 from tests.infra.fake_aws import Cloud
 
@@ -210,6 +210,12 @@ def test_secret_values_are_refused_and_not_shown(cloud: Cloud, key: str) -> None
         load(cloud, **{key: value})
     assert str(refused.value).startswith(f"{key}: is stored as a secret, and its value would be plain in previews")
     assert value not in str(refused.value)
+
+
+def test_secret_key_that_only_the_environment_names_is_refused(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULUMI_CONFIG_SECRET_KEYS", f'["{cloud.project}:alertEmail"]')
+    with pytest.raises(Refusal, match=r"^alertEmail: is stored as a secret"):
+        load(cloud, alertEmail="team@example.com")
 
 
 def later(value: Any) -> pulumi.Output[Any]:
