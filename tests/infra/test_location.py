@@ -131,8 +131,23 @@ def test_unsuitable_subnets_are_refused(
 def test_one_unsuitable_subnet_of_two_is_named(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
     existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2a": "subnet-a"})
-    with pytest.raises(SettingError, match=r"^subnet_ids: 'us-west-2a' does not offer g5\.xlarge and "):
+    with pytest.raises(SettingError, match=r"^subnet_ids: 'subnet-a' is in us-west-2a, which does not offer g5"):
         location(cloud, existing)
+
+
+@pytest.mark.parametrize("field", ["availability_zones", "subnet_ids"])
+def test_only_the_first_zone_needs_the_types_of_the_head(cloud: Cloud, field: str) -> None:
+    cloud.not_offered = {"m5.xlarge": ("us-west-2a",)}
+
+    def place(*zones: str) -> tuple[str, ...]:
+        if field == "availability_zones":
+            return location(cloud, availability_zones=zones).worker_zones
+        subnets = {zone: f"subnet-{zone[-1]}" for zone in zones}
+        return location(cloud, ExistingNetwork(vpc_id="vpc-0a1b", subnets=subnets)).worker_zones
+
+    assert place("us-west-2b", "us-west-2a") == ("us-west-2b", "us-west-2a")
+    with pytest.raises(SettingError, match=rf"^{field}: '(us-west-2a|subnet-a)' .*does not offer g5.xlarge and m5"):
+        place("us-west-2a", "us-west-2b")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +168,7 @@ def test_denied_offerings_leave_configured_zones(
     [
         ("getInstanceTypeOfferings", "availability_zones: instance type offerings of us-west-2 could not be read "),
         ("getAvailabilityZones", "availability_zones: the zones of us-west-2 could not be read (ec2:DescribeAvailab"),
-        ("getRegion", "aws:region: AWS could not be called (invoke of aws:index/getRegion:getRegion failed: "),
+        ("getRegion", "aws:region: AWS could not be called (AccessDenied: not authorized ()"),
     ],
 )
 def test_denied_calls_are_one_line(cloud: Cloud, silent: str, line: str) -> None:
