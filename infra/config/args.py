@@ -213,7 +213,7 @@ class _CamelCase(RayClusterArgs):
         # A name within a value, such as an image's, belongs to the value.
         names = rf"(?<![\w/.:@'-])({'|'.join(defaults())})(?![\w/@'-]|[.:]\w)"
         in_keys = re.sub(names, lambda name: key_of(name[0]), text)
-        return re.sub(r"(?<![\w'])(True|False)(?![\w'])", lambda word: word[0].lower(), in_keys)
+        return re.sub(r"(?<![\w'/:])(True|False)(?![\w'])", lambda word: word[0].lower(), in_keys)
 
 
 class _Configured(_CamelCase):
@@ -356,9 +356,10 @@ def _check_keys() -> None:
         if namespace != project:
             continue
         if key not in keys:
-            nearest = get_close_matches(key, sorted(keys), n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else "Pulumi.yaml lists all keys."
-            raise Refusal(key, f"unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")
+            nearest = get_close_matches(key_of(key), sorted(keys), n=3)
+            hint = f"did you mean {' or '.join(nearest)}?" if nearest else "Pulumi.yaml lists all keys."
+            # Without a rewrite: worker_count is the unknown key here.
+            raise pulumi.RunError(f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")
         if name in secrets or pulumi.runtime.is_config_secret(name):
             raise Refusal(
                 key,

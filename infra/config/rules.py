@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from infra.definitions.containers import OWN_VARIABLES
 from infra.definitions.policies import ECR_IMAGE
-from infra.errors import SettingError
+from infra.errors import SettingError, warn
 from infra.tags import TAG_PREFIX
 from infra.types import known
 
@@ -47,6 +47,19 @@ POLICY_ARN = r"arn:[\w-]+:iam::(\d{12}|aws):policy/[\w+=,.@/-]+"
 SECRET_ARN = r"arn:[\w-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@!-]+"
 KEY_ARN = r"arn:[\w-]+:kms:[a-z0-9-]+:\d{12}:key/[\w-]+"
 VARIABLE = r"[A-Za-z_]\w*"
+# Variables of ECS, of AWS's credentials, which would replace those of the task role, and of the image.
+OWN_PREFIXES = ("ECS_", "AWS_ACCESS", "AWS_SECRET", "AWS_SESSION", "AWS_PROFILE", "AWS_CONTAINER_", "AWS_ROLE_")
+OWN_PREFIXES += (
+    "AWS_WEB_IDENTITY",
+    "AWS_SHARED_",
+    "AWS_CONFIG_FILE",
+    "RAY_ON_ECS_",
+    "PATH",
+    "PYTHONPATH",
+    "LD_PRELOAD",
+)
+LOG_VARIABLE = "RAY_ON_ECS_LOG"
+SECRET_VARIABLE = r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY)$"
 # Tags by which ECS finds its instances, and AWS's users this stack.
 OWN_TAGS = {"name", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
@@ -146,11 +159,15 @@ def _check_bucket(field: str, value: str, name: str, prefix: str) -> None:
 def environment(field: str, values: Mapping[str, str]) -> None:
     """Environment variables that the containers don't set themselves."""
     for variable in values:
-        if variable in OWN_VARIABLES:
+        if variable in OWN_VARIABLES or (variable.startswith(OWN_PREFIXES) and variable != LOG_VARIABLE):
             raise SettingError(field, variable, "is reserved for the cluster's containers", "use another name")
         if not re.fullmatch(VARIABLE, variable, re.ASCII):
             hint = "use letters, digits and _, e.g. NCCL_DEBUG=INFO"
             raise SettingError(field, variable, "is not the name of an environment variable", hint)
+        if re.search(SECRET_VARIABLE, variable, re.I):
+            warn(
+                f"{field}: {variable} is plain in the state and in task definitions; give jobs secrets with job_secrets"
+            )
 
 
 def policy_arn(field: str, value: str | Sequence[str]) -> None:

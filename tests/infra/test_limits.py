@@ -65,7 +65,7 @@ def check(
         (
             {"environment": {"A": 59_000 * "x"}},
             {"environment": {"A": 65_000 * "x"}},
-            "environment: its 1 values make 71028 bytes of a task definition, of at most 65536; use shorter ones, or put",
+            "environment: its 1 values make 71028 bytes of a task definition, of at most 65536; use shorter",
         ),
         (
             {"environment": {f"VARIABLE_{number}": "x" for number in range(1000)}},
@@ -73,7 +73,7 @@ def check(
             "environment: its 2000 values make ",
         ),
         ({"nodes": (HEAD, of_types(40))}, {"nodes": (HEAD, of_types(41))},
-         "workerInstanceTypes: its 41 values make 41 instance types of an Auto Scaling group, of at most 40; use fewer"),
+         "workerInstanceTypes: its 41 values make 41 instance types of an Auto Scaling group, of at most 40"),
         (
             {"nodes": (HEAD, node_spec(), of_types(40, "cpuWorkers"))},
             {"nodes": (HEAD, node_spec(), of_types(41, "cpuWorkers"))},

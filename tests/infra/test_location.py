@@ -54,15 +54,34 @@ def test_configured_zones_keep_their_order(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(
     ("zone", "not_offered"),
-    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2d", {}), ("us-west-2-lax-1a", {}), ("usw2-az1", {})],
+    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2a", {"m5.xlarge": ("us-west-2a", "us-west-2b")})],
 )
 def test_an_unsuitable_zone_is_refused(cloud: Cloud, zone: str, not_offered: dict[str, tuple[str, ...]]) -> None:
     cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
         location(cloud, availability_zones=[zone])
     assert str(refused.value).startswith(
-        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.xlarge; use us-west-2a or us-west-2"
+        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.xlarge; use us-west-2"
     )
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [
+        "us-west-2d",
+        "us-west-2-lax-1a",
+        "usw2-az1",
+        "us-east-1b",
+        "us-west-2",
+        "us-west-2A",
+        "a",
+        "us-west-2a us-west-2b",
+    ],
+)
+@pytest.mark.parametrize("others", [[], ["us-west-2a"]], ids=["alone", "second"])
+def test_what_is_no_zone_of_the_region_is_refused(cloud: Cloud, zone: str, others: list[str]) -> None:
+    with pytest.raises(SettingError, match=f"^availability_zones: '{zone}' is not an availability zone of us-west-2; "):
+        location(cloud, availability_zones=[*others, zone])
 
 
 def test_a_zone_that_is_kept_must_still_suit(cloud: Cloud) -> None:
