@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
@@ -13,6 +15,10 @@ from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import TrainingError
 
 LIMITS = {"connect_seconds": 2, "read_seconds": 3, "attempts": 2}
+# A run asks every few seconds, and sees a changed stack within a minute. AWS is asked sooner if it has never answered.
+READ_SECONDS, RETRY_SECONDS = 60.0, 30.0
+# AWS's answers by question, and the times (monotonic) of the next requests.
+_answers: dict[Hashable, tuple[Any, float]] = {}
 
 
 class Zone(TypedDict):
@@ -52,12 +58,26 @@ class ClusterInfo(_Added):
 
 
 def read_cluster_info() -> ClusterInfo | None:
-    """Return the cluster info; None outside a stack, or if it can't be read, as a run does not depend on it."""
+    """Return the recent cluster info; None outside a stack, or if it can't be read, as a run does not depend on it."""
     name = os.environ.get(CLUSTER_INFO_VARIABLE)
     if not name:
         return None
-    response = ask_aws("ssm", "get_parameter", Name=name)
-    return parse_cluster_info(response["Parameter"]["Value"]) if response else None
+
+    def read() -> ClusterInfo | None:
+        response = ask_aws("ssm", "get_parameter", Name=name)
+        return parse_cluster_info(response["Parameter"]["Value"]) if response else None
+
+    return recent((CLUSTER_INFO_VARIABLE, name), read, READ_SECONDS)
+
+
+def recent(question: Hashable, ask: Callable[[], Any], seconds: float) -> Any:
+    """Return an answer of at most `seconds` ago; the last one if AWS has none now."""
+    answer, due = _answers.get(question, (None, -math.inf))
+    if time.monotonic() >= due:
+        found = ask()
+        answer = found if found or answer is None else answer
+        _answers[question] = (answer, time.monotonic() + (RETRY_SECONDS if answer is None else seconds))
+    return answer
 
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:

@@ -78,6 +78,7 @@ class ZoneFailover:
         needed: The number of instances without which the run can't begin.
         is_idle: Returns whether no instance of theirs is in use.
         others_wait: Returns whether another job waits for workers: instances that have not joined Ray yet may be its.
+        latest: Returns the workers as the stack has them now; None if that is not known.
         connect: Makes a boto3 client of EC2 Auto Scaling.
         now: Returns the time.
 
@@ -91,6 +92,7 @@ class ZoneFailover:
         needed: int,
         is_idle: Callable[[], bool],
         others_wait: Callable[[], bool],
+        latest: Callable[[], ClusterInfo | None] = lambda: None,
         connect: Callable[[], Any] = autoscaling_client,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -99,6 +101,7 @@ class ZoneFailover:
         self._now = now
         self._is_idle = is_idle
         self._others_wait = others_wait
+        self._latest = latest
         self._connect = connect
         self._next_look_at = 0.0
         self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
@@ -132,6 +135,9 @@ class ZoneFailover:
         Raises:
             Exception: AWS doesn't answer a question, or refuses it; any of boto's errors.
         """
+        latest = self._latest()
+        if latest and latest != self._workers:  # such as one with more zones, which the line about a shortage asks for
+            self._workers, self._is_last, self._invalid_zones = latest, False, set()
         groups = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self._workers["group"]])
         group = next(iter(groups["AutoScalingGroups"]), None)
         if group is None:

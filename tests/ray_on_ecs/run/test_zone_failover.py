@@ -191,11 +191,19 @@ class Watch:
         ]
         workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False, "spread": False}
         self.lines = collect_lines()
+        self.latest: Any = None
         self.is_idle = is_idle
         self.clock = clock or Clock()
         workers |= changed
+        self.workers = workers
         self.watch = ZoneFailover(
-            workers, needed, lambda: self.is_idle, lambda: others_wait, lambda: group, now=self.clock
+            workers,
+            needed,
+            lambda: self.is_idle,
+            lambda: others_wait,
+            latest=lambda: self.latest,
+            connect=lambda: group,
+            now=self.clock,
         )
 
     def look(self) -> str:
@@ -717,3 +725,13 @@ def test_a_zone_that_aws_does_not_know_is_passed_over(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cloud, CHANGES[0], fail_for_b)
     looks(cloud, Watch(cloud, zones=3, clock=lambda: cloud.now), 5, monkeypatch)
     assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["c"], 1)
+
+
+def test_a_waiting_run_uses_zones_that_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Cloud(1, 0, 0, 1)
+    watch = Watch(cloud, zones=2, clock=lambda: cloud.now)
+    looks(cloud, watch, 5, monkeypatch)
+    assert (cloud.moves, cloud.instances) == (["b"], {})
+    watch.latest = Watch(cloud, zones=3).workers
+    looks(cloud, watch, 5, monkeypatch)
+    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 1)
