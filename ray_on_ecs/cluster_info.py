@@ -41,6 +41,7 @@ class _Added(TypedDict, total=False):
     """Keys that a stack of an earlier version does not have."""
 
     default_gpus: int  # of a run that does not say how many workers it wants
+    disk_usd: float  # of a worker's disk an hour, in `prices`, which EC2's spot prices are without
 
 
 class ClusterInfo(_Added):
@@ -110,10 +111,11 @@ def spot_question(info: ClusterInfo, instance_types: Collection[str] | None = No
     }
 
 
-def spot_prices(answer: dict[str, Any]) -> dict[str, float]:
-    """Return dollars an hour by type, in the most expensive zone; types without a spot price are missing."""
+def spot_prices(answer: dict[str, Any], info: ClusterInfo) -> dict[str, float]:
+    """Return dollars an hour by type with its disk, in the most expensive zone; types without a price are missing."""
     prices: dict[str, float] = {}
     for entry in answer["SpotPriceHistory"]:
         instance_type = entry["InstanceType"]
-        prices[instance_type] = max(float(entry["SpotPrice"]), prices.get(instance_type, 0.0))
+        price = float(entry["SpotPrice"]) + info.get("disk_usd", 0.0)
+        prices[instance_type] = max(price, prices.get(instance_type, 0.0))
     return prices

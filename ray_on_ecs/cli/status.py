@@ -150,7 +150,7 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
     on_demand = info["prices"] or {}
     spot: Mapping[str, float] = {}
     if any(market == SPOT for _, market in rented):
-        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)))
+        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)), info)
     prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
     known = [price for price in [info["head_usd"], *prices] if price is not None]
     if len(known) <= len(prices):

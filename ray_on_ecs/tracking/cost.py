@@ -38,7 +38,7 @@ class InstanceCost(TypedDict):
 
 
 class Cost(TypedDict):
-    """Cost of a command's workers in dollars, without the head, disks and traffic."""
+    """Cost of a command's workers in dollars, without the head, the disks' size and traffic."""
 
     usd: float
     on_demand_usd: float  # the same hours at on-demand prices
@@ -67,7 +67,7 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     spot = None
     if on_spot:
         question = partial(ask_aws, "ec2", "describe_spot_price_history", **spot_question(info, on_spot))
-        spot = recent(on_spot, lambda: spot_prices(question() or {"SpotPriceHistory": []}), SPOT_PRICES_SECONDS)
+        spot = recent(on_spot, lambda: spot_prices(question() or {"SpotPriceHistory": []}, info), SPOT_PRICES_SECONDS)
     prices = {ON_DEMAND: info["prices"], SPOT: spot or {}}
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []

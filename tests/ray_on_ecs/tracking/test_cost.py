@@ -77,7 +77,7 @@ def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch
 @pytest.fixture
 def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """EC2 knows the price of a type on spot."""
-    monkeypatch.setattr(cost_module, "spot_prices", lambda answer: {"g5.xlarge": 0.41})
+    monkeypatch.setattr(cost_module, "spot_prices", lambda answer, info: {"g5.xlarge": 0.41})
 
 
 @pytest.mark.usefixtures("prices")
