@@ -34,7 +34,7 @@ SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hf-a1b2c3"
 OF_REGION = f"{REGION}:{ACCOUNT}"
 MOCKED = f"arn:aws:service:{OF_REGION}:ray-on-ecs"
 # The resources of the calls: as AWS names them, and as the mocks do, whose ARNs the roles of the tasks have.
-RESOURCES: dict[str, tuple[str, str]] = {
+RESOURCES: dict[str, tuple[str, ...]] = {
     "anything": ("*", "*"),
     "bucket": (f"arn:aws:s3:::{BUCKET}",) * 2,
     "run": (f"arn:aws:s3:::{BUCKET}/runs/first/file",) * 2,
@@ -204,7 +204,7 @@ def services() -> frozenset[str]:
     """The services in the arguments of `client`, `call`, `ask` and other functions, by boto3's names."""
     known = set(botocore.session.get_session().get_available_services())
     return frozenset(
-        node.args[0].value
+        str(node.args[0].value)
         for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)

@@ -213,7 +213,7 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
         cost = "unknown while the head can't be reached"
     if of_aws["estimated_hourly_usd"] is not None:
         cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
-    yield "cost", f"{cost}; size of disks, NAT and traffic are extra"
+    yield "cost", f"{cost}; disk space, NAT and traffic are extra"
     yield "scale-in", _scale_in(of_aws["scaling"]) or unknown("workers")
 
 

@@ -193,8 +193,9 @@ class StackCluster(RemoteCluster):
     def token_hint(self) -> str:
         stack = self._stack
         return (
-            "it was started with another one; who deploys the stack gives it the stack's: aws ecs update-service --region "
-            f"{stack.region} --cluster {stack.cluster_name} --service {stack.services['head']} --force-new-deployment"
+            "it was started with another one; who deploys the stack gives it the stack's by aws ecs update-service "
+            f"--region {stack.region} --cluster {stack.cluster_name} --service {stack.services['head']} "
+            "--force-new-deployment"
         )
 
     @contextmanager

@@ -70,8 +70,8 @@ class Desk:
         can_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self._documents, self._jobs, self._ray, self._can_start = documents, jobs, ray, can_start
-        own = {"code": labels.fingerprint(), "secrets_key": os.environ.get(SECRETS_KEY_VARIABLE, "")}
-        self._state = HeadState(head=uuid.uuid4().hex, **own)
+        secrets_key = os.environ.get(SECRETS_KEY_VARIABLE, "")
+        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint(), secrets_key=secrets_key)
         self._version: str | None = None
         self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their keys (`record.key_of`)
         self._claim: list[Job] = []  # the job whose driver is about to start
