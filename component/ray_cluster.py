@@ -98,7 +98,7 @@ class Args(TypedDict, total=False):
     role_path: str
     """IAM path of all roles, e.g. /teams/ml/."""
     kms_key_arn: pulumi.Input[str]
-    """ARN of a customer managed KMS key for bucket, disks, logs, token and repository; by default AWS keys."""
+    """ARN of a customer managed KMS key for bucket, disks, logs, secrets and repository; by default AWS keys."""
     # end of the arguments
 
 

@@ -70,6 +70,7 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
         "spot": worker.spot_count > 0,
         "spread": worker.spread,
         "prices": _prices(*(node for kind, node in args.nodes.items() if kind != "head")),
+        "disk_usd": worker.disk_usd,
         "head_usd": max((price.on_demand for price in (args.nodes["head"].prices or {}).values()), default=None),
         "scaling": {
             kind: {"min": scale.min_count, "max": scale.max_count, "idle_minutes": scale.idle_minutes}

@@ -225,7 +225,7 @@ class RayCluster(pulumi.ComponentResource):
                 node=node,
                 security=self._args.security,
                 managed_scaling=kind in self._plan.scales,
-                ebs={"volume_size": self._args.root_volume_gib},
+                ebs={"volume_size": self._args.root_volume_gib, "throughput": node.disk_throughput},
             )
             node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
         return node_groups

@@ -68,6 +68,7 @@ class TaskFactory:
             cluster=self.cluster.name,
             metrics_namespace=namespace,
             cluster_info_parameter=cluster_info_parameter.name,
+            secrets_key_arn=self.security.kms_key_arn,
         )
         return self._args(
             "head",

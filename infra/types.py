@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pulumi
 
-from infra.definitions.sizing import InstanceType, TaskSize
+from infra.definitions.sizing import InstanceType, TaskSize, disk_throughput
 
 
 def known(value: pulumi.Input[str]) -> str:
@@ -51,7 +51,7 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Price of an instance in USD per hour; `spot` is None if it was not requested or is unknown."""
+    """Price of an instance with its disk's throughput in USD per hour; `spot` is None if unknown or not requested."""
 
     on_demand: float
     spot: float | None = None
@@ -69,6 +69,7 @@ class NodeSpec:
         spread: True if its instances may be in several zones at a time.
         spot_count: Number of Spot Instances among max_count.
         prices: Price by instance type, or None if one is unknown.
+        disk_usd: Part of each price that is the disk's.
     """
 
     key: str
@@ -80,6 +81,12 @@ class NodeSpec:
     spot_count: int = 0
     ami_id: str = ""
     prices: Mapping[str, Price] | None = None
+    disk_usd: float = 0.0
+
+    @property
+    def disk_throughput(self) -> int:
+        """Throughput of the root volume in MiB/s."""
+        return disk_throughput(self.instances)
 
     @property
     def instance_types(self) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
@@ -13,6 +15,10 @@ from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import TrainingError
 
 LIMITS = {"connect_seconds": 2, "read_seconds": 3, "attempts": 2}
+# A run asks every few seconds, and sees a changed stack within a minute. AWS is asked sooner if it has never answered.
+READ_SECONDS, RETRY_SECONDS = 60.0, 30.0
+# AWS's answers by question, and the times (monotonic) of the next requests.
+_answers: dict[Hashable, tuple[Any, float]] = {}
 
 
 class Zone(TypedDict):
@@ -35,6 +41,7 @@ class _Added(TypedDict, total=False):
     """Keys that a stack of an earlier version does not have."""
 
     default_gpus: int  # of a run that does not say how many workers it wants
+    disk_usd: float  # of a worker's disk an hour, in `prices`, which EC2's spot prices are without
 
 
 class ClusterInfo(_Added):
@@ -52,12 +59,26 @@ class ClusterInfo(_Added):
 
 
 def read_cluster_info() -> ClusterInfo | None:
-    """Return the cluster info; None outside a stack, or if it can't be read, as a run does not depend on it."""
+    """Return the recent cluster info; None outside a stack, or if it can't be read, as a run does not depend on it."""
     name = os.environ.get(CLUSTER_INFO_VARIABLE)
     if not name:
         return None
-    response = ask_aws("ssm", "get_parameter", Name=name)
-    return parse_cluster_info(response["Parameter"]["Value"]) if response else None
+
+    def read() -> ClusterInfo | None:
+        response = ask_aws("ssm", "get_parameter", Name=name)
+        return parse_cluster_info(response["Parameter"]["Value"]) if response else None
+
+    return recent((CLUSTER_INFO_VARIABLE, name), read, READ_SECONDS)
+
+
+def recent(question: Hashable, ask: Callable[[], Any], seconds: float) -> Any:
+    """Return an answer of at most `seconds` ago; the last one if AWS has none now."""
+    answer, due = _answers.get(question, (None, -math.inf))
+    if time.monotonic() >= due:
+        found = ask()
+        answer = found if found or answer is None else answer
+        _answers[question] = (answer, time.monotonic() + (RETRY_SECONDS if answer is None else seconds))
+    return answer
 
 
 def ask_aws(service: str, method: str, **arguments: Any) -> Any:
@@ -90,10 +111,11 @@ def spot_question(info: ClusterInfo, instance_types: Collection[str] | None = No
     }
 
 
-def spot_prices(answer: dict[str, Any]) -> dict[str, float]:
-    """Return dollars an hour by type, in the most expensive zone; types without a spot price are missing."""
+def spot_prices(answer: dict[str, Any], info: ClusterInfo) -> dict[str, float]:
+    """Return dollars an hour by type with its disk, in the most expensive zone; types without a price are missing."""
     prices: dict[str, float] = {}
     for entry in answer["SpotPriceHistory"]:
         instance_type = entry["InstanceType"]
-        prices[instance_type] = max(float(entry["SpotPrice"]), prices.get(instance_type, 0.0))
+        price = float(entry["SpotPrice"]) + info.get("disk_usd", 0.0)
+        prices[instance_type] = max(price, prices.get(instance_type, 0.0))
     return prices

@@ -20,7 +20,7 @@ WORKER_TIMEOUT = 1800
 
 # Environment variables of the containers: the CloudWatch namespace of the stack; `true` if it can have CPU workers; the
 # folder of the head's state; the SSM parameter with the cluster info; the head's DNS name; the file with the instance's
-# type, zone and market; and the prefix of the SSM parameters with runs' secrets.
+# type, zone and market; and the prefix and the KMS key of the SSM parameters with runs' secrets.
 CLOUDWATCH_NAMESPACE_VARIABLE = "CLOUDWATCH_NAMESPACE"
 CPU_WORKERS_VARIABLE = "CPU_WORKERS"
 HEAD_STATE_VARIABLE = "RAY_HEAD_STATE"
@@ -28,6 +28,7 @@ CLUSTER_INFO_VARIABLE = "CLUSTER_INFO"
 HEAD_HOST_VARIABLE = "RAY_HEAD_HOST"
 INSTANCE_FILE_VARIABLE = "INSTANCE_FILE"
 SECRETS_VARIABLE = "SECRETS_PREFIX"
+SECRETS_KEY_VARIABLE = "SECRETS_KEY"
 # The folder with the documents by which the head and its users reach each other: s3://BUCKET/clusters/CLUSTER.
 DOCUMENTS_VARIABLE = "CLUSTER_DOCUMENTS"
 CLUSTERS_PREFIX = "clusters"

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from ray_on_ecs.aws import Refused, client, translated
-from ray_on_ecs.contract import SECRETS_VARIABLE
+from ray_on_ecs.contract import SECRETS_KEY_VARIABLE, SECRETS_VARIABLE
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.private_folder import at_home
 from ray_on_ecs.rules import NAME, OF_RUNNER
@@ -36,7 +36,7 @@ ARN = r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+"
 # The variables of the runner and of what starts the script: see docs/scripts.md.
 NOT_SECRET = re.compile(
     rf"{OF_RUNNER}|PATH|HOME|TMPDIR|LD_.*|PYTHON.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|TF_CONFIG"
-    r"|TORCHELASTIC_.*|GIT_(COMMIT|DIRTY)|_*RAY_.*|SECRETS_PREFIX"
+    r"|TORCHELASTIC_.*|GIT_(COMMIT|DIRTY)|_*RAY_.*|SECRETS_(PREFIX|KEY)"
 )
 # Stay in the environment: this process needs them.
 OF_AWS = "AWS_"
@@ -132,20 +132,24 @@ def read_on_node(items: Sequence[str], uri: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A run's secrets in SSM's Parameter Store, encrypted with the AWS managed key `aws/ssm`.
+    """A run's secrets in SSM's Parameter Store, encrypted with the stack's KMS key or the AWS managed key `aws/ssm`.
 
-    Like `Files`, it can repeat each call: AWS may carry one out and lose the answer.
+    Like `Files`, it can repeat each call: AWS may carry one out and lose the answer. `key` returns the ARN of the
+    stack's key, empty without one.
     """
 
     path: str
     call: Callable[..., Any]
+    key: Callable[[], str] = lambda: ""
 
     def put(self, values: Mapping[str, str]) -> None:
         """Store values by name, and overwrite existing ones."""
+        key = self.key()
+        options = {"Type": "SecureString", "Overwrite": True, **({"KeyId": key} if key else {})}
         try:
             for name, value in values.items():
                 path = f"{self.path}/{name}"
-                self.call("put_parameter", Name=path, Value=value, Type="SecureString", Overwrite=True)
+                self.call("put_parameter", Name=path, Value=value, **options)
         except TrainingError as cause:  # only its code: AWS's message may contain the value
             kind = UsageError if isinstance(cause, UsageError) else ResourceError
             code = getattr(cause, "code", None) or type(cause.__cause__ or cause).__name__
@@ -212,13 +216,13 @@ def store(uri: str) -> Store:
     """Return the store of a run, by its folder, for the cluster's processes."""
     prefix = os.environ.get(SECRETS_VARIABLE)
     if prefix:
-        return Parameters(f"{prefix}/{_place(uri)}", partial(ask, "ssm"))
+        return parameters(prefix, uri, partial(ask, "ssm"), partial(os.environ.get, SECRETS_KEY_VARIABLE, ""))
     return Files(at_home() / "secrets" / _place(uri))
 
 
-def parameters(prefix: str, uri: str, call: Callable[..., Any]) -> Store:
-    """Return the store of a run below a cluster's prefix, for another machine, which calls SSM's methods by `call`."""
-    return Parameters(f"{prefix}/{_place(uri)}", call)
+def parameters(prefix: str, uri: str, call: Callable[..., Any], key: Callable[[], str]) -> Parameters:
+    """Return the store of a run below a cluster's prefix, which calls SSM's methods by `call`; see Parameters."""
+    return Parameters(f"{prefix}/{_place(uri)}", call, key)
 
 
 class Masker:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.iam import as_list
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud
 from tests.infra.stacks import STACKS, deploy, deployed, takes_tags
 
@@ -297,10 +298,6 @@ def actions(table: dict[str, dict[str, str]]) -> set[str]:
 
 
 STATEMENTS = [statement for policy in POLICIES for statement in policy["Statement"]]
-
-
-def as_list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
 
 
 def allowed() -> Iterator[tuple[str, dict[str, Any]]]:

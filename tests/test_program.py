@@ -106,7 +106,7 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
         "head_instance_id": "i-0123456789abcdef0",
         "cluster_name": "ray-on-ecs-ray-dev-c0ffee",
         "log_group": "ray-on-ecs-ray-logs",
-        "estimated_hourly_usd": 2.204,
+        "estimated_hourly_usd": 2.2602,
         "default_gpus": 2,
     }
     plain = {name: value for name, value in stack.exports.items() if not name.endswith("_command")}

@@ -124,7 +124,7 @@ class RayClusterArgs:
     role_path: Annotated[str, rules.role_path] = "/"
     """IAM path of all roles, e.g. /teams/ml/."""
     kms_key_arn: Annotated[Text, rules.key_arn] = ""
-    """ARN of a customer managed KMS key for bucket, disks, logs, token and repository; by default AWS keys."""
+    """ARN of a customer managed KMS key for bucket, disks, logs, secrets and repository; by default AWS keys."""
 
     def __post_init__(self) -> None:
         """Check the type and the rule of each field, then the combinations of several.

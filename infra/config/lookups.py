@@ -295,6 +295,7 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         gpu_manufacturer=gpu.manufacturer if gpu else "",
         boot_modes=tuple(answer.boot_modes or ()),
         tpm=answer.nitro_tpm_support != "unsupported",
+        disk_mb=answer.ebs_performance_maximum_throughput or 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Instance prices: on demand from the AWS Price List API, on spot from EC2's price history.
+"""Prices of instances and of their disks' throughput: from the AWS Price List API, on spot from EC2's price history.
 
 The Price List API has endpoints in only a few regions, and the AWS provider calls the stack's region: hence boto3.
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -7,7 +7,7 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
+from infra.definitions.sizing import GP3_MIB
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec, Price
 
@@ -28,6 +29,10 @@ PRODUCT = {
     "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
     "marketoption": "OnDemand",
 }  # fmt: skip
+# Throughput of a gp3 volume above what its size includes, for a month.
+# https://aws.amazon.com/ebs/pricing/
+DISK_PRODUCT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
+DISK_UNIT, MIB_OF_UNIT, HOURS_OF_MONTH = "GiBps-mo", 1024, 730
 # Refused or absent, or the page of a proxy in place of an answer.
 UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, ValueError)
 
@@ -45,12 +50,31 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     except UNREADABLE as cause:
         warn(f"cost estimate is not available (pricing:GetProducts: {error_reason(cause)}); continuing")
         return list(nodes)
+    disk_usd = _disk_usd(price_list, region, *nodes)
     priced = []
     for node in nodes:
         on_spot = _spot_prices(region, node, zones) if spot and node.spot_count else {}
-        prices = {name: Price(on_demand=on_demand[name], spot=on_spot.get(name)) for name in node.instance_types}
-        priced.append(replace(node, prices=prices))
+        disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
+        prices = {
+            name: Price(
+                on_demand=round(on_demand[name] + disk, 6),
+                spot=round(on_spot[name] + disk, 6) if name in on_spot else None,
+            )
+            for name in node.instance_types
+        }
+        priced.append(replace(node, prices=prices, disk_usd=disk))
     return priced
+
+
+def _disk_usd(price_list: Any, region: str, *nodes: NodeSpec) -> float:
+    """USD per hour of a MiB/s that a disk's size does not include; 0 with a warning if it is unknown."""
+    if all(node.disk_throughput == GP3_MIB for node in nodes):
+        return 0.0
+    try:
+        return usd(price_list, region, DISK_UNIT, DISK_PRODUCT) / MIB_OF_UNIT / HOURS_OF_MONTH
+    except UNREADABLE as cause:
+        warn(f"the cost estimate is without the disks' throughput (pricing:GetProducts: {error_reason(cause)})")
+        return 0.0
 
 
 def _spot_prices(region: str, node: NodeSpec, zones: Collection[str]) -> dict[str, float]:
@@ -65,8 +89,8 @@ def _spot_prices(region: str, node: NodeSpec, zones: Collection[str]) -> dict[st
 def estimate(*nodes: NodeSpec) -> float | None:
     """Maximum USD per hour of all instances, None where a price is unknown.
 
-    Of several types the most expensive counts, and for an unknown spot price the on-demand price. Disks, NAT gateway
-    and traffic are not included.
+    Of several types the most expensive counts, and for an unknown spot price the on-demand price. The disks' size, NAT
+    gateway and traffic are not included.
     """
     total = 0.0
     for node in nodes:
@@ -109,15 +133,21 @@ def spot_usd(ec2: Any, instance_types: Collection[str], zones: Collection[str]) 
 
 def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
     """On-demand price of an instance type in USD; LookupError unless the list has exactly one."""
-    wanted = {**PRODUCT, "instanceType": instance_type, "regionCode": region}
+    return usd(prices, region, "Hrs", {**PRODUCT, "instanceType": instance_type})
+
+
+def usd(prices: Any, region: str, unit: str, product: Mapping[str, str]) -> float:
+    """Price of a unit of a product in USD; LookupError unless the list has exactly one."""
+    wanted = {**product, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     products = prices.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
-    offers = [offer for product in products for offer in json.loads(product)["terms"].get("OnDemand", {}).values()]
+    offers = [offer for found in products for offer in json.loads(found)["terms"].get("OnDemand", {}).values()]
     dimensions = [dimension for offer in offers for dimension in offer["priceDimensions"].values()]
     # 0 is a product that is not sold on demand.
-    distinct = {float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions} - {0}
+    distinct = {float(item["pricePerUnit"]["USD"]) for item in dimensions if item["unit"] == unit} - {0}
     if len(distinct) != 1:
-        raise LookupError(f"{len(distinct)} prices of {instance_type} in {region}")
+        what = product.get("instanceType", product.get("productFamily"))
+        raise LookupError(f"{len(distinct)} prices of {what} in {region}")
     return distinct.pop()
 
 

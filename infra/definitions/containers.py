@@ -25,6 +25,7 @@ from ray_on_ecs.contract import (
     INSTANCE_FILE_VARIABLE,
     NODE_GROUP_VARIABLE,
     RUNS_PREFIX,
+    SECRETS_KEY_VARIABLE,
     SECRETS_VARIABLE,
     WORKER_TIMEOUT,
 )
@@ -66,6 +67,7 @@ OWN_VARIABLES = {
     HEAD_STATE_VARIABLE,
     INSTANCE_FILE_VARIABLE,
     NODE_GROUP_VARIABLE,
+    SECRETS_KEY_VARIABLE,
     SECRETS_VARIABLE,
 }
 
@@ -93,6 +95,7 @@ def head(
     cluster: str,
     metrics_namespace: str,
     cluster_info_parameter: str,
+    secrets_key_arn: str = "",
     cpu_workers: bool = False,
 ) -> Container:
     """Container of the head, which runs the scheduler and the jobs' drivers, and offers Ray no CPUs or GPUs.
@@ -108,6 +111,8 @@ def head(
         CLUSTER_INFO_VARIABLE: cluster_info_parameter,
         DOCUMENTS_VARIABLE: f"s3://{bucket}/{CLUSTERS_PREFIX}/{cluster}",
     }
+    if secrets_key_arn:
+        environment[SECRETS_KEY_VARIABLE] = secrets_key_arn
     if cpu_workers:
         environment[CPU_WORKERS_VARIABLE] = "true"
     return _container(

@@ -50,6 +50,9 @@ MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:Te
 # Secrets of runs in SSM Parameter Store.
 READ_PARAMETERS = "ssm:GetParameters"
 PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
+# A parameter of the advanced tier, which an account can have as its default, takes a data key.
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/secure-string-parameter-kms-encryption.html
+WRITE_SECRETS = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
 # Actions without resource-level permissions, and the reason why each is acceptable.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
@@ -270,12 +273,13 @@ def _own_account(account: str) -> Statement:
 def _secrets(parameters_arn: str | None, secret_arns: Sequence[str], key_arn: str, *, writes: bool) -> list[Statement]:
     """Statements to read the secrets of runs, and with `writes` to create and delete those in SSM.
 
-    The parameters are encrypted with the AWS managed key for SSM, like the token: see `execution`.
+    By default the parameters are encrypted with the AWS managed key for SSM, like the token: see `execution`.
     """
     statements: list[Statement] = []
     if parameters_arn:
         actions = [READ_PARAMETERS, PUT_PARAMETER, DELETE_PARAMETERS] if writes else [READ_PARAMETERS]
         statements.append(_allow(actions, parameters_arn))
+        statements += _use_key(key_arn, WRITE_SECRETS if writes else ["kms:Decrypt"], "ssm")
     if secret_arns:
         statements.append(_allow(["secretsmanager:GetSecretValue"], list(secret_arns)))
         statements += _use_key(key_arn, ["kms:Decrypt"], "secretsmanager")

@@ -1,4 +1,4 @@
-"""Task sizes: CPU, memory, GPUs, shared memory and Ray's object store, from the instance type.
+"""Task sizes: CPU, memory, GPUs, shared memory and Ray's object store, from the instance type; and its disk's speed.
 
 One task fills one instance, so every number follows from EC2's description of the type, which plan.py looks up.
 """
@@ -16,6 +16,10 @@ ARCHITECTURE = "x86_64"
 SMALLEST_HEAD_MIB = 8192
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task_definition_parameters_ec2.html
 MOST_VCPUS = 192
+# Throughput of a gp3 volume in MiB/s that its price includes, the most that can be provisioned, and the IOPS that the
+# price includes, of which each allows a quarter of a MiB/s.
+# https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+GP3_MIB, GP3_MOST_MIB, GP3_IOPS = 125, 1000, 3000
 # Below compute capability 7.5, the lowest that PyTorch's CUDA 13 builds hold kernels for.
 # https://docs.pytorch.org/get-started/ and https://developer.nvidia.com/cuda-gpus
 GPUS_TOO_OLD = ("GRID K520", "K80", "M60", "V100")
@@ -23,7 +27,10 @@ GPUS_TOO_OLD = ("GRID K520", "K80", "M60", "V100")
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """Attributes of an EC2 instance type that determine task size and machine image."""
+    """Attributes of an EC2 instance type that determine task size, disk and machine image.
+
+    `disk_mb` is the most that EBS reads or writes for it, in MB/s; some types have it for half an hour a day.
+    """
 
     name: str
     vcpus: int
@@ -35,6 +42,7 @@ class InstanceType:
     gpu_memory_mib: int = 0
     boot_modes: tuple[str, ...] = ()
     tpm: bool = False
+    disk_mb: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,15 @@ class TaskSize:
     def object_store_bytes(self) -> int:
         """Size of Ray's object store in /dev/shm, of which a third is left to data loaders."""
         return self.memory_mib * 20 // 100 * MIB
+
+
+def disk_throughput(instances: Sequence[InstanceType]) -> int:
+    """Throughput of the root volume in MiB/s, which bounds how fast an instance unpacks the image.
+
+    One launch template serves all types. The slowest counts: its instances would pay for more and not have it.
+    """
+    slowest = min(instance.disk_mb for instance in instances) * 10**6 / MIB
+    return round(max(GP3_MIB, min(slowest, GP3_MOST_MIB, GP3_IOPS / 4)))
 
 
 def head_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:

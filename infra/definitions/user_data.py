@@ -43,6 +43,12 @@ def user_data(cluster_name: str) -> str:
         "ECS_IMAGE_PULL_BEHAVIOR": "once",
         # By default the agent keeps a stopped task's containers and volumes, with Ray's files, for three hours.
         "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION": "10m",
+        # Docker unpacks the image, some 7 GB, for minutes, and answers late while the disk is busy. By the defaults of
+        # 1, 4 and 3 minutes the task would fail, and after three of these the deployment.
+        # https://github.com/aws/amazon-ecs-agent/issues/4308
+        **dict.fromkeys(
+            ("ECS_IMAGE_PULL_INACTIVITY_TIMEOUT", "ECS_CONTAINER_CREATE_TIMEOUT", "ECS_CONTAINER_START_TIMEOUT"), "10m"
+        ),
         "ECS_RESERVED_MEMORY": "256",
         # At a Spot interruption notice, the agent stops the tasks at once, which leaves them the two minutes of the
         # notice. Without effect on on-demand instances.

@@ -150,7 +150,7 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
     on_demand = info["prices"] or {}
     spot: Mapping[str, float] = {}
     if any(market == SPOT for _, market in rented):
-        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)))
+        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)), info)
     prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
     known = [price for price in [info["head_usd"], *prices] if price is not None]
     if len(known) <= len(prices):
@@ -213,7 +213,7 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
         cost = "unknown while the head can't be reached"
     if of_aws["estimated_hourly_usd"] is not None:
         cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
-    yield "cost", f"{cost}; disks, NAT and traffic are extra"
+    yield "cost", f"{cost}; disk space, NAT and traffic are extra"
     yield "scale-in", _scale_in(of_aws["scaling"]) or unknown("workers")
 
 

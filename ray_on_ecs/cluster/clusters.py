@@ -159,6 +159,12 @@ class RemoteCluster(Cluster):
         documents = Documents(Bucket(**self.s3_options()), f"{self.bucket}/{CLUSTERS_PREFIX}/{self.cluster_name}")
         return RemoteJobs(documents, partial(aws.user_id, **self.client_options), say, self.secrets_of)
 
+    def _secrets_in(self, uri: str, call: Callable[..., Any]) -> secrets.Store:
+        """Return the store of a run's secrets. The head's state has their key: a user may know the bucket alone."""
+        return secrets.parameters(
+            secrets_prefix(self.cluster_name), uri, call, lambda: self.jobs().state()[0].secrets_key
+        )
+
     def document_storage(self, storage: RunStorage) -> RunStorage:
         # In the bucket if the storage path is a folder of the nodes, apart from other runs.
         if not storage.is_local:
@@ -187,8 +193,9 @@ class StackCluster(RemoteCluster):
     def token_hint(self) -> str:
         stack = self._stack
         return (
-            f"it was started with another one: aws ecs update-service --region {stack.region} --cluster "
-            f"{stack.cluster_name} --service {stack.services['head']} --force-new-deployment gives it the stack's"
+            "it was started with another one; who deploys the stack gives it the stack's by aws ecs update-service "
+            f"--region {stack.region} --cluster {stack.cluster_name} --service {stack.services['head']} "
+            "--force-new-deployment"
         )
 
     @contextmanager
@@ -222,7 +229,7 @@ class StackCluster(RemoteCluster):
         return {**aws.limits(), "region_name": self._stack.region}
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        return secrets.parameters(secrets_prefix(self._stack.cluster_name), uri, partial(aws.call, "ssm", self._stack))
+        return self._secrets_in(uri, partial(aws.call, "ssm", self._stack))
 
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         from ray_on_ecs.cluster.session import started
@@ -362,9 +369,7 @@ class BucketCluster(RemoteCluster):
         raise UsageError(f"{CLUSTER_VARIABLE}: {what}; {way_out}")
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        return secrets.parameters(
-            secrets_prefix(self.cluster_name), uri, partial(secrets.ask, "ssm", options=self.client_options)
-        )
+        return self._secrets_in(uri, partial(secrets.ask, "ssm", options=self.client_options))
 
     @cached_property
     def client_options(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class HeadState:
         ray: Ray's version, nodes and GPUs (node/ray_status.py); empty while Ray does not answer.
         code: The fingerprint of its code (node/labels.py).
         head: The ID of the head.
+        secrets_key: The KMS key of the runs' secrets; empty for AWS's.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -46,6 +47,7 @@ class HeadState:
     ray: dict[str, Any] = field(default_factory=dict)
     code: str = ""
     head: str = ""
+    secrets_key: str = ""
 
     def to_json(self) -> bytes:
         """Return the document."""
@@ -214,6 +216,7 @@ def _head_state(document: Mapping[str, Any]) -> HeadState:
         ray=ray if isinstance(ray, dict) else {},
         code=str(document.get("code", "")),
         head=str(document.get("head", "")),
+        secrets_key=str(document.get("secrets_key", "")),
     )
 
 

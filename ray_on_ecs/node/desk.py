@@ -10,6 +10,7 @@ A head that finds the state of a later head stops answering requests. Its driver
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.config import OWNER, SUBMITTED
-from ray_on_ecs.contract import WORKER_TIMEOUT
+from ray_on_ecs.contract import SECRETS_KEY_VARIABLE, WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, failure_of
 from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
@@ -69,7 +70,8 @@ class Desk:
         can_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self._documents, self._jobs, self._ray, self._can_start = documents, jobs, ray, can_start
-        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint())
+        secrets_key = os.environ.get(SECRETS_KEY_VARIABLE, "")
+        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint(), secrets_key=secrets_key)
         self._version: str | None = None
         self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their keys (`record.key_of`)
         self._claim: list[Job] = []  # the job whose driver is about to start

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -33,7 +32,6 @@ from ray_on_ecs.run.local_gpus import count_gpus
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0  # a run waits for minutes or hours
-STACK_POLLS = 30  # between two looks at the stack's description
 TIMEOUT_SECONDS = 10  # a head that is busy is asked again
 # Names of tickets: runs that have begun sort before runs that wait, and these sort by time.
 TICKETS, BEGUN, WAITING = "*.ticket", "begun-", "waiting-"
@@ -185,13 +183,11 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
     address = "" if is_without_ray() else head_address()
     with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
-        gpus_of_stack = 0  # that it can start
-        for poll in itertools.count():
-            gpus = None
+        while True:
+            gpus, gpus_of_stack = None, 0  # those that are there, and those that the stack can start
             if place.tickets_before():  # an empty queue asks neither Ray nor AWS
-                if poll % STACK_POLLS == 0:
-                    info = read_cluster_info()
-                    gpus_of_stack = info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
+                info = read_cluster_info()
+                gpus_of_stack = info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
                 gpus = _gpus(address)
             blocking = place.begin_if_free(None if gpus is None else max(gpus, gpus_of_stack))
             if blocking is None:

@@ -151,7 +151,7 @@ def _find_room(
         raise ResourceError(shortage_message(config, nodes, seconds))
     logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(nodes)}")
     with waiting(), _pending_placement_group(config):
-        failover = failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
+        failover: ZoneFailover | None = None
         deadline = time.monotonic() + seconds
         while True:
             with suppress(*RAY_ERRORS):  # the head may be away for a moment
@@ -162,6 +162,7 @@ def _find_room(
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise ResourceError(shortage_message(config, nodes, seconds, failover.shortage if failover else ""))
+            failover = failover or failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
             if failover:
                 failover.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
             time.sleep(min(POLL_SECONDS, remaining))
@@ -344,7 +345,8 @@ def failover_of(
     info = read_cluster_info()
     if not info:
         return None
-    return ZoneFailover(info, _instances_needed(num_workers, use_gpu, info), gpus_are_idle, others_wait)
+    needed = _instances_needed(num_workers, use_gpu, info)
+    return ZoneFailover(info, needed, gpus_are_idle, others_wait, latest=read_cluster_info)
 
 
 def _instances_needed(num_workers: int, use_gpu: bool, info: ClusterInfo) -> int:

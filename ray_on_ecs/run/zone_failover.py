@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,11 @@ RECENT = timedelta(minutes=15)
 # Time without a new instance after which a zone that has only some of the instances is given up for another.
 PATIENCE = timedelta(minutes=5)
 ACTIVITIES = 50
+# AWS's codes of requests that stay wrong, as for a subnet or an instance that is gone; and those of IAM and SCPs, which
+# only a person changes. After other failures, such as throttling or a lost answer, the next look repeats the request.
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html
+INVALID = {"ValidationError"}
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 
 # Messages of EC2 Auto Scaling when EC2 lacks capacity, and when a quota is reached. A group of one type gives
 # EC2's sentence, a group of several its code, too.
@@ -73,6 +78,7 @@ class ZoneFailover:
         needed: The number of instances without which the run can't begin.
         is_idle: Returns whether no instance of theirs is in use.
         others_wait: Returns whether another job waits for workers: instances that have not joined Ray yet may be its.
+        latest: Returns the workers as the stack has them now; None if that is not known.
         connect: Makes a boto3 client of EC2 Auto Scaling.
         now: Returns the time.
 
@@ -86,6 +92,7 @@ class ZoneFailover:
         needed: int,
         is_idle: Callable[[], bool],
         others_wait: Callable[[], bool],
+        latest: Callable[[], ClusterInfo | None] = lambda: None,
         connect: Callable[[], Any] = autoscaling_client,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -94,6 +101,7 @@ class ZoneFailover:
         self._now = now
         self._is_idle = is_idle
         self._others_wait = others_wait
+        self._latest = latest
         self._connect = connect
         self._next_look_at = 0.0
         self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
@@ -104,6 +112,9 @@ class ZoneFailover:
         self._count = 0
         self._shown_lines = {""}
         self._has_failed = False
+        self._failed: set[str] = set()  # changes whose failure is shown
+        self._invalid_zones: set[str] = set()
+        self._denied_until = datetime.min.replace(tzinfo=UTC)
         self.shortage = ""
 
     def look_if_due(self) -> None:
@@ -119,11 +130,14 @@ class ZoneFailover:
         self._next_look_at = time.monotonic() + POLL_SECONDS
 
     def look(self) -> None:
-        """Look at the group, and move it if that may help.
+        """Look at the group, and move it if that may help. A change that fails is one line, and the wait continues.
 
         Raises:
-            Exception: AWS doesn't answer, or refuses; any of boto's errors.
+            Exception: AWS doesn't answer a question, or refuses it; any of boto's errors.
         """
+        latest = self._latest()
+        if latest and latest != self._workers:  # such as one with more zones, which the line about a shortage asks for
+            self._workers, self._is_last, self._invalid_zones = latest, False, set()
         groups = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self._workers["group"]])
         group = next(iter(groups["AutoScalingGroups"]), None)
         if group is None:
@@ -148,8 +162,9 @@ class ZoneFailover:
         may_give_up = self._note_count(len(here), failure)
         target = self._next_zone(failure)
         if target and may_give_up and self._is_idle() and not (instances and self._others_wait()):
-            self._move(target, failure)
-            failure = None
+            if self._move(target, failure):
+                failure = None
+            target = None
         self.shortage = self._describe(failure, subnets, target) if failure else ""
         if self.shortage not in self._shown_lines:
             self._shown_lines.add(self.shortage)
@@ -181,10 +196,11 @@ class ZoneFailover:
     def _next_zone(self, failure: str | None) -> Zone | None:
         """Return the zone to move to, or None to stay."""
         zones = self._workers["zones"]
-        if self._workers["spread"] or len(zones) == 1 or self._is_last:
+        if self._workers["spread"] or len(zones) == 1 or self._is_last or self._now() < self._denied_until:
             return None
+        zones = [zone for zone in zones if zone["zone"] == self._zone or zone["zone"] not in self._invalid_zones]
         if self._zone is None:
-            return zones[0] if self._count < self._needed else None
+            return zones[0] if zones and self._count < self._needed else None
         if not failure or not CAPACITY.search(failure):
             return None
         here = [zone["zone"] for zone in zones].index(self._zone)
@@ -195,13 +211,22 @@ class ZoneFailover:
         is_better = best["zone"] != self._zone and self._most[best["zone"]] > self._count
         return best if is_better else None
 
-    def _move(self, zone: Zone, failure: str | None) -> None:
-        self._client.update_auto_scaling_group(
+    def _move(self, zone: Zone, failure: str | None) -> bool:
+        """Move the group; return whether AWS has done it."""
+        name = zone["zone"]
+        code = self._failure_of(
+            f"move the workers to {name}",
+            self._client.update_auto_scaling_group,
             AutoScalingGroupName=self._workers["group"],
             VPCZoneIdentifier=zone["subnet_id"],
             PlacementGroup=zone["placement_group"] or "",  # empty takes the present one away
         )
-        name = zone["zone"]
+        if code in INVALID:
+            self._invalid_zones.add(name)
+        if code in DENIED:
+            self._denied_until = self._now() + PATIENCE
+        if code is not None:
+            return False
         reason = "the workers are not in one of the stack's zones"
         if self._zone and failure:
             number = f"only {self._count} of {self._needed}" if self._count else "no"
@@ -212,6 +237,28 @@ class ZoneFailover:
         else:
             logger.info(f"{reason}; moving the workers to {name}")
         self._note_zone(name)
+        return True
+
+    def _failure_of(
+        self, what: str, call: Callable[..., object], is_done: Collection[str] = (), **given: Any
+    ) -> str | None:
+        """Change something in AWS; return the error's code, empty without an answer, and None if it is done.
+
+        A failure is one line, unless its code means that somebody else has done it.
+        """
+        try:
+            call(**given)
+        except Exception as cause:  # any of boto's errors
+            response = getattr(cause, "response", None) or {}  # None if there was no answer
+            code = str(response.get("Error", {}).get("Code", ""))
+            if code in is_done:
+                logger.debug(f"{what}: {one_line(cause)}")
+                return None
+            if what not in self._failed:
+                logger.warning(f"cannot {what} (AWS {'refuses' if code else 'does not answer'}: {one_line(cause)})")
+            self._failed.add(what)
+            return code
+        return None
 
     def _terminate_in_other_zones(self, instances: Sequence[Any]) -> None:
         """After a move, terminate the group's instances in other zones; it starts as many in the new zone.
@@ -231,8 +278,12 @@ class ZoneFailover:
         if not to_terminate or not self._is_idle() or self._others_wait():
             return
         for instance_id in to_terminate:
-            self._client.terminate_instance_in_auto_scaling_group(
-                InstanceId=instance_id, ShouldDecrementDesiredCapacity=False
+            self._failure_of(
+                "terminate the workers in other zones",
+                self._client.terminate_instance_in_auto_scaling_group,
+                is_done=INVALID,  # the instance is gone
+                InstanceId=instance_id,
+                ShouldDecrementDesiredCapacity=False,
             )
 
     def _describe(self, failure: str, subnets: Sequence[str], target: Zone | None) -> str:

@@ -6,22 +6,19 @@ Each command writes its time and cost, and the totals of the commands before it 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
-from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info, spot_prices, spot_question
+from ray_on_ecs.cluster_info import ask_aws, read_cluster_info, recent, spot_prices, spot_question
 from ray_on_ecs.contract import ON_DEMAND, SPOT
 
-# Prices change while a run trains: spot prices, and the stack's list at `pulumi up`.
-PRICES_SECONDS = 300.0
+# Prices on spot change while a run trains, which asks for its cost every few seconds.
+SPOT_PRICES_SECONDS = 300.0
 
 Document = Mapping[str, Any]
-# AWS's answers by question, and the times (monotonic) of the requests: a run asks for its cost every few seconds.
-_answers: dict[Hashable, tuple[Any, float]] = {}
 
 
 class InstanceKind(NamedTuple):
@@ -41,7 +38,7 @@ class InstanceCost(TypedDict):
 
 
 class Cost(TypedDict):
-    """Cost of a command's workers in dollars, without the head, disks and traffic."""
+    """Cost of a command's workers in dollars, without the head, the disks' size and traffic."""
 
     usd: float
     on_demand_usd: float  # the same hours at on-demand prices
@@ -58,7 +55,7 @@ class Earlier(TypedDict):
 
 def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     """Return the cost of the hours of each kind of instance, or None if a price is not known."""
-    info: ClusterInfo | None = _recent("workers", read_cluster_info)
+    info = read_cluster_info()
     if info is None or info["prices"] is None:
         return None
     # A node without labels counts as the stack's first choice.
@@ -70,7 +67,7 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     spot = None
     if on_spot:
         question = partial(ask_aws, "ec2", "describe_spot_price_history", **spot_question(info, on_spot))
-        spot = _recent(on_spot, lambda: spot_prices(question() or {"SpotPriceHistory": []}))
+        spot = recent(on_spot, lambda: spot_prices(question() or {"SpotPriceHistory": []}, info), SPOT_PRICES_SECONDS)
     prices = {ON_DEMAND: info["prices"], SPOT: spot or {}}
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
@@ -133,15 +130,6 @@ def total_usd(status: Document, result: Document) -> float | None:
     if usd is None or earlier_usd is None:
         return None
     return math.fsum((usd, earlier_usd))
-
-
-def _recent(question: Hashable, ask: Callable[[], Any]) -> Any:
-    """Return an answer of at most PRICES_SECONDS ago; the last one if AWS has none now."""
-    answer, requested_at = _answers.get(question, (None, -math.inf))
-    if time.monotonic() - requested_at > PRICES_SECONDS:
-        answer = ask() or answer
-        _answers[question] = (answer, time.monotonic())
-    return answer
 
 
 def _earlier(status: Document, result: Document) -> Earlier:

@@ -412,8 +412,8 @@ def _call(original: Any, self: Any, environ: dict[str, Any], start_response: Cal
         return original(self, environ, start_response)
     asked = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
     wanted = {each["Field"]: each["Value"] for each in asked["Filters"]}
-    price = PRICES.get(wanted["instanceType"])
-    offer = {"priceDimensions": {"d": {"unit": "Hrs", "pricePerUnit": {"USD": f"{price}"}}}}
+    price, unit = (40.96, "GiBps-mo") if "volumeApiName" in wanted else (PRICES.get(wanted["instanceType"]), "Hrs")
+    offer = {"priceDimensions": {"d": {"unit": unit, "pricePerUnit": {"USD": f"{price}"}}}}
     product = {"product": {"attributes": wanted}, "terms": {"OnDemand": {"o": offer}}}
     body = json.dumps({"FormatVersion": "aws_v1", "PriceList": [json.dumps(product)] if price else []}).encode()
     start_response("200 OK", [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body)))])

@@ -107,6 +107,7 @@ class Cloud(mocks.Mocks):
     security_groups: tuple[dict[str, str], ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
+    disk_price: float | None = 40.96
     spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
     absent: tuple[str, ...] = ()
     subnet_zones: dict[str, str] = field(default_factory=dict)
@@ -150,6 +151,8 @@ class Cloud(mocks.Mocks):
         if self.prices is None:
             raise EndpointConnectionError(endpoint_url="https://api.pricing.us-east-1.amazonaws.com/")
         wanted = {item["Field"]: item["Value"] for item in Filters}
+        if "volumeApiName" in wanted:
+            return {"PriceList": [] if self.disk_price is None else [on_demand(self.disk_price, "GiBps-mo")]}
         price = self.prices.get(wanted["instanceType"])
         return {"PriceList": [] if price is None else [on_demand(price)]}
 
@@ -334,6 +337,9 @@ class Cloud(mocks.Mocks):
             "gpuses": gpus,
             "bootModes": facts["SupportedBootModes"],
             "nitroTpmSupport": facts["NitroTpmSupport"],
+            "ebsPerformanceMaximumThroughput": facts["EbsInfo"]
+            .get("EbsOptimizedInfo", {})
+            .get("MaximumThroughputInMBps"),
             "supportedPlacementStrategies": facts["PlacementGroupInfo"]["SupportedStrategies"],
             "supportedUsagesClasses": facts["SupportedUsageClasses"],
         }, []
@@ -457,9 +463,9 @@ def node_spec(
     )
 
 
-def on_demand(price: float) -> str:
-    """Product of the price list with an hourly price."""
-    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}
+def on_demand(price: float, unit: str = "Hrs") -> str:
+    """Product of the price list with a price of a unit."""
+    dimension = {"unit": unit, "pricePerUnit": {"USD": f"{price:.10f}"}}
     return json.dumps(
         {"terms": {"OnDemand": {"SKU.JRTCKXETXF": {"priceDimensions": {"SKU.JRTCKXETXF.6YS6": dimension}}}}}
     )

@@ -49,7 +49,9 @@ def test_cluster_info_has_prices_or_none(cloud: Cloud, usd: float | None) -> Non
 
 
 def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
-    document = facts(cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2))
+    document = facts(
+        cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2, disk_usd=0.016)
+    )
     assert document == {
         "group": "workers-group",
         "types": ["g5.xlarge"],
@@ -62,6 +64,7 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
         "spot": True,
         "spread": False,
         "prices": None,
+        "disk_usd": 0.016,
         "head_usd": 0.192,
         "scaling": {"workers": {"min": 2, "max": 2, "idle_minutes": 0}},
     }
@@ -105,6 +108,6 @@ def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
     assert document.keys() == cluster_info.ClusterInfo.__annotations__.keys()
     assert document["zones"][0].keys() == cluster_info.Zone.__annotations__.keys()
     assert document["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
-    for key in document.keys() - {"default_gpus"}:
+    for key in document.keys() - {"default_gpus", "disk_usd"}:
         lacking = json.dumps({name: value for name, value in document.items() if name != key})
         assert cluster_info.parse_cluster_info(lacking) is None, key

@@ -17,7 +17,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-def head(*, cpu_workers: bool = False) -> containers.Container:
+def head(*, cpu_workers: bool = False, secrets_key_arn: str = "") -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
     return containers.head(
@@ -26,6 +26,7 @@ def head(*, cpu_workers: bool = False) -> containers.Container:
         cluster="ray",
         metrics_namespace="ray/dev",
         cluster_info_parameter="facts",
+        secrets_key_arn=secrets_key_arn,
         cpu_workers=cpu_workers,
     )
 
@@ -97,7 +98,7 @@ def test_user_variables_do_not_override_container_variables() -> None:
     )
     cpu_worker = containers.cpu_worker(common, head_host="head.x.internal")
     names = {"RAY_AUTH_TOKEN"}
-    for container in (head(cpu_workers=True), worker(), cpu_worker):
+    for container in (head(cpu_workers=True, secrets_key_arn="arn"), worker(), cpu_worker):
         names |= environment(container).keys()
     assert names - {"HF_HOME"} == containers.OWN_VARIABLES
     assert environment(cpu_worker)["HF_HOME"] == "/tmp/hf"

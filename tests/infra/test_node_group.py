@@ -74,11 +74,17 @@ def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
 
 
 def test_root_volume_is_encrypted_and_deleted_on_termination(cloud: Cloud) -> None:
-    node_group(cloud, {**DEFAULTS, "ebs": {"volume_size": 200}})
+    node_group(cloud, {**DEFAULTS, "ebs": {"volume_size": 200, "throughput": 417}})
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
     assert disk == {
         "deviceName": "/dev/xvda",
-        "ebs": {"volumeSize": 200.0, "volumeType": "gp3", "encrypted": "true", "deleteOnTermination": "true"},
+        "ebs": {
+            "volumeSize": 200.0,
+            "throughput": 417.0,
+            "volumeType": "gp3",
+            "encrypted": "true",
+            "deleteOnTermination": "true",
+        },
     }
 
 

@@ -15,6 +15,9 @@ from tests.infra.fake_aws import CLUSTER, REGION, Cloud
 
 ZONES = ["us-west-2a", "us-west-2a"]
 
+# USD per hour of the disks' throughput: 441, 292 and 625 MiB/s of 40.96 USD per GiB/s and month.
+HEAD_DISK, WORKER_DISK, CPU_DISK = 0.0242, 0.016, 0.0342
+
 
 def plan(cloud: Cloud, **settings: Any) -> Plan:
     """The plan that follows from otherwise default settings."""
@@ -26,14 +29,14 @@ def test_default_plan_has_two_gpus_in_one_zone(cloud: Cloud) -> None:
     assert made.location.region == REGION
     assert made.location.candidates == ("us-west-2a", "us-west-2b", "us-west-2c")
     assert (made.nodes["head"].instance_types, made.nodes["head"].max_count) == (("m5.xlarge",), 1)
-    assert made.nodes["head"].prices == {"m5.xlarge": Price(on_demand=0.192)}
+    assert made.nodes["head"].prices == {"m5.xlarge": Price(on_demand=0.192 + HEAD_DISK)}
     assert made.nodes["head"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
     assert (made.nodes["workers"].instance_types, made.nodes["workers"].max_count) == (("g5.xlarge",), 2)
-    assert made.nodes["workers"].prices == {"g5.xlarge": Price(on_demand=1.006)}
+    assert made.nodes["workers"].prices == {"g5.xlarge": Price(on_demand=1.006 + WORKER_DISK)}
     assert made.nodes.keys() == made.scales.keys() | {"head"} == {"head", "workers"}
     assert made.nodes["workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert made.gpus == 2
-    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
+    assert made.hourly_usd == pytest.approx(0.192 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
 
 
 def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
@@ -44,21 +47,21 @@ def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(("settings", "workers"), [({}, 2), ({"max_workers": 5}, 5), ({"worker_count": 0}, 0)])
 def test_estimate_counts_the_maximum_of_workers(cloud: Cloud, settings: dict[str, int], workers: int) -> None:
-    assert plan(cloud, **settings).hourly_usd == pytest.approx(0.192 + workers * 1.006)
+    assert plan(cloud, **settings).hourly_usd == pytest.approx(0.192 + HEAD_DISK + workers * (1.006 + WORKER_DISK))
 
 
 def test_estimate_adds_head_and_workers_of_one_type(cloud: Cloud) -> None:
-    assert plan(cloud, head_instance_type="g5.xlarge").hourly_usd == pytest.approx(3 * 1.006)
+    assert plan(cloud, head_instance_type="g5.xlarge").hourly_usd == pytest.approx(3 * (1.006 + WORKER_DISK))
 
 
 def test_cost_above_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        plan(cloud, max_hourly_usd=2.2)
+        plan(cloud, max_hourly_usd=2.26)
     assert str(refused.value) == (
-        "max_hourly_usd: 2.2 is below the 2.204 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
+        "max_hourly_usd: 2.26 is below the 2.2602 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
         "raise it, or use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
     )
-    assert plan(cloud, max_hourly_usd=2.21).hourly_usd == pytest.approx(2.204)
+    assert plan(cloud, max_hourly_usd=2.27).hourly_usd == pytest.approx(2.2602)
 
 
 def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) -> None:
@@ -159,12 +162,12 @@ def test_a_full_vpc_quota_is_a_problem_of_new_clusters(cloud: Cloud) -> None:
 def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) -> None:
     made = plan(cloud, spot=True)
     assert (made.nodes["workers"].spot_count, made.nodes["workers"].on_demand_count) == (2, 0)
-    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006)
-    assert plan(cloud, spot=True, max_hourly_usd=1.0)
-    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 1\.598 USD per hour of"):
+    assert made.hourly_usd == pytest.approx(0.192 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
+    assert plan(cloud, spot=True, max_hourly_usd=1.05)
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 1\.6542 USD per hour of"):
         plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
     cloud.spot_prices = None
-    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 2\.204 USD per hour of"):
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 2\.2602 USD per hour of"):
         plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
 
@@ -191,7 +194,7 @@ def test_cpu_workers_count_in_plan_cost_and_quota(cloud: Cloud) -> None:
         made.nodes["cpu-workers"].task.vcpus,
         made.nodes["cpu-workers"].task.gpus,
     ) == (3, 8, 0)
-    assert made.hourly_usd == pytest.approx(0.192 + 2 * 1.006 + 3 * 0.34)
+    assert made.hourly_usd == pytest.approx(0.192 + HEAD_DISK + 2 * (1.006 + WORKER_DISK) + 3 * (0.34 + CPU_DISK))
     cloud.quotas = {"L-1216C47A": 4.0}
     with pytest.raises(
         SettingError, match=r"^cpu_worker_instance_types: 'c6i\.2xlarge' needs 28 vCPUs for 1 x m5\.xlarge and 3 x"

@@ -201,6 +201,13 @@ def test_run_secrets_are_written_only_by_the_head() -> None:
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": secrets}
     *_, write = policies.training(**arguments, writes_secrets=True)["Statement"]
     assert write == {**read, "Action": ["ssm:GetParameters", "ssm:PutParameter", "ssm:DeleteParameters"]}
+    for writes, actions in {
+        False: ["kms:Decrypt"],
+        True: ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"],
+    }.items():
+        *_, use = policies.training(**arguments, writes_secrets=writes, kms_key_arn=KEY)["Statement"]
+        assert (use["Action"], use["Resource"]) == (actions, KEY)
+        assert use["Condition"] == {"StringLike": {"kms:ViaService": ["ssm.us-west-2.amazonaws.*"]}}
 
 
 def test_jobs_read_the_secrets_that_are_named() -> None:

@@ -15,7 +15,7 @@ from botocore.stub import ANY, Stubber
 
 from infra.config import prices
 from infra.types import Price
-from tests.infra.fake_aws import REGION, node_spec, on_demand
+from tests.infra.fake_aws import REGION, Cloud, node_spec, on_demand
 
 QUESTION = {
     "ServiceCode": "AmazonEC2",
@@ -135,3 +135,29 @@ def test_estimate_uses_highest_price_per_market() -> None:
     node = replace(node_spec(count=3, spot_count=2), prices=two)
     assert prices.estimate(node) == 1.0 + 2 * 0.8
     assert prices.estimate(node, node_spec()) is None
+
+
+FAST = replace(WORKER, instances=(replace(WORKER.instances[0], disk_mb=437.5),))
+
+
+def test_disk_price_is_in_both_prices_of_a_node(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prices, "client", lambda service, region: cloud)
+    slow, fast = prices.look_up(REGION, WORKER, replace(FAST, spot_count=1))
+    assert (slow.prices, slow.disk_usd) == ({"g5.xlarge": Price(on_demand=1.006)}, 0)
+    assert (fast.prices, fast.disk_usd) == ({"g5.xlarge": Price(on_demand=1.022, spot=0.416)}, 0.016)
+
+
+@pytest.mark.parametrize("product", [None, on_demand(0.04, "MiBps-mo")], ids=["none", "of another unit"])
+def test_unknown_disk_price_is_a_warning(
+    product: str | None, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    cloud.disk_price = None
+    if product:
+        monkeypatch.setattr("tests.infra.fake_aws.on_demand", lambda *given: product)
+        cloud.disk_price, cloud.prices = 1.0, {}
+        monkeypatch.setattr(prices, "hourly_usd", lambda client, region, name: 1.006)
+    monkeypatch.setattr(prices, "client", lambda service, region: cloud)
+    [node] = prices.look_up(REGION, FAST)
+    assert (node.prices, node.disk_usd) == ({"g5.xlarge": Price(on_demand=1.006)}, 0)
+    [line] = warnings
+    assert line.startswith("the cost estimate is without the disks' throughput (pricing:GetProducts: 0 prices of Prov")

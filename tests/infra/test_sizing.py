@@ -11,6 +11,7 @@ from infra.definitions.sizing import (
     InstanceType,
     TaskSize,
     cpu_worker_size,
+    disk_throughput,
     head_size,
     task_memory_mib,
     worker_size,
@@ -179,3 +180,12 @@ def test_task_cpus_respect_the_ecs_maximum() -> None:
     largest = replace(G5_XLARGE, gpus=0, vcpus=448)
     size = cpu_worker_size("cpuWorkerInstanceTypes", [largest])
     assert (size.vcpus, size.cpu_units) == (192, 196608)
+
+
+@pytest.mark.parametrize(
+    ("disks", "throughput"),
+    [((437.5,), 417), ((593.75, 437.5), 417), ((60.0,), 125), ((0,), 125), ((2500.0,), 750)],
+    ids=["of the type", "of the slowest", "never less than gp3 has", "unknown to EC2", "of 3,000 IOPS"],
+)
+def test_disk_is_as_fast_as_its_instances(disks: tuple[float, ...], throughput: int) -> None:
+    assert disk_throughput([replace(G5_XLARGE, disk_mb=disk) for disk in disks]) == throughput

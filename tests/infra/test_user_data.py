@@ -14,7 +14,7 @@ from tests.serving import serving
 
 
 def test_agent_joins_cluster_and_blocks_imds() -> None:
-    assert user_data("ray-cluster").splitlines()[:10] == [
+    assert user_data("ray-cluster").splitlines()[:13] == [
         "#!/bin/bash",
         "cat >> /etc/ecs/ecs.config <<'EOF'",
         "ECS_CLUSTER=ray-cluster",
@@ -22,6 +22,9 @@ def test_agent_joins_cluster_and_blocks_imds() -> None:
         "ECS_AWSVPC_BLOCK_IMDS=true",
         "ECS_IMAGE_PULL_BEHAVIOR=once",
         "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION=10m",
+        "ECS_IMAGE_PULL_INACTIVITY_TIMEOUT=10m",
+        "ECS_CONTAINER_CREATE_TIMEOUT=10m",
+        "ECS_CONTAINER_START_TIMEOUT=10m",
         "ECS_RESERVED_MEMORY=256",
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
         "EOF",

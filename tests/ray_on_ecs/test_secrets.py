@@ -17,13 +17,16 @@ from ray_on_ecs.cluster.aws import Refused
 from ray_on_ecs.cluster.clusters import StackCluster
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import SECRETS_VARIABLE, secrets_prefix
+from ray_on_ecs.contract import SECRETS_KEY_VARIABLE, SECRETS_VARIABLE, secrets_prefix
 from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
+from ray_on_ecs.jobs.documents import HeadState
+from ray_on_ecs.jobs.remote import RemoteJobs
 from tests.aws import client, environment
 from tests.ray_on_ecs.cli.folders import outputs
 from tests.starts import start_of
 
 RUN = "s3://bucket/runs/first"
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1a2b"
 ARN = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
 
 
@@ -66,7 +69,8 @@ def test_runs_of_one_name_under_two_storage_paths_are_two(store: secrets.Store) 
     store.delete(["TOKEN"])
 
 
-def test_a_parameter_is_encrypted_and_below_the_clusters_prefix(aws: Any) -> None:
+def test_a_parameter_is_encrypted_and_below_the_clusters_prefix(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteJobs, "state", lambda jobs: (HeadState(), 1.0))
     stack = replace(Stack(name="dev", **outputs("bucket")), cluster_name="ray")
     StackCluster(stack).secrets_of(RUN).put({"TOKEN": "value"})
     [found] = aws.get_parameters_by_path(Path="/ray-on-ecs/ray/runs", Recursive=True)["Parameters"]
@@ -110,6 +114,16 @@ def test_a_secret_of_secrets_manager_is_read(aws: Any, aws_server: str) -> None:
         secrets.read([f"TOKEN={ARN}"], RUN)
 
 
+@pytest.mark.parametrize("key", ["", KEY], ids=["of AWS", "of the stack"])
+def test_values_are_encrypted_with_the_key_of_the_stack(key: str, aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRETS_KEY_VARIABLE, key)
+    store = secrets.store(RUN)
+    store.put({"TOKEN": "hf_abc"})
+    [stored] = [each for each in aws.describe_parameters()["Parameters"] if each["Name"].endswith("/TOKEN")]
+    store.delete(["TOKEN"])
+    assert stored["KeyId"] == (key or "alias/aws/ssm")
+
+
 def test_what_aws_says_of_a_value_is_hidden() -> None:
     def refuse(method: str, **given: Any) -> Any:
         raise Refused("ValidationException", f"ssm: Value '{given['Value']}' failed")
@@ -146,7 +160,7 @@ def test_a_flag_that_can_not_be_used(given: list[str], said: str) -> None:
 
 def test_the_variables_of_the_runner_are_no_secrets(tmp_path: Path) -> None:
     of_torchrun = start_of(tmp_path).torchrun_variables()
-    for name in (*of_torchrun, "RUN_DIR", "INPUT_DATA", "GIT_COMMIT", SECRETS_VARIABLE):
+    for name in (*of_torchrun, "RUN_DIR", "INPUT_DATA", "GIT_COMMIT", SECRETS_VARIABLE, SECRETS_KEY_VARIABLE):
         with pytest.raises(UsageError, match=f"{name} is a variable of the runner"):
             secrets.parse([name])
 

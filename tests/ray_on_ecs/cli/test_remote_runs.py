@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli import follow, stop
+from ray_on_ecs.contract import SECRETS_KEY_VARIABLE
 from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.jobs import machine, remote
 from ray_on_ecs.jobs.documents import HeadState
@@ -355,6 +356,17 @@ def test_run_is_stopped_with_its_secrets(laptop: Laptop, heads: Heads, words: tu
     names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert not any("TOKEN" in name for name in names)
     assert run(laptop, "stop", "mine")[0] == 2
+
+
+def test_secrets_have_the_key_of_the_stack(laptop: Laptop, heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/1a2b"
+    monkeypatch.setenv(SECRETS_KEY_VARIABLE, key)
+    heads.start()
+    monkeypatch.delenv(SECRETS_KEY_VARIABLE)
+    assert run(laptop, "run", "--detach", "--secret", "TOKEN", *RUN[1:], TOKEN="hf_12345")[0] == 0
+    [stored] = [each for each in laptop.aws("ssm").describe_parameters()["Parameters"] if "TOKEN" in each["Name"]]
+    assert stored["KeyId"] == key
+    assert run(laptop, "stop", "mine")[0] == 0
 
 
 def test_request_is_listed_and_stopped_before_its_acceptance(

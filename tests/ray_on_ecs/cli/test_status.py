@@ -42,7 +42,7 @@ def test_status_is_one_screen(stack: Laptop) -> None:
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "2 of 2 workers in service",
-        "cost": "2.20 USD an hour now; at most 2.20 with all workers; disks, NAT and traffic are extra",
+        "cost": "2.20 USD an hour now; at most 2.20 with all workers; disk space, NAT and traffic are extra",
         "scale-in": "idle workers stop after 30 minutes",
     }
 

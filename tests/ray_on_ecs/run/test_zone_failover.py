@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from ray_on_ecs.run import zone_failover
 from ray_on_ecs.run.zone_failover import CAPACITY, QUOTA, SPOT, ZoneFailover
@@ -190,11 +191,19 @@ class Watch:
         ]
         workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False, "spread": False}
         self.lines = collect_lines()
+        self.latest: Any = None
         self.is_idle = is_idle
         self.clock = clock or Clock()
         workers |= changed
+        self.workers = workers
         self.watch = ZoneFailover(
-            workers, needed, lambda: self.is_idle, lambda: others_wait, lambda: group, now=self.clock
+            workers,
+            needed,
+            lambda: self.is_idle,
+            lambda: others_wait,
+            latest=lambda: self.latest,
+            connect=lambda: group,
+            now=self.clock,
         )
 
     def look(self) -> str:
@@ -620,3 +629,109 @@ def test_gang_moved_by_another_job_is_kept() -> None:
         cloud.step()
         watch.look()
     assert cloud.in_zone(ZONES[0]) == 2
+
+
+def refusal(code: str, message: str = "…") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "Operation")
+
+
+QUESTIONS = ("describe_auto_scaling_groups", "describe_scaling_activities")
+CHANGES = ("update_auto_scaling_group", "terminate_instance_in_auto_scaling_group")
+# Errors of any request to EC2 Auto Scaling, and those of the two changes.
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html
+FAILURES = {
+    "denied": refusal("AccessDenied", "User: … is not authorized to perform: ec2:RunInstances"),
+    "denied by an SCP": refusal("AccessDenied", "… with an explicit deny in a service control policy"),
+    "throttled": refusal("Throttling", "Rate exceeded"),
+    "lost answer": ReadTimeoutError(endpoint_url="https://autoscaling.us-east-1.amazonaws.com"),
+    "no connection": EndpointConnectionError(endpoint_url="https://autoscaling.us-east-1.amazonaws.com"),
+    "invalid": refusal("ValidationError", "The subnet ID 'subnet-b' does not exist"),
+    "under way": refusal("ScalingActivityInProgress"),
+    "contention": refusal("ResourceContention"),
+    "no role": refusal("ServiceLinkedRoleFailure"),
+    "fault of AWS": refusal("InternalFailure"),
+}
+
+
+class FailingCloud(Cloud):
+    """A cloud one of whose calls fails until a time; `does_it` if it is carried out and only its answer is lost."""
+
+    def __init__(self, desired: int, *has: int, call: str, failure: Exception, does_it: bool = False) -> None:
+        super().__init__(desired, *has)
+        self.until = self.now + timedelta(minutes=20)
+        self.calls = 0
+        do = getattr(self, call)
+
+        def fail(**given: Any) -> Any:
+            if self.now >= self.until:
+                return do(**given)
+            self.calls += 1
+            if does_it:
+                do(**given)
+            raise failure
+
+        setattr(self, call, fail)
+
+
+def looks(cloud: Cloud, watch: Watch, minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run look at its cloud, as it does while it waits."""
+    end = cloud.now + timedelta(minutes=minutes)
+    while cloud.now < end:
+        cloud.step()
+        monkeypatch.setattr(zone_failover.time, "monotonic", cloud.now.timestamp)
+        watch.watch.look_if_due()
+
+
+@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("call", [*QUESTIONS, *CHANGES])
+def test_a_failed_call_is_one_line_and_the_wait_goes_on(call: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = FailingCloud(3, 1, 3, call=call, failure=FAILURES[name])
+    watch = Watch(cloud, zones=2, needed=3, clock=lambda: cloud.now)
+    looks(cloud, watch, 19, monkeypatch)
+    lines = [line for line in watch.lines if "AWS" in line]
+    is_gone = name == "invalid" and call == CHANGES[1]  # somebody else has ended the instance
+    assert len(lines) == (not is_gone)
+    if call == CHANGES[0]:
+        assert lines[0].startswith("cannot move the workers to us-east-1b (AWS ")
+        assert watch.watch.shortage.startswith("EC2 has only 1 of 3 g5.xlarge in us-east-1a at the moment; add zones")
+        assert watch.watch.shortage in watch.lines
+    looks(cloud, watch, 12, monkeypatch)
+    stays = name == "invalid" and call == CHANGES[0]  # the zone's subnet does not come back
+    assert cloud.in_zone(ZONES[0 if stays else 1]) == (1 if stays else 3)
+
+
+@pytest.mark.parametrize("call", CHANGES)
+def test_a_change_whose_answer_is_lost_is_made_once(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = FailingCloud(3, 1, 3, call=call, failure=FAILURES["lost answer"], does_it=True)
+    looks(cloud, Watch(cloud, zones=2, needed=3, clock=lambda: cloud.now), 12, monkeypatch)
+    assert (cloud.moves, cloud.in_zone(ZONES[1]), cloud.calls) == (["b"], 3, 1)
+
+
+def test_a_denied_move_is_tried_again_after_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = FailingCloud(1, 0, 1, call=CHANGES[0], failure=FAILURES["denied"])
+    looks(cloud, Watch(cloud, zones=2, clock=lambda: cloud.now), 19, monkeypatch)
+    assert 2 <= cloud.calls <= 4
+
+
+def test_a_zone_that_aws_does_not_know_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Cloud(1, 0, 1, 1)
+    move = cloud.update_auto_scaling_group
+
+    def fail_for_b(**given: Any) -> None:
+        if given["VPCZoneIdentifier"] == "subnet-b":
+            raise FAILURES["invalid"]
+        move(**given)
+
+    monkeypatch.setattr(cloud, CHANGES[0], fail_for_b)
+    looks(cloud, Watch(cloud, zones=3, clock=lambda: cloud.now), 5, monkeypatch)
+    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["c"], 1)
+
+
+def test_a_waiting_run_uses_zones_that_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Cloud(1, 0, 0, 1)
+    watch = Watch(cloud, zones=2, clock=lambda: cloud.now)
+    looks(cloud, watch, 5, monkeypatch)
+    assert (cloud.moves, cloud.instances) == (["b"], {})
+    watch.latest = Watch(cloud, zones=3).workers
+    looks(cloud, watch, 5, monkeypatch)
+    assert (cloud.moves, cloud.in_zone(ZONES[2])) == (["b", "c"], 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs import cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.tracking import cost as cost_module
 from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of, earlier_of, total_seconds, total_usd
@@ -35,7 +36,7 @@ def put(
     aws_server: str, aws_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Puts the stack's document into the parameter, which is not there before, with the given fields changed."""
-    monkeypatch.setattr(cost_module, "_answers", {})
+    monkeypatch.setattr(cluster_info, "_answers", {})
     for name, value in {**aws_variables, CLUSTER_INFO_VARIABLE: NAME}.items():
         monkeypatch.setenv(name, value)
     ssm = client("ssm", aws_server)
@@ -67,16 +68,16 @@ def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch
     assert cost["usd"] == 0.01
     put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
     assert cost_of({G5_SPOT: 1000.0}) == cost
-    monkeypatch.setattr(cost_module, "PRICES_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_info.time, "monotonic", lambda: 1e12)
     assert cost_of({G5_SPOT: 1000.0}) == cost
-    cost_module._answers.clear()
+    cluster_info._answers.clear()
     assert cost_of({G5_SPOT: 1000.0}) is None
 
 
 @pytest.fixture
 def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """EC2 knows the price of a type on spot."""
-    monkeypatch.setattr(cost_module, "spot_prices", lambda answer: {"g5.xlarge": 0.41})
+    monkeypatch.setattr(cost_module, "spot_prices", lambda answer, info: {"g5.xlarge": 0.41})
 
 
 @pytest.mark.usefixtures("prices")
@@ -145,18 +146,6 @@ def test_no_instance_costs_nothing(put: Callable[..., Any]) -> None:
 def test_run_without_a_stack_asks_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     assert cost_of({G5: 0.5}) is None
-
-
-def test_description_of_the_stack_is_read_once_in_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[float] = []
-    now = 1000.0
-    monkeypatch.setattr(cost_module.time, "monotonic", lambda: now)
-    monkeypatch.setattr(cost_module, "_answers", {})
-    monkeypatch.setattr(cost_module, "read_cluster_info", lambda: read.append(now))
-    for _ in range(60):
-        cost_of({G5: 0.5})
-        now += 10
-    assert read == [1000.0, 1310.0]
 
 
 def status(seconds: int, usd: float | None, earlier: Any = None) -> dict[str, Any]:
