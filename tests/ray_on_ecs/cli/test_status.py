@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import aws
-from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
+from tests.ray_on_ecs.cli.account import Laptop
 
 SPOT_USD = 0.00001  # moto's price of all types
 MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
@@ -51,7 +51,7 @@ def test_status_as_json(stack: Laptop) -> None:
     stack.head.add_worker(**{"ray.io/market-type": "spot"})
     document = json.loads(stack.run("status", "--json").stdout)
     assert document["gpus"] == {"used": 0, "total": 1, "requested": 0}
-    assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None}
+    assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None, "deployment": None}
     assert document["hourly_usd"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
     assert document["scaling"] == {"workers": {"min": 0, "max": 2, "idle_minutes": 30}}
     assert document["unknown"] == {}
@@ -77,7 +77,11 @@ def test_scale_in_is_one_line(stack: Laptop, scaling: dict[str, object], says: s
 
 def test_failed_launch_is_one_line(stack: Laptop) -> None:
     stack.fail_launch()
-    assert shown(stack.run("status"))["EC2"] == f"2 of 2 workers in service; the last launch failed: {NO_CAPACITY}"
+    found = shown(stack.run("status"))
+    assert found["EC2"] == "1 of 2 workers in service"
+    assert "; workers: EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment; add zones" in found["ECS"]
+    stack.fail_launch(minutes_ago=24 * 60)
+    assert "EC2 has" not in shown(stack.run("status"))["ECS"]
 
 
 def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
@@ -108,7 +112,7 @@ def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
     stack.head.is_up = False
     done = stack.run("status")
     assert done.returncode == 3
-    assert shown(done)["ECS"] == ("head 0 of 1 running, workers 2 of 2 running; head: ECS gives no reason yet")
+    assert shown(done)["ECS"] == ("head 0 of 1 running, workers 2 of 2 running; head: AWS gives no reason yet")
     assert "GPUs" not in shown(done)
     [line] = done.stderr.splitlines()
     assert line.startswith("ray-on-ecs: the head's task is not running: it is starting or being replaced")
@@ -167,7 +171,7 @@ def test_failed_deployment_is_named(stack: Laptop) -> None:
 def test_task_with_a_failed_gpu_is_named(stack: Laptop) -> None:
     stack.replace_service("workers", 1)
     stack.stop_task({"containers": [{"exitCode": 4}]})
-    assert "workers: the last task stopped because a GPU is missing" in shown(stack.run("status"))["ECS"]
+    assert "workers: the last task stopped: a GPU is missing" in shown(stack.run("status"))["ECS"]
 
 
 def test_unhealthy_instance_is_named(stack: Laptop) -> None:
