@@ -55,7 +55,9 @@ def explain(nodes: Nodes, now: datetime, needed: int | None = None) -> str:
         now: The time.
         needed: The number of instances that a run waits for; by default those that the group asks for.
     """
-    cause = _failed_deployment(nodes) or _group(nodes, now, needed) or _ecs(nodes, now)
+    # A run that waits for GPUs in use does not wait for a deployment.
+    failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service, None) else ""
+    cause = failed or _group(nodes, now, needed) or _ecs(nodes, now)
     hidden = "; ".join(f"{action} {reason}" for action, reason in nodes.unknown.items())
     return "; ".join(filter(None, (cause, hidden and f"AWS does not tell more: {hidden}")))
 

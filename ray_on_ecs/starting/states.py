@@ -139,6 +139,8 @@ NETWORK = "check the NAT gateway or the endpoints, network ACLs and DNS"
 REGISTRY = "push the image again, or set imageUri, and pulumi up"
 AMI = "remove workerAmiId, or set an ECS-optimized AMI with NVIDIA's driver"
 
+REFUSED = Meaning("the registry refuses the execution role", "check registrySecretArn, or the ECR repository's policy")
+
 # Details of a container's or a task's reason; the first match wins.
 REASONS: dict[str, Meaning] = {
     r"select device driver|nvidia-container|libnvidia|nvml error|driver/library": Meaning(
@@ -162,9 +164,7 @@ REASONS: dict[str, Meaning] = {
     r"CannotPull.*(not found|manifest unknown|does not exist|no matching manifest|name unknown)": Meaning(
         "the registry does not have the image", REGISTRY
     ),
-    r"CannotPull.*(denied|no basic auth|unauthorized|forbidden|403|not authorized)|PullContainerAuth": Meaning(
-        "the registry refuses the execution role", "check registrySecretArn, or the ECR repository's policy"
-    ),
+    r"CannotPull.*(denied|no basic auth|unauthorized|forbidden|403|not authorized)": REFUSED,
     r"executable file not found|no such file or directory.*exec|exec.*no such file": Meaning(
         "the image lacks a command of the cluster", "build imageUri from the project's image (docs/image.md)"
     ),
@@ -189,7 +189,7 @@ _VOLUME = Meaning("Docker can't use a volume of the task", _NEW_INSTANCE)
 ERRORS = {
     "CannotPullContainerError": _PULL,
     "CannotPullECRContainerError": _PULL,
-    "CannotPullContainerAuthError": _PULL,
+    "CannotPullContainerAuthError": REFUSED,
     "CannotCreateContainerError": Meaning("Docker can't create the container", _NEW_INSTANCE),
     "CannotStartContainerError": Meaning("Docker can't start the container", _NEW_INSTANCE),
     "CannotStopContainerError": Meaning("Docker can't stop the container", _NEW_INSTANCE),

@@ -313,12 +313,14 @@ class Laptop(Account):
 
     def fail_deployment(self, kind: str, reason: str) -> None:
         """Let ECS have given up a service's deployment, which moto never does."""
+        self.put_deployments(kind, {"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason})
+
+    def put_deployments(self, kind: str, *deployments: dict[str, Any]) -> None:
+        """Let a service have these deployments, and others none."""
         names = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
         described = self.aws("ecs").describe_services(**names)["services"]
         for service in described:
-            deployments = [{"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason}]
-            failed = service["serviceName"] == self.outputs["services"][kind]
-            service["deployments"] = deployments if failed else []
+            service["deployments"] = list(deployments) * (service["serviceName"] == self.outputs["services"][kind])
         self.front.answers["DescribeServices"] = json.loads(json.dumps({"services": described}, default=_timestamp))
 
     def fail_launch(self, status: str = "Failed", why: str = NO_CAPACITY, minutes_ago: float = 1) -> None:
