@@ -77,6 +77,7 @@ class ZoneFailover:
         self._next_look_at = 0.0
         self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
         self._moved_at: datetime | None = None
+        self._began: datetime | None = None
         self._most: dict[str, int] = {}  # the most instances that each zone has had, in the order of the attempts
         self._is_last = False  # whether the group stays where it is
         self._lacking_since: datetime | None = None
@@ -95,6 +96,7 @@ class ZoneFailover:
             if not self._has_failed:
                 logger.warning(f"AWS does not tell how the workers are doing; waiting all the same ({one_line(cause)})")
             self._has_failed = True
+            self._show(self._explain(None, None))
         self._next_look_at = time.monotonic() + POLL_SECONDS
 
     def look(self) -> None:
@@ -129,11 +131,7 @@ class ZoneFailover:
         if target and may_give_up and self._is_idle() and not (instances and self._others_wait()):
             self._move(target, failure)
             failure, activities = None, []
-        self.shortage = self._describe(failure, subnets, target) if failure else self._explain(group, activities)
-        line = without_ids(self.shortage)
-        if line not in self._shown_lines:
-            self._shown_lines.add(line)
-            logger.info(self.shortage)
+        self._show(self._describe(failure, subnets, target) if failure else self._explain(group, activities))
         self._terminate_in_other_zones(instances)
 
     @cached_property
@@ -229,9 +227,18 @@ class ZoneFailover:
             way_out = f"the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
         return launch_line(failure, self._workers["types"], where, number, way_out)
 
-    def _explain(self, group: Any, activities: Sequence[Any]) -> str:
+    def _explain(self, group: Any, activities: Sequence[Any] | None) -> str:
         """Return what else keeps the workers from starting."""
-        return explain(self._workers_look.nodes(group, activities), self._now(), self._needed)
+        nodes, now = self._workers_look.nodes(group, activities), self._now()
+        self._began = self._began or now
+        return explain(nodes, now, self._needed, now - self._began)
+
+    def _show(self, shortage: str) -> None:
+        self.shortage = shortage
+        line = without_ids(shortage)
+        if line not in self._shown_lines:
+            self._shown_lines.add(line)
+            logger.info(shortage)
 
     def _types(self, failure: str) -> str:
         return f"{' or '.join(self._workers['types'])}{' on spot' if SPOT.search(failure) else ''}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ray_on_ecs.errors import counted, one_line
@@ -47,17 +47,20 @@ class Nodes:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-def explain(nodes: Nodes, now: datetime, needed: int | None = None) -> str:
+def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: timedelta = timedelta()) -> str:
     """Return why nodes have not started, and the way out; empty if nothing is known to be wrong.
 
     Args:
         nodes: AWS's answers.
         now: The time.
         needed: The number of instances that a run waits for; by default those that the group asks for.
+        waited: How long it has waited.
     """
     # A run that waits for GPUs in use does not wait for a deployment.
     failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service, None) else ""
     cause = failed or _group(nodes, now, needed) or _ecs(nodes, now)
+    if not cause and waited >= SLOW:
+        cause = _not_requested(nodes.group, needed)
     hidden = "; ".join(f"{action} {reason}" for action, reason in nodes.unknown.items())
     return "; ".join(filter(None, (cause, hidden and f"AWS does not tell more: {hidden}")))
 
@@ -110,6 +113,18 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
         zones = " or ".join(group.get("AvailabilityZones") or ())
         return launches.launch_line(failure, nodes.types, zones, f"only {have} of {wanted}" if have else "no")
     return short_lives or launches.slow_launch(activities, now) or _parked(group)
+
+
+def _not_requested(group: Document | None, needed: int | None) -> str:
+    """Return that nobody has asked the group for the instances that a run needs."""
+    requested = (group or {}).get("DesiredCapacity")
+    if requested is None or needed is None or requested >= needed:
+        return ""
+    return (
+        f"the group is asked for {requested} of {counted(needed, 'instance')}, {minutes(SLOW)} after the run asked: "
+        "its alarm workers-short is missing or disabled, or the head publishes no demand; pulumi up --refresh "
+        "--run-program repairs the alarm"
+    )
 
 
 def _parked(group: Document) -> str:

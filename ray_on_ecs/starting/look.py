@@ -128,8 +128,8 @@ class WorkersLook:
         self._info, self._ask = info, ask
         self._service: str | None = None
 
-    def nodes(self, group: Document, activities: Sequence[Document]) -> Nodes:
-        """Return what AWS tells of the workers, whose group and activities are known."""
+    def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
+        """Return what AWS tells of the workers, with what it has told of their group."""
         known: dict[str, Any] = {"activities": activities, "types": self._info["types"], "gpus": self._info["gpus"]}
         cluster = os.environ.get(DOCUMENTS_VARIABLE, "").rpartition("/")[2]
         if not cluster:

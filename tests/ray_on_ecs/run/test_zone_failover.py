@@ -439,7 +439,7 @@ def test_unreachable_aws_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     lines = collect_lines()
-    workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
+    workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "gpus": 1}
     watch = ZoneFailover(workers, 1, lambda: True, lambda: False)
     for _ in range(3):
         watch.look_if_due()

@@ -300,6 +300,14 @@ def test_run_beyond_the_maximum_is_named() -> None:
     assert said(HEALTHY, 3) == "3 instances are needed, and maxWorkers is 2; raise it, or ask for fewer workers"
 
 
+def test_instances_that_nobody_requests_are_named() -> None:
+    group = GROUP | {"DesiredCapacity": 0, "Instances": [], "MaxSize": 8}
+    nodes = replace(HEALTHY, group=group, service=SERVICE | {"runningCount": 0, "desiredCount": 0}, instances=[])
+    assert explain(nodes, NOW, 2, SLOW - timedelta(seconds=1)) == ""
+    assert explain(nodes, NOW, 2, SLOW).startswith("the group is asked for 0 of 2 instances, 3 minutes after the run")
+    assert explain(HEALTHY, NOW, 2, SLOW) == explain(nodes, NOW, None, SLOW) == ""
+
+
 def test_instances_that_never_register_are_named() -> None:
     line = said(short_tasks(service=SERVICE | SHORT | {"runningCount": 0}, instances=[]))
     assert line.startswith("2 of 2 instances that EC2 runs and bills did not join ECS within 3 minutes: the AMI is not")

@@ -164,6 +164,20 @@ def test_refused_question_is_named_and_the_others_are_asked(operation: str, said
     assert "AWS does not tell more" not in run.shortage, "it is asked again"
 
 
+@pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
+def test_denied_group_hides_no_task(operation: str, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError(f"not authorized to perform {operation}")
+
+    lines = collect_lines()
+    monkeypatch.setattr(cloud, operation, refuse)
+    run = waiting_run(cloud)
+    run.look_if_due()
+    assert run.shortage.startswith("the last task stopped: Ray's token")
+    assert operation in lines[0]
+    assert lines[1:] == [run.shortage]
+
+
 def test_run_outside_a_stack_asks_nothing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOCUMENTS_VARIABLE)
     run = waiting_run(cloud)
