@@ -77,6 +77,7 @@ class TaskFactory:
             self._task_policy(
                 metrics_namespace=namespace,
                 parameter_arn=cluster_info_parameter.arn,
+                cluster_arn=self.cluster.arn,
                 group_arn=group.arn if moves else None,
                 # Jobs delete the secrets of a finished run, and commands in the head's shell submit runs.
                 writes_secrets=True,

@@ -24,6 +24,11 @@ BAD_CREDENTIALS = {
     *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure", "InvalidToken"),
 }
+# Error codes for missing permissions, and of emulators that lack an operation.
+DENIED = {
+    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "UnknownOperationException"),
+    *("NotImplemented", "InvalidAction"),
+}
 SKEWED = {"RequestTimeTooSkewed", "RequestInTheFuture"}
 # S3 answers them with an ETag; a page of a proxy or a portal lacks it.
 WITH_ETAG = {"HeadObject", "GetObject", "PutObject", "UploadPart"}

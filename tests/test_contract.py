@@ -284,6 +284,30 @@ def allowed_by(policy: str) -> tuple[list[dict[str, Any]], set[str]]:
     return statements, {action for each in actions for action in each}
 
 
+# Looks of a command alone, and of a driver alone, which does not know the services' names.
+OF_COMMANDS = {"cloudwatch:DescribeAlarms", "application-autoscaling:DescribeScalableTargets"}
+OF_DRIVERS = {"ecs:ListServices"}
+
+
+def looks_at_nodes() -> set[str]:
+    """The actions of the looks at nodes that do not start."""
+    source = "".join(path.read_text() for path in (ROOT / "ray_on_ecs").rglob("*.py"))
+    calls = re.findall(r'\.listed\(\s*"([\w-]+)", "(\w+)"', source)
+    calls += [("ecs", method) for method in re.findall(r'\._described\("(\w+)"', source)]
+    return {f"{service}:{''.join(word.title() for word in method.split('_'))}" for service, method in calls}
+
+
+def test_policy_of_the_head_allows_its_looks_at_nodes() -> None:
+    cluster = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
+    statements = policies.training(
+        partition="aws", region="us-west-2", bucket_arn="arn:aws:s3:::b", parameter_arn="arn:p", cluster_arn=cluster
+    )["Statement"]
+    allowed = {action for each in statements for action in each["Action"]}
+    looks = looks_at_nodes() - OF_COMMANDS
+    assert looks <= allowed
+    assert {action for action in allowed if action.startswith("ecs:")} <= looks
+
+
 def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
     (statements, allowed), (sessions, of_sessions) = allowed_by("trainer"), allowed_by("sessions")
     called = set()
@@ -292,6 +316,7 @@ def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
             action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
             called.add(ACTIONS.get(action, action))
     assert called, "the calls are written in another way"
+    called |= looks_at_nodes() - OF_DRIVERS
     assert called - FREE <= allowed | of_sessions
     assert (called - FREE) & of_sessions - allowed == {"ssm:StartSession", "ssm:TerminateSession"}
     [of_status] = [set(each["Action"]) for each in statements if each["Sid"] == "StatusAndDoctor"]

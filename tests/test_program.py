@@ -14,6 +14,7 @@ import pulumi
 import pytest
 
 from infra.definitions.policies import (
+    LOOK_AT_CLUSTER,
     LOOK_AT_GROUPS,
     LOOK_AT_INSTANCE,
     MOVE_GROUP,
@@ -406,8 +407,11 @@ def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) 
         [*LOOK_AT_GROUPS, SPOT_PRICES],
         list(LOOK_AT_INSTANCE),
     )
+    cluster = f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/ray-on-ecs-ray-dev-c0ffee"
     for statement in wide:
-        if statement["Action"] not in harmless:
+        if statement["Action"] == list(LOOK_AT_CLUSTER):
+            assert statement["Condition"] == {"ArnEquals": {"ecs:cluster": cluster}}
+        elif statement["Action"] not in harmless:
             assert statement["Condition"] == {
                 "StringEquals": {"cloudwatch:namespace": "ray-on-ecs/ray-on-ecs-ray-dev-c0ffee"}
             }

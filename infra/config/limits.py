@@ -97,6 +97,7 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
         tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
         metrics_namespace=f"ray-on-ecs/{name}",
         parameter_arn=f"{ssm}/{name}",
+        cluster_arn=f"arn:{location.partition}:ecs:{here}:cluster/{name}",
         group_arn=group if any(node.moves for node in nodes) else None,
         data_buckets=buckets,
         secrets_arn=f"{ssm}{secrets_prefix(name)}/*",

@@ -39,6 +39,13 @@ SESSION_MANAGER = (
 # A job that waits for workers reads the launch failures of their Auto Scaling group.
 LOOK_AT_GROUPS = ("autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities")
 SPOT_PRICES = "ec2:DescribeSpotPriceHistory"
+# It also reads why ECS starts no task. The first ones are restricted by a condition on the cluster.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerservice.html
+LOOK_AT_CLUSTER = (
+    *("ecs:DescribeContainerInstances", "ecs:DescribeServices", "ecs:DescribeTasks", "ecs:ListServices"),
+    "ecs:ListTasks",
+)
+LOOK_AT_INSTANCES = ("ecs:DescribeCapacityProviders", "ecs:ListContainerInstances")
 # A worker whose GPUs fail marks its instance unhealthy, so that Auto Scaling replaces it.
 LOOK_AT_INSTANCE = ("autoscaling:DescribeAutoScalingInstances", "autoscaling:DescribeAutoScalingGroups")
 MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
@@ -63,6 +70,7 @@ WILDCARD_ACTIONS = {
         (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
     ),
     **dict.fromkeys(SESSION_MANAGER, "Session Manager has no resources; an agent answers only for its instance"),
+    **dict.fromkeys(LOOK_AT_CLUSTER, "read-only; a condition restricts the cluster"),
     "ecs:DiscoverPollEndpoint": "returns the address of ECS, reads and changes nothing",
 }
 # Actions of the ECS agent on its cluster and its instance. AWS's AmazonEC2ContainerServiceforEC2Role allows them in
@@ -166,6 +174,7 @@ def training(
     tasks_arn: str | None = None,
     metrics_namespace: str | None = None,
     parameter_arn: str | None = None,
+    cluster_arn: str | None = None,
     group_arn: str | None = None,
     own_group_arn: str | None = None,
     data_buckets: Sequence[str] = (),
@@ -185,6 +194,7 @@ def training(
         tasks_arn: The cluster's tasks; a task protects itself from scale-in.
         metrics_namespace: CloudWatch namespace to publish to.
         parameter_arn: Parameter of ClusterInfo; it comes with read access to Auto Scaling groups and spot prices.
+        cluster_arn: The ECS cluster, whose services, tasks and instances to read.
         group_arn: The workers' Auto Scaling group, which zone failover moves.
         own_group_arn: Auto Scaling group of the task's instance, which the task can have replaced.
         data_buckets: Buckets to read, each as `bucket` or `bucket/prefix`.
@@ -206,6 +216,11 @@ def training(
     if parameter_arn:
         statements.append(_allow(["ssm:GetParameter"], parameter_arn))
         statements.append(_allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*"))
+    if cluster_arn:
+        here = cluster_arn.partition(":cluster/")[0]
+        in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
+        statements.append({**_allow(list(LOOK_AT_CLUSTER), "*"), "Condition": in_cluster})
+        statements.append(_allow(list(LOOK_AT_INSTANCES), [cluster_arn, f"{here}:capacity-provider/*"]))
     if group_arn:
         # Without the right to resize the group, whose size is its cost, or to start other instances in it.
         # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from ray_on_ecs.aws import DENIED
 from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.screen import out, print_json
-from ray_on_ecs.cluster import aws, session
-from ray_on_ecs.cluster.aws_status import DEPLOYMENT_FAILED, Service, read_group, read_services
+from ray_on_ecs.cluster import aws, scale_in, session
+from ray_on_ecs.cluster.aws_status import Group, Service, read_group, read_services
 from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, RemoteCluster, StackCluster, choose
 from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
@@ -26,15 +27,11 @@ from ray_on_ecs.errors import ResourceError, StackNotFound, TrainingError, Usage
 from ray_on_ecs.jobs.documents import HeadState
 from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import labels
-from ray_on_ecs.node.ray_status import HEAD
+from ray_on_ecs.node.ray_status import HEAD, nodes_of
+from ray_on_ecs.starting.cause import DEPLOYMENT_FAILED
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 MARKS = {OK: "ok", WARNING: "! ", FAILED: "✗ ", SKIPPED: "\N{EN DASH} "}
-# AWS's error codes for missing permissions, and of emulators that lack an operation.
-DENIED = {
-    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "UnknownOperationException"),
-    *("NotImplemented", "InvalidAction"),
-}
 ANSWER_SECONDS = 5  # of AWS
 PULUMI_SECONDS = 20.0  # it reads a remote state
 UP = "pulumi up"
@@ -63,6 +60,7 @@ class Findings:
     head: HeadState = field(init=False)
     workers: ClusterInfo = field(init=False)
     services: dict[str, Service] = field(default_factory=dict)
+    group: Group | None = None
 
 
 @click.command("doctor")
@@ -168,7 +166,7 @@ def parameters(findings: Findings) -> str:
 def services(findings: Findings) -> str:
     """Look for ECS services without all of their tasks."""
     stack = findings.stack
-    findings.services = services = read_services(stack)
+    findings.services = services = read_services(stack, findings.workers)
     missing = [kind for kind in stack.services if kind not in services]
     if missing:
         raise Problem(f"ECS service not found: {', '.join(missing)}", UP)
@@ -178,37 +176,29 @@ def services(findings: Findings) -> str:
         return line
     has_failed = not services[HEAD].running or any(fault.startswith(DEPLOYMENT_FAILED) for fault in faults.values())
     raise (Problem if has_failed else Notice)(
-        f"{line}; ECS says of {'; of '.join(f'{kind}: {fault}' for kind, fault in faults.items())}",
+        f"{line}; {'; '.join(f'{kind}: {fault}' for kind, fault in faults.items())}",
         f"aws logs tail --since 1h --region {stack.region} {stack.log_group}",
     )
 
 
 def workers(findings: Findings) -> str:
-    """Look for a failed launch or an unhealthy instance of the workers."""
-    group = read_group(findings.stack, findings.workers)
-    if group.unhealthy or group.failure:
+    """Look for an unhealthy instance of the workers, and for what their Auto Scaling group may not do."""
+    findings.group = group = read_group(findings.stack, findings.workers)
+    if group.unhealthy or group.suspended:
         raise Notice(str(group))
     return str(group)
 
 
-def scale_in(findings: Findings) -> str:
-    """Look at the alarms that stop idle workers: without them GPUs without work stay billed."""
-    stack = findings.stack
-    stopping = {
-        kind: aws.scaling_prefix(stack.cluster_name, kind) + "idle"
-        for kind, scale in findings.workers["scaling"].items()
-        if scale["idle_minutes"] and scale["min"] < scale["max"]
-    }
-    names = list(stopping.values())
-    found = aws.call("cloudwatch", stack, "describe_alarms", AlarmNames=names, AlarmTypes=["MetricAlarm"])
-    actions = {alarm["AlarmName"]: alarm["ActionsEnabled"] for alarm in found["MetricAlarms"]}
-    for kind, name in stopping.items():
-        if name not in actions:
-            raise Notice(f"idle {kind} keep running: alarm {name} is missing", UP)
-        if not actions[name]:
-            fix = f"aws cloudwatch enable-alarm-actions --region {stack.region} --alarm-names {name}"
-            raise Notice(f"idle {kind} keep running: the actions of alarm {name} are disabled", fix)
-    return f"alarms stop idle {' and '.join(stopping)}" if stopping else "idle workers keep running, as configured"
+def idle(findings: Findings) -> str:
+    """Look for what keeps idle workers running: GPUs without work stay billed."""
+    nodes = nodes_of(findings.head.ray) if hasattr(findings, "head") else None
+    found, refused = scale_in.read(findings.stack, findings.workers, findings.services, findings.group, nodes)
+    line = "; ".join(each.line for each in found.values()) or "no worker is configured"
+    if hindered := [each for each in found.values() if each.is_hindered]:
+        raise Notice(line, next((each.fix for each in hindered if each.fix), ""))
+    if refused:
+        raise Notice(f"{line}; not known: {'; '.join(f'{action} {why}' for action, why in refused.items())}")
+    return line
 
 
 def head_instance(findings: Findings) -> str:
@@ -334,9 +324,9 @@ ON_AWS = (
     Check("parameters", parameters, ("credentials",)),
     Check("services", services, ("parameters",)),
     Check("workers", workers, ("services",)),
-    Check("scale-in", scale_in, ("parameters",)),
     Check("head", head, ("bucket",)),
     OF_NODES,
+    Check("scale-in", idle, ("parameters",)),
     OF_CODE,
     Check("Session Manager plugin", plugin),
     Check("head's instance", head_instance, ("services",)),

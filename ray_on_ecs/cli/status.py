@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
-from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster import aws, prices, scale_in
 from ray_on_ecs.cluster.aws_status import Group, explain_head, read_group, read_services
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import ClusterInfo, Scaling, spot_prices, spot_question
-from ray_on_ecs.contract import CPU_WORKERS, ON_DEMAND, SPOT
+from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.contract import SPOT
 from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.record import PENDING, RUNNING
 from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import ray_status
 from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.storage import layout
+
+T = TypeVar("T")
 
 
 def _refuse(context: click.Context, parameter: click.Parameter, names: Sequence[str]) -> None:
@@ -102,37 +104,34 @@ def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
-    """Return services, group, limits and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
+    """Return services, group, scale-in and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
 
     Raises:
         StackNotFound: The stack is down.
     """
-    found: dict[str, Any] = {"region": stack.region, "services": {}, "group": None, "scaling": {}, "hourly_usd": None}
     unknown: dict[str, str] = {}
-    try:
-        found["services"] = read_services(stack)
-    except StackNotFound:
-        raise
-    except TrainingError as cause:
-        unknown["services"] = one_line(cause)
-    try:
-        info = aws.workers(stack)
-        found["scaling"] = info["scaling"]
-    except StackNotFound:
-        raise
-    except TrainingError as cause:
-        unknown["workers"], info = one_line(cause), None
+
+    def read(question: str, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except StackNotFound:
+            raise
+        except TrainingError as cause:
+            unknown[question] = one_line(cause)
+            return None
+
+    info = read("workers", lambda: aws.workers(stack))
+    services = read("services", lambda: read_services(stack, info)) or {}
+    found: dict[str, Any] = {"group": None, "scaling": {}, "scale_in": {}, "hourly_usd": None}
     if info:
-        try:
-            found["group"] = read_group(stack, info)
-        except TrainingError as cause:
-            unknown["group"] = one_line(cause)
-    if info and nodes is not None:
-        try:
-            found["hourly_usd"] = read_hourly_usd(stack, info, nodes, found["group"])
-        except TrainingError as cause:
-            unknown["prices"] = one_line(cause)
-    return {**found, "estimated_hourly_usd": stack.estimated_hourly_usd, "unknown": unknown}
+        group = read("group", lambda: read_group(stack, info))
+        stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, group, nodes)) or ({}, {})
+        unknown |= refused
+        found |= {"group": group, "scaling": info["scaling"], "scale_in": stopping}
+        if nodes is not None:
+            found["hourly_usd"] = read("prices", lambda: read_hourly_usd(stack, info, nodes, group))
+    totals = {"estimated_hourly_usd": stack.estimated_hourly_usd, "unknown": unknown}
+    return {"region": stack.region, "services": services, **found, **totals}
 
 
 def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], group: Group | None) -> float:
@@ -141,21 +140,12 @@ def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], grou
     Raises:
         TrainingError: A price is not known, or AWS refuses the Spot prices.
     """
-    preferred = (info["types"][0], SPOT if info["spot"] else ON_DEMAND)
-    workers = [node for node in nodes if node.kind == WORKERS]
-    starting = max(0, (group.instances if group else 0) - len(workers))
-    rented: list[tuple[str | None, str | None]] = [preferred] * starting
-    rented += [(node.instance_type or preferred[0], node.market or preferred[1]) for node in workers]
-    rented += [(node.instance_type, node.market) for node in nodes if node.kind == CPU_WORKERS]
-    on_demand = info["prices"] or {}
-    spot: Mapping[str, float] = {}
-    if any(market == SPOT for _, market in rented):
-        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)), info)
-    prices = [(spot if market == SPOT else on_demand).get(name or "") for name, market in rented]
-    known = [price for price in [info["head_usd"], *prices] if price is not None]
-    if len(known) <= len(prices):
+    joined = [prices.kind_of(node, info) for node in nodes if node.kind != HEAD]
+    workers = sum(node.kind == WORKERS for node in nodes)
+    starting = [prices.preferred(info)] * max(0, (group.instances if group else 0) - workers)
+    if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
-    return round(sum(known), 4)
+    return round(info["head_usd"] + prices.total_usd(stack, info, [*starting, *joined]), 4)
 
 
 def _ray_lines(ray: Mapping[str, Any], *, is_here: bool) -> Iterator[tuple[str, str]]:
@@ -214,17 +204,6 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
     if of_aws["estimated_hourly_usd"] is not None:
         cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
     yield "cost", f"{cost}; disk space, NAT and traffic are extra"
-    yield "scale-in", _scale_in(of_aws["scaling"]) or unknown("workers")
-
-
-def _scale_in(scaling: Mapping[str, Scaling]) -> str:
-    """Return what stops idle workers, with the configuration keys that keep them."""
-    parts = []
-    for kind, scale in scaling.items():
-        key = "minWorkers" if kind == WORKERS else "minCpuWorkers"
-        if scale["max"] and not scale["idle_minutes"]:
-            parts.append(f"idle {kind} keep running (idleTimeoutMinutes is 0)")
-        elif scale["max"]:
-            minimum = f", down to {scale['min']} ({key})" if scale["min"] else ""
-            parts.append(f"idle {kind} stop after {scale['idle_minutes']} minutes{minimum}")
-    return "; ".join(parts)
+    lines = "; ".join(each.line for each in of_aws["scale_in"].values())
+    refused = "; ".join(f"{action} {why}" for action, why in of_aws["unknown"].items() if ":" in action)
+    yield "scale-in", lines + (f" (not known: {refused})" if refused else "") if lines else unknown("workers")

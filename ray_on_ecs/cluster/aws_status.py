@@ -3,56 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo
-from ray_on_ecs.errors import GpuError, HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted, one_line
-from ray_on_ecs.node.ray_status import HEAD
-from ray_on_ecs.run.zone_failover import newest_failure
-
-DEPLOYMENT_FAILED = "the last deployment failed"
-# Prefix of a task's stoppedReason after a scale-in or a deployment.
-SCALING = "Scaling activity initiated"
-# Number of scaling activities to read, the newest first.
-ACTIVITIES = 20
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted
+from ray_on_ecs.node.ray_status import HEAD, WORKERS
+from ray_on_ecs.starting import deployments
+from ray_on_ecs.starting.cause import explain, is_short, members
+from ray_on_ecs.starting.deployments import Deployment
+from ray_on_ecs.starting.look import Look
+from ray_on_ecs.starting.states import Phase
 
 
 @dataclass(frozen=True)
 class Service:
-    """ECS service; `fault` is ECS's reason for missing tasks or a failed deployment."""
+    """ECS service; `fault` is the reason for missing tasks or instances, and `deployment` is the one in progress."""
 
     running: int
     desired: int
     fault: str | None
+    deployment: Deployment | None = None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Auto Scaling group of the workers; `failure` is EC2's reason if the last launch failed."""
+    """Auto Scaling group of the workers."""
 
     desired: int
     in_service: int
     instances: int
     unhealthy: list[str]
-    failure: str | None
+    suspended: list[str]
 
     def __str__(self) -> str:
         """Return the line of `status` and `doctor`."""
         text = f"{self.in_service} of {counted(self.desired, 'worker')} in service"
         if self.unhealthy:
             text += f"; unhealthy, being replaced: {', '.join(self.unhealthy)}"
-        if self.failure:
-            text += f"; the last launch failed: {self.failure}"
+        if self.suspended:
+            text += f"; suspended: {', '.join(self.suspended)}"
         return text
 
 
-def read_services(stack: Stack) -> dict[str, Service]:
-    """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down."""
+def read_services(stack: Stack, info: ClusterInfo | None = None) -> dict[str, Service]:
+    """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down.
+
+    With the description of the workers, the reasons also name what their Auto Scaling group lacks.
+    """
     names = list(stack.services.values())
     try:
         found = aws.call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=names)["services"]
@@ -62,56 +63,36 @@ def read_services(stack: Stack) -> dict[str, Service]:
         raise
     active = {service["serviceName"]: service for service in found if service["status"] == "ACTIVE"}
     return {
-        kind: Service(active[name]["runningCount"], active[name]["desiredCount"], _fault(stack, active[name]))
+        kind: Service(
+            active[name]["runningCount"],
+            active[name]["desiredCount"],
+            _fault(stack, kind, active[name], info if kind == WORKERS else None),
+            deployments.in_progress(active[name]),
+        )
         for kind, name in stack.services.items()
         if name in active
     }
 
 
-def _fault(stack: Stack, service: Mapping[str, Any]) -> str | None:
-    """Return the reason for missing tasks: a deployment that failed, else the last stop of a task, else an event."""
-    for deployment in service.get("deployments", ()):
-        if deployment.get("rolloutState") == "FAILED":
-            reason = one_line(deployment.get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
-            return f"{DEPLOYMENT_FAILED}: {reason}; pulumi config set redeployWorkers WORD and pulumi up try again"
-    if service["runningCount"] >= service["desiredCount"]:
+def looking(stack: Stack) -> Look:
+    """Return a look at a stack with the user's credentials."""
+    return Look(lambda name, operation, **arguments: aws.call(name, stack, operation, **arguments), stack.cluster_name)
+
+
+def _fault(stack: Stack, kind: str, service: Mapping[str, Any], info: ClusterInfo | None) -> str | None:
+    """Return the reason for missing tasks or instances, or a deployment that failed."""
+    look = looking(stack)
+    group = look.group(info["group"]) if info else None
+    if not is_short(service, group) and deployments.failure(service) is None:
         return None
-    with suppress(ResourceError):
-        if stop := _last_stop(stack, service):
-            return f"the last task stopped{stop}"
-    events = [one_line(event["message"]) for event in service.get("events", ())]
-    return events[0] if events else "ECS gives no reason yet"
-
-
-def _last_stop(stack: Stack, service: Mapping[str, Any]) -> str | None:
-    """Return why a service's last task stopped, which ECS forgets after an hour; None without one.
-
-    Tasks that a scale-in or a deployment stopped don't count.
-    """
-    cluster = stack.cluster_name
-    task_filter = {"serviceName": service["serviceName"], "desiredStatus": "STOPPED"}
-    task_arns = aws.call("ecs", stack, "list_tasks", cluster=cluster, **task_filter)["taskArns"]
-    tasks = aws.call("ecs", stack, "describe_tasks", cluster=cluster, tasks=task_arns)["tasks"] if task_arns else ()
-    stopped = [
-        task for task in tasks if task.get("stoppedAt") and not task.get("stoppedReason", "").startswith(SCALING)
-    ]
-    if not stopped:
-        return None
-    newest = max(stopped, key=lambda task: task["stoppedAt"])
-    reasons = [newest.get("stoppedReason") or "ECS gives no reason"]
-    # The task's own reason is often only "Essential container in task exited".
-    for container in newest.get("containers", ()):
-        if container.get("exitCode") == GpuError.exit_status:
-            return " because a GPU is missing or does not compute (its log says which)"
-        if container.get("exitCode"):
-            reasons.append(f"exit status {container['exitCode']}")
-        if container.get("reason"):
-            reasons.append(container["reason"])
-    return f": {one_line(', '.join(reasons))}"
+    if group is None and not info and (name := look.group_of(service)):
+        group = look.group(name)
+    known: dict[str, Any] = {"types": info["types"], "gpus": info["gpus"]} if info else {}
+    return explain(look.nodes(service, group, **known), datetime.now(UTC)) or "AWS gives no reason yet"
 
 
 def explain_head(stack: Stack) -> ResourceError | None:
-    """Return ECS's reason why the head doesn't answer, or None if ECS can't be asked."""
+    """Return AWS's reason why the head doesn't answer, or None if ECS can't be asked."""
     try:
         head = read_services(stack).get(HEAD)
     except StackNotFound as cause:
@@ -123,7 +104,7 @@ def explain_head(stack: Stack) -> ResourceError | None:
     if head.running:
         state = "task runs, and Ray doesn't answer yet: it is starting, or being replaced; try again in a minute"
     else:
-        state = f"task is not running: it is starting or being replaced; ECS says: {head.fault or 'no task is wanted'}"
+        state = f"task is not running: it is starting or being replaced; {head.fault or 'no task is wanted'}"
     return HeadUnavailable(f"the head's {state}")
 
 
@@ -134,17 +115,10 @@ def read_group(stack: Stack, info: ClusterInfo) -> Group:
     if not groups["AutoScalingGroups"]:
         raise ResourceError(f"Auto Scaling group {name} not found; pulumi up creates it")
     group = groups["AutoScalingGroups"][0]
-    members = group["Instances"]
-    failure = None
-    with suppress(ResourceError):
-        which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
-        activities = aws.call("autoscaling", stack, "describe_scaling_activities", **which)["Activities"]
-        subnets = [zone["subnet_id"] for zone in info["zones"]]
-        failure = newest_failure(activities, subnets, datetime.now(UTC) - timedelta(days=1))
     return Group(
         desired=group["DesiredCapacity"],
-        in_service=sum(member["LifecycleState"] == "InService" for member in members),
-        instances=len(members),
-        unhealthy=[member["InstanceId"] for member in members if member["HealthStatus"] == "Unhealthy"],
-        failure=one_line(failure) if failure else None,
+        in_service=len(members(group, Phase.RUNNING)),
+        instances=len(group["Instances"]),
+        unhealthy=[member["InstanceId"] for member in group["Instances"] if member["HealthStatus"] == "Unhealthy"],
+        suspended=[process["ProcessName"] for process in group["SuspendedProcesses"]],
     )

@@ -6,12 +6,10 @@ who waits for a job does not look, and it never leaves its zone.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -19,43 +17,21 @@ from typing import Any
 from ray_on_ecs.aws import client
 from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.starting.cause import explain
+from ray_on_ecs.starting.launches import RECENT, in_subnets, launch_line, newest_failure, without_ids
+from ray_on_ecs.starting.look import ACTIVITIES, WorkersLook
+from ray_on_ecs.starting.states import CAPACITY, SPOT
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 20.0  # AWS throttles more frequent requests
-# An older failure is outdated, since the group retries every few minutes.
-RECENT = timedelta(minutes=15)
 # Time without a new instance after which a zone that has only some of the instances is given up for another.
 PATIENCE = timedelta(minutes=5)
-ACTIVITIES = 50
 # AWS's codes of requests that stay wrong, as for a subnet or an instance that is gone; and those of IAM and SCPs, which
 # only a person changes. After other failures, such as throttling or a lost answer, the next look repeats the request.
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html
 INVALID = {"ValidationError"}
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
-
-# Messages of EC2 Auto Scaling when EC2 lacks capacity, and when a quota is reached. A group of one type gives
-# EC2's sentence, a group of several its code, too.
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-instancelaunchfailure.html
-CAPACITY = re.compile(r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient|no Spot capacity", re.I)
-QUOTA = re.compile(r"VcpuLimitExceeded|vCPU limit|Max\s?Spot\s?Instance\s?Count|InstanceLimitExceeded", re.I)
-SPOT = re.compile("spot", re.I)
-
-Activity = dict[str, Any]
-
-
-def newest_failure(activities: Iterable[Activity], subnets: Sequence[str], since: datetime) -> str | None:
-    """Return EC2 Auto Scaling's message of the last launch in these subnets, or None if it did not fail or is older."""
-    ended = [
-        activity
-        for activity in activities
-        if activity["StartTime"] >= since
-        and activity["StatusCode"] in ("Successful", "Failed")
-        and activity["Description"].startswith("Launching")
-        and json.loads(activity.get("Details") or "{}").get("Subnet ID") in (None, *subnets)
-    ]
-    newest = max(ended, key=lambda activity: activity["StartTime"], default=None)
-    return newest["StatusMessage"] if newest and newest["StatusCode"] == "Failed" else None
 
 
 def autoscaling_client() -> Any:
@@ -81,9 +57,10 @@ class ZoneFailover:
         latest: Returns the workers as the stack has them now; None if that is not known.
         connect: Makes a boto3 client of EC2 Auto Scaling.
         now: Returns the time.
+        workers_look: Asks AWS for what else may keep the workers from starting.
 
     Attributes:
-        shortage: The missing capacity and the way out, on one line; empty while none is known to be missing.
+        shortage: Why the workers don't start, and the way out, on one line; empty while nothing is known to be wrong.
     """
 
     def __init__(
@@ -95,8 +72,10 @@ class ZoneFailover:
         latest: Callable[[], ClusterInfo | None] = lambda: None,
         connect: Callable[[], Any] = autoscaling_client,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        workers_look: WorkersLook | None = None,
     ) -> None:
         self._workers = workers
+        self._workers_look = workers_look or WorkersLook(workers)
         self._needed = needed
         self._now = now
         self._is_idle = is_idle
@@ -106,6 +85,7 @@ class ZoneFailover:
         self._next_look_at = 0.0
         self._zone: str | None = ""  # where the group was at the last look; None outside of the stack's zones
         self._moved_at: datetime | None = None
+        self._began: datetime | None = None
         self._most: dict[str, int] = {}  # the most instances that each zone has had, in the order of the attempts
         self._is_last = False  # whether the group stays where it is
         self._lacking_since: datetime | None = None
@@ -127,6 +107,7 @@ class ZoneFailover:
             if not self._has_failed:
                 logger.warning(f"AWS does not tell how the workers are doing; waiting all the same ({one_line(cause)})")
             self._has_failed = True
+            self._show(self._explain(None, None))
         self._next_look_at = time.monotonic() + POLL_SECONDS
 
     def look(self) -> None:
@@ -154,8 +135,8 @@ class ZoneFailover:
             AutoScalingGroupName=self._workers["group"], MaxRecords=ACTIVITIES
         )
         # An earlier failure in this zone is not of this wait's attempt.
-        since = max(self._now() - RECENT, self._moved_at or datetime.min.replace(tzinfo=UTC))
-        failure = newest_failure(answer["Activities"], subnets, since)
+        activities = in_subnets(answer["Activities"], subnets, self._moved_at)
+        failure = newest_failure(activities, self._now() - RECENT)
         if len(here) >= self._needed:  # they are about to join
             failure = None
         logger.debug(f"{self._zone}: {len(here)} of {self._needed} instances, {failure or 'no failure'}")
@@ -163,12 +144,9 @@ class ZoneFailover:
         target = self._next_zone(failure)
         if target and may_give_up and self._is_idle() and not (instances and self._others_wait()):
             if self._move(target, failure):
-                failure = None
+                failure, activities = None, []
             target = None
-        self.shortage = self._describe(failure, subnets, target) if failure else ""
-        if self.shortage not in self._shown_lines:
-            self._shown_lines.add(self.shortage)
-            logger.info(self.shortage)
+        self._show(self._describe(failure, subnets, target) if failure else self._explain(group, activities))
         self._terminate_in_other_zones(instances)
 
     @cached_property
@@ -201,7 +179,7 @@ class ZoneFailover:
         zones = [zone for zone in zones if zone["zone"] == self._zone or zone["zone"] not in self._invalid_zones]
         if self._zone is None:
             return zones[0] if zones and self._count < self._needed else None
-        if not failure or not CAPACITY.search(failure):
+        if not failure or not CAPACITY.pattern.search(failure):
             return None
         here = [zone["zone"] for zone in zones].index(self._zone)
         for zone in zones[here:] + zones[:here]:
@@ -288,27 +266,30 @@ class ZoneFailover:
 
     def _describe(self, failure: str, subnets: Sequence[str], target: Zone | None) -> str:
         """Return what a failure means, and the way out of it."""
-        types = self._types(failure)
-        if QUOTA.search(failure):
-            return (
-                f"the account's quota has no room for another {types}; ask for more under Service Quotas, or for fewer "
-                "workers"
-            )
-        if not CAPACITY.search(failure):
-            return f"EC2 starts no {types}: {one_line(failure)}"
         zones = [*self._most] or self._zone_names(subnets) or subnets
         where = zones[0] if len(zones) == 1 else f"any of {', '.join(zones)}"
         number = "no"
         if self._count:
             number = f"only {self._count} of {self._needed}"
             where = self._zone or where
-        problem = f"EC2 has {number} {types} in {where} at the moment"
+        way_out = ""
         if target:
             if_it_lasts = f", if EC2 has no more for {PATIENCE.seconds // 60} minutes" if self._count else ""
-            return f"{problem}; the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
-        on_demand = ", or take them on demand: `pulumi config set spot false`" if SPOT.search(failure) else ""
-        more = f"`pulumi config set workerInstanceTypes {','.join(self._workers['types'])},TYPE`"
-        return f"{problem}; add zones (availabilityZones or subnetIds), or types: {more}{on_demand}"
+            way_out = f"the workers move to {target['zone']} as soon as no GPU is in use{if_it_lasts}"
+        return launch_line(failure, self._workers["types"], where, number, way_out)
+
+    def _explain(self, group: Any, activities: Sequence[Any] | None) -> str:
+        """Return what else keeps the workers from starting."""
+        nodes, now = self._workers_look.nodes(group, activities), self._now()
+        self._began = self._began or now
+        return explain(nodes, now, self._needed, now - self._began)
+
+    def _show(self, shortage: str) -> None:
+        self.shortage = shortage
+        line = without_ids(shortage)
+        if line not in self._shown_lines:
+            self._shown_lines.add(line)
+            logger.info(shortage)
 
     def _types(self, failure: str) -> str:
         return f"{' or '.join(self._workers['types'])}{' on spot' if SPOT.search(failure) else ''}"

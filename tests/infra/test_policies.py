@@ -134,6 +134,16 @@ def test_only_who_waits_for_workers_looks_at_them() -> None:
     assert look == {"Effect": "Allow", "Action": [*policies.LOOK_AT_GROUPS, policies.SPOT_PRICES], "Resource": "*"}
 
 
+def test_only_who_waits_for_workers_reads_the_cluster() -> None:
+    cluster = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
+    *_, look, instances = policies.training(
+        partition="aws", region="us-west-2", bucket_arn=BUCKET, cluster_arn=cluster
+    )["Statement"]
+    assert look["Condition"] == {"ArnEquals": {"ecs:cluster": cluster}}
+    assert set(look["Action"]) <= policies.WILDCARD_ACTIONS.keys()
+    assert instances["Resource"] == [cluster, "arn:aws:ecs:us-west-2:123456789012:capacity-provider/*"]
+
+
 def test_worker_role_can_replace_instances_of_its_group() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
     *_, look, mark = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET, own_group_arn=group)[

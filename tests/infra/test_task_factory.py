@@ -208,6 +208,7 @@ def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> No
         "ray-head": {
             "metrics_namespace": NAMESPACE,
             "parameter_arn": FACTS,
+            "cluster_arn": "arn:cluster",
             "group_arn": GROUP,
             "writes_secrets": True,
         },

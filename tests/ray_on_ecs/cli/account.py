@@ -39,11 +39,18 @@ IMAGE = "ami-12c6146b"
 TASKS = {"head": 1, "workers": 2}
 SECONDS = 120
 
-FAILED = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
+LAUNCH = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
 <DescribeScalingActivitiesResult><Activities><member><ActivityId>1</ActivityId>
 <AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause><Description>Launching a new EC2 instance</Description>
-<StartTime>{now}</StartTime><StatusCode>Failed</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
+<StartTime>{began}</StartTime><StatusCode>{status}</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
 </DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"""
+GROUP = """<DescribeAutoScalingGroupsResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
+<DescribeAutoScalingGroupsResult><AutoScalingGroups><member><AutoScalingGroupName>g</AutoScalingGroupName>
+<MinSize>0</MinSize><MaxSize>2</MaxSize><DesiredCapacity>2</DesiredCapacity><Instances>{members}</Instances>
+<AvailabilityZones><member>us-east-1a</member></AvailabilityZones><SuspendedProcesses>{processes}</SuspendedProcesses>
+</member></AutoScalingGroups></DescribeAutoScalingGroupsResult></DescribeAutoScalingGroupsResponse>"""
+MEMBER = """<member><InstanceId>i-{number}</InstanceId><AvailabilityZone>us-east-1a</AvailabilityZone>
+<LifecycleState>{state}</LifecycleState><HealthStatus>Healthy</HealthStatus></member>"""
 NO_CAPACITY = "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested."
 
 
@@ -103,9 +110,9 @@ class Account:
         if changed:
             self.undo.callback(self.put_workers)
 
-    def put_alarm(self, name: str, state: str) -> None:
-        """Make an alarm that changes the number of the workers."""
-        cloudwatch, full = self.aws("cloudwatch"), f"{self.outputs['cluster_name']}-workers-{name}"
+    def put_alarm(self, kind: str, state: str = "OK") -> None:
+        """Make the alarm that stops idle nodes of a kind, in this state."""
+        cloudwatch, full = self.aws("cloudwatch"), f"{self.outputs['cluster_name']}-{kind}-idle"
         cloudwatch.put_metric_alarm(
             AlarmName=full,
             ComparisonOperator="GreaterThanThreshold",
@@ -117,7 +124,21 @@ class Account:
             Threshold=0,
         )
         cloudwatch.set_alarm_state(AlarmName=full, StateValue=state, StateReason="a test")
-        self.undo.callback(cloudwatch.delete_alarms, AlarmNames=[full])
+        if state != "OK":
+            self.undo.callback(self.put_alarm, kind)
+
+    def put_target(self, kind: str, suspended: bool = False) -> None:
+        """Make the scalable target of a service."""
+        self.aws("application-autoscaling").register_scalable_target(
+            ServiceNamespace="ecs",
+            ResourceId=f"service/{self.outputs['cluster_name']}/{self.outputs['services'][kind]}",
+            ScalableDimension="ecs:service:DesiredCount",
+            MinCapacity=0,
+            MaxCapacity=2,
+            SuspendedState={"DynamicScalingInSuspended": suspended},
+        )
+        if suspended:
+            self.undo.callback(self.put_target, kind)
 
     def put_service(self, kind: str, of_running: int) -> None:
         """Make a service with this number of running tasks."""
@@ -190,6 +211,8 @@ def create_account(url: str) -> Account:
         DesiredCapacity=2,
         AvailabilityZones=["us-east-1a"],
     )
+    account.put_alarm("workers")
+    account.put_target("workers")
     return account
 
 
@@ -290,18 +313,27 @@ class Laptop(Account):
 
     def fail_deployment(self, kind: str, reason: str) -> None:
         """Let ECS have given up a service's deployment, which moto never does."""
+        self.put_deployments(kind, {"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason})
+
+    def put_deployments(self, kind: str, *deployments: dict[str, Any]) -> None:
+        """Let a service have these deployments, and others none."""
         names = {"cluster": self.outputs["cluster_name"], "services": list(self.outputs["services"].values())}
         described = self.aws("ecs").describe_services(**names)["services"]
         for service in described:
-            deployments = [{"status": "PRIMARY", "rolloutState": "FAILED", "rolloutStateReason": reason}]
-            failed = service["serviceName"] == self.outputs["services"][kind]
-            service["deployments"] = deployments if failed else []
+            service["deployments"] = list(deployments) * (service["serviceName"] == self.outputs["services"][kind])
         self.front.answers["DescribeServices"] = json.loads(json.dumps({"services": described}, default=_timestamp))
 
-    def fail_launch(self) -> None:
-        """Let EC2 have refused the workers' last launch."""
-        now = datetime.now(UTC).isoformat()
-        self.front.texts["DescribeScalingActivities"] = FAILED.format(now=now, why=NO_CAPACITY)
+    def fail_launch(self, status: str = "Failed", why: str = NO_CAPACITY, minutes_ago: float = 1) -> None:
+        """Let the workers lack an instance, and their last launch have ended like this."""
+        self.put_group("InService")
+        began = (datetime.now(UTC) - timedelta(minutes=minutes_ago)).isoformat()
+        self.front.texts["DescribeScalingActivities"] = LAUNCH.format(began=began, why=why, status=status)
+
+    def put_group(self, *states: str, suspended: str = "") -> None:
+        """Let the workers' group want two instances, and have some in these states."""
+        members = "".join(MEMBER.format(number=number, state=state) for number, state in enumerate(states))
+        processes = f"<member><ProcessName>{suspended}</ProcessName></member>" if suspended else ""
+        self.front.texts["DescribeAutoScalingGroups"] = GROUP.format(members=members, processes=processes)
 
     def refuse(self, *operations: str) -> None:
         """Refuse operations of S3, whose paths may have {bucket}."""

@@ -2,13 +2,15 @@
 
 import json
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from ray_on_ecs.cluster import aws
-from tests.ray_on_ecs.cli.account import NO_CAPACITY, Laptop
+from tests.ray_on_ecs.cli.account import Laptop
 
 SPOT_USD = 0.00001  # moto's price of all types
 MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
@@ -51,7 +53,7 @@ def test_status_as_json(stack: Laptop) -> None:
     stack.head.add_worker(**{"ray.io/market-type": "spot"})
     document = json.loads(stack.run("status", "--json").stdout)
     assert document["gpus"] == {"used": 0, "total": 1, "requested": 0}
-    assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None}
+    assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None, "deployment": None}
     assert document["hourly_usd"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
     assert document["scaling"] == {"workers": {"min": 0, "max": 2, "idle_minutes": 30}}
     assert document["unknown"] == {}
@@ -77,7 +79,89 @@ def test_scale_in_is_one_line(stack: Laptop, scaling: dict[str, object], says: s
 
 def test_failed_launch_is_one_line(stack: Laptop) -> None:
     stack.fail_launch()
-    assert shown(stack.run("status"))["EC2"] == f"2 of 2 workers in service; the last launch failed: {NO_CAPACITY}"
+    found = shown(stack.run("status"))
+    assert found["EC2"] == "1 of 2 workers in service"
+    assert "; workers: EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment; add zones" in found["ECS"]
+    stack.fail_launch(minutes_ago=24 * 60)
+    assert "EC2 has" not in shown(stack.run("status"))["ECS"]
+
+
+def cause(done: CompletedProcess[str]) -> str:
+    """The cause that a command prints for the workers."""
+    return done.stdout.partition("workers: ")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (lambda stack: stack.fail_launch(), "EC2 has only 1 of 2 g5.xlarge in us-east-1a at the moment; add zones"),
+        (
+            lambda stack: stack.fail_launch("Cancelled", "Termination Reason: Client.InternalError: Client error"),
+            "EC2 starts no g5.xlarge: Auto Scaling may not use the KMS key of the disk; set it as kmsKeyArn",
+        ),
+        (lambda stack: stack.put_group("InService", suspended="Launch"), "Auto Scaling starts no instance, as its"),
+        (
+            lambda stack: stack.put_group("InService", "Standby"),
+            "a person has put 1 instance of the group into Standby",
+        ),
+    ],
+    ids=["capacity", "ended at once", "suspended", "standby"],
+)
+def test_status_and_doctor_say_the_same_cause(stack: Laptop, fault: Callable[[Laptop], None], says: str) -> None:
+    fault(stack)
+    status, doctor = cause(stack.run("status")), cause(stack.run("doctor"))
+    assert status.startswith(says)
+    assert doctor == status
+
+
+@pytest.mark.parametrize("operation", ["DescribeScalingActivities", "DescribeTasks", "ListTasks"])
+def test_denied_call_is_named_beside_the_cause(stack: Laptop, operation: str) -> None:
+    stack.fail_launch()
+    stack.front.texts.pop("DescribeScalingActivities")
+    stack.replace_service("workers", 1)
+    stack.stop_task({"stoppedReason": "Task failed to start", "containers": [{"exitCode": 127}]})
+    stack.front.refused = {operation}
+    said = cause(stack.run("status"))
+    service = "autoscaling" if "Scaling" in operation else "ecs"
+    assert said.endswith(f"AWS does not tell more: {service}:{operation} is denied")
+    assert said.startswith("the last task stopped: the image lacks its command") is (service == "autoscaling")
+
+
+def test_deployment_that_waits_for_a_run_is_named(stack: Laptop) -> None:
+    stack.put_alarm("workers", "ALARM")
+    assert shown(stack.run("status"))["scale-in"].startswith("scaling in workers since ")
+    begun = datetime(2026, 2, 28, 11, 58, tzinfo=UTC).timestamp()
+    new = {"status": "PRIMARY", "rolloutState": "IN_PROGRESS", "createdAt": begun, "runningCount": 1}
+    stack.put_deployments("workers", new, {"status": "ACTIVE", "rolloutState": "COMPLETED", "runningCount": 1})
+    stack.head.add_worker(used=1.0)
+    stack.head.add_worker()
+    line = (
+        "idle workers keep running: a deployment is in progress since 2026-02-28 11:58 UTC: it waits for the runs on 1 "
+        "task of the earlier version, which are protected; ECS does not scale in before its end; 1 idle worker costs "
+        "1.01 USD an hour meanwhile"
+    )
+    assert shown(stack.run("status"))["scale-in"] == line
+    doctor = stack.run("doctor")
+    assert doctor.returncode == 0
+    assert f"!   scale-in: {line}\n" in doctor.stdout
+    document = json.loads(stack.run("status", "--json").stdout)
+    assert document["services"]["workers"]["deployment"] == {"since": "2026-02-28T11:58:00+00:00", "old_tasks": 1}
+    assert document["scale_in"]["workers"] == {"line": line, "is_hindered": True, "fix": ""}
+
+
+def test_suspended_scaling_is_named(stack: Laptop) -> None:
+    stack.put_alarm("workers", "ALARM")
+    stack.put_target("workers", suspended=True)
+    line = shown(stack.run("status"))["scale-in"]
+    assert line.startswith("idle workers keep running: its scale-in is suspended in Application Auto Scaling")
+
+
+@pytest.mark.parametrize("operation", ["DescribeAlarms", "DescribeScalableTargets"])
+def test_denied_scale_in_is_named(stack: Laptop, operation: str) -> None:
+    stack.front.refused = {operation}
+    action = "cloudwatch:DescribeAlarms" if "Alarms" in operation else f"application-autoscaling:{operation}"
+    line = f"idle workers stop after 30 minutes (not known: {action} is denied)"
+    assert shown(stack.run("status"))["scale-in"] == line
 
 
 def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
@@ -108,7 +192,7 @@ def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
     stack.head.is_up = False
     done = stack.run("status")
     assert done.returncode == 3
-    assert shown(done)["ECS"] == ("head 0 of 1 running, workers 2 of 2 running; head: ECS gives no reason yet")
+    assert shown(done)["ECS"] == ("head 0 of 1 running, workers 2 of 2 running; head: AWS gives no reason yet")
     assert "GPUs" not in shown(done)
     [line] = done.stderr.splitlines()
     assert line.startswith("ray-on-ecs: the head's task is not running: it is starting or being replaced")
@@ -167,7 +251,7 @@ def test_failed_deployment_is_named(stack: Laptop) -> None:
 def test_task_with_a_failed_gpu_is_named(stack: Laptop) -> None:
     stack.replace_service("workers", 1)
     stack.stop_task({"containers": [{"exitCode": 4}]})
-    assert "workers: the last task stopped because a GPU is missing" in shown(stack.run("status"))["ECS"]
+    assert "workers: the last task stopped: a GPU is missing" in shown(stack.run("status"))["ECS"]
 
 
 def test_unhealthy_instance_is_named(stack: Laptop) -> None:
@@ -254,7 +338,7 @@ PAGES: dict[str, tuple[int, dict[str, str], bytes]] = {
 OPERATIONS = (
     *("GetCallerIdentity", "GetParameter", "DescribeServices", "ListTasks", "DescribeTasks"),
     *("DescribeAutoScalingGroups", "DescribeScalingActivities", "DescribeSpotPriceHistory", "DescribeAlarms"),
-    "DescribeInstanceInformation",
+    *("DescribeInstanceInformation", "DescribeScalableTargets", "ListContainerInstances"),
 )
 
 

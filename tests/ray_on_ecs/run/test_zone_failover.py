@@ -11,7 +11,8 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from ray_on_ecs.run import zone_failover
-from ray_on_ecs.run.zone_failover import CAPACITY, QUOTA, SPOT, ZoneFailover
+from ray_on_ecs.run.zone_failover import ZoneFailover
+from ray_on_ecs.starting.states import CAPACITY, QUOTA, SPOT
 from tests.aws import client
 from tests.log_lines import collect_lines
 
@@ -61,7 +62,11 @@ UNSUPPORTED = (
     ],
 )
 def test_messages_are_classified_as_capacity_or_quota(message: str, is_of: str, on_spot: bool) -> None:
-    found = [kind for kind, pattern in {"capacity": CAPACITY, "quota": QUOTA}.items() if pattern.search(message)]
+    found = [
+        kind
+        for kind, pattern in {"capacity": CAPACITY.pattern, "quota": QUOTA.pattern}.items()
+        if pattern.search(message)
+    ]
     assert found == [is_of] * (is_of != "something else")
     assert bool(SPOT.search(message)) == on_spot
 
@@ -189,7 +194,8 @@ class Watch:
             {"zone": zone, "subnet_id": subnet, "placement_group": f"pg-{zone[-1]}" if zone != ZONES[2] else None}
             for zone, subnet in zip(ZONES[:zones], group.subnets, strict=False)
         ]
-        workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False, "spread": False}
+        workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": named, "spot": False}
+        workers |= {"spread": False, "gpus": 1}
         self.lines = collect_lines()
         self.latest: Any = None
         self.is_idle = is_idle
@@ -236,7 +242,7 @@ MORE_TYPES = (
             "the account's quota has no room for another g5.xlarge on spot; "
             "ask for more under Service Quotas, or for fewer workers",
         ),
-        ("Client.InternalError:\n no key", "EC2 starts no g5.xlarge: Client.InternalError: no key"),
+        ("Another error:\n no luck", "EC2 starts no g5.xlarge: Another error: no luck"),
     ],
     ids=["capacity", "spot capacity", "quota", "spot quota", "anything else"],
 )
@@ -442,7 +448,7 @@ def test_unreachable_aws_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     lines = collect_lines()
-    workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "spread": False}
+    workers: Any = {"group": GROUP, "types": ["g5.xlarge"], "zones": [], "spot": False, "gpus": 1}
     watch = ZoneFailover(workers, 1, lambda: True, lambda: False)
     for _ in range(3):
         watch.look_if_due()

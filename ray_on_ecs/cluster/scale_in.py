@@ -1,0 +1,177 @@
+"""Scale-in of idle workers: what stops them, or what keeps them running although they cost money.
+
+https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray_on_ecs.cluster import aws, prices
+from ray_on_ecs.cluster.aws_status import Group, Service, looking
+from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.cluster_info import ClusterInfo, Scaling
+from ray_on_ecs.errors import TrainingError, counted
+from ray_on_ecs.node.ray_status import WORKERS, Node
+
+
+@dataclass(frozen=True)
+class ScaleIn:
+    """Scale-in of one kind of node.
+
+    Attributes:
+        line: What stops idle nodes, or keeps them running.
+        is_hindered: Whether something that nobody has configured keeps them running.
+        fix: The command that ends that.
+    """
+
+    line: str
+    is_hindered: bool = False
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """AWS's answers about the scale-in of one kind of node.
+
+    Attributes:
+        kind: The kind of node.
+        scale: Its limits.
+        service: Its ECS service, or None if that is not known.
+        alarm: The alarm that stops idle nodes; empty if there is none, None if that is not known.
+        target: Its scalable target; empty if there is none, None if that is not known.
+        suspended: The processes of its Auto Scaling group that are suspended.
+        idle: The nodes that run nothing, and their cost, in words; empty if there are none.
+        names: The names for commands: region, resource, group and alarm.
+    """
+
+    kind: str
+    scale: Scaling
+    service: Service | None = None
+    alarm: Mapping[str, Any] | None = None
+    target: Mapping[str, Any] | None = None
+    suspended: Sequence[str] = ()
+    idle: str = ""
+    names: Mapping[str, str]
+
+
+def describe(facts: Facts) -> ScaleIn | None:
+    """Return the line of one kind of node; None if the stack can't have such nodes."""
+    kind, scale = facts.kind, facts.scale
+    key = "minWorkers" if kind == WORKERS else "minCpuWorkers"
+    if not scale["max"]:
+        return None
+    if not scale["idle_minutes"]:
+        return ScaleIn(f"idle {kind} keep running (idleTimeoutMinutes is 0)")
+    if scale["min"] >= scale["max"]:
+        return ScaleIn(f"all {scale['max']} {kind} keep running ({key})")
+    if scale["min"] and facts.service and facts.service.desired <= scale["min"]:
+        return ScaleIn(f"{scale['min']} {kind} keep running ({key})")
+    if hindrance := next(_hindrances(facts), None):
+        cost = f"; {facts.idle} meanwhile" if facts.idle else ""
+        return ScaleIn(f"idle {kind} keep running: {hindrance[0]}{cost}", True, hindrance[1])
+    if facts.alarm and facts.alarm.get("StateValue") == "ALARM":
+        since = facts.alarm.get("StateUpdatedTimestamp")
+        return ScaleIn(f"scaling in {kind}" + (f" since {since:%H:%M} UTC" if since else ""))
+    minimum = f", down to {scale['min']} ({key})" if scale["min"] else ""
+    return ScaleIn(f"idle {kind} stop after {scale['idle_minutes']} minutes{minimum}")
+
+
+def _hindrances(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield what keeps idle nodes running, and the command that ends it."""
+    names = facts.names
+    deployment = facts.service and facts.service.deployment
+    if deployment:
+        yield f"{deployment}; ECS does not scale in before its end", ""
+    if facts.alarm is not None and not facts.alarm:
+        yield f"alarm {names['alarm']} is missing", "pulumi up"
+    if facts.alarm and facts.alarm.get("ActionsEnabled") is False:
+        yield (
+            f"the actions of alarm {names['alarm']} are disabled",
+            f"aws cloudwatch enable-alarm-actions --region {names['region']} --alarm-names {names['alarm']}",
+        )
+    if facts.target is not None and not facts.target:
+        yield "the service has no scalable target", "pulumi up --refresh --run-program"
+    if facts.target and (facts.target.get("SuspendedState") or {}).get("DynamicScalingInSuspended"):
+        yield (
+            "its scale-in is suspended in Application Auto Scaling",
+            f"aws application-autoscaling register-scalable-target --region {names['region']} --service-namespace ecs "
+            f"--scalable-dimension ecs:service:DesiredCount --resource-id {names['resource']} "
+            "--suspended-state DynamicScalingInSuspended=false",
+        )
+    if "Terminate" in facts.suspended:
+        yield (
+            "the process Terminate of their Auto Scaling group is suspended, so instances stay without tasks",
+            f"aws autoscaling resume-processes --region {names['region']} --auto-scaling-group-name {names['group']} "
+            "--scaling-processes Terminate",
+        )
+
+
+def read(
+    stack: Stack,
+    info: ClusterInfo,
+    services: Mapping[str, Service],
+    group: Group | None,
+    nodes: Sequence[Node] | None,
+) -> tuple[dict[str, ScaleIn], dict[str, str]]:
+    """Return the scale-in of each kind of node, and the reasons of what AWS does not tell, by IAM action.
+
+    Args:
+        stack: The stack.
+        info: Its description.
+        services: Its services.
+        group: The workers' Auto Scaling group, or None if it is not known.
+        nodes: Ray's nodes, or None if they are not known.
+    """
+    look = looking(stack)
+    stopping = [
+        kind
+        for kind, scale in info["scaling"].items()
+        if kind in stack.services and scale["idle_minutes"] and scale["min"] < scale["max"]
+    ]
+    resources = {kind: f"service/{stack.cluster_name}/{stack.services[kind]}" for kind in stopping}
+    alarm_names = {kind: aws.scaling_prefix(stack.cluster_name, kind) + "idle" for kind in stopping}
+    alarms = targets = None
+    if stopping:
+        which: dict[str, Any] = {"AlarmNames": [*alarm_names.values()], "AlarmTypes": ["MetricAlarm"]}
+        alarms = _by(look.listed("cloudwatch", "describe_alarms", "MetricAlarms", **which), "AlarmName")
+        which = {"ServiceNamespace": "ecs", "ResourceIds": [*resources.values()]}
+        found = look.listed("application-autoscaling", "describe_scalable_targets", "ScalableTargets", **which)
+        targets = _by(found, "ResourceId")
+    lines: dict[str, ScaleIn] = {}
+    for kind, scale in info["scaling"].items():
+        names = {"region": stack.region, "group": info["group"]}
+        facts = Facts(kind=kind, scale=scale, service=services.get(kind), names=names)
+        if kind in stopping:
+            facts = replace(
+                facts,
+                alarm=None if alarms is None else alarms.get(alarm_names[kind], {}),
+                target=None if targets is None else targets.get(resources[kind], {}),
+                suspended=group.suspended if group and kind == WORKERS else (),
+                names={**names, "alarm": alarm_names[kind], "resource": resources[kind]},
+            )
+        line = describe(facts)
+        if line and line.is_hindered:
+            line = describe(replace(facts, idle=_idle(stack, info, kind, nodes or ())))
+        if line:
+            lines[kind] = line
+    return lines, look.unknown
+
+
+def _by(found: list[Any] | None, key: str) -> dict[str, Any] | None:
+    return None if found is None else {each[key]: each for each in found}
+
+
+def _idle(stack: Stack, info: ClusterInfo, kind: str, nodes: Sequence[Node]) -> str:
+    """Return the nodes of a kind that run nothing, and their price, in words."""
+    idle = [node for node in nodes if node.kind == kind and not node.gpus_used and not node.cpus_used]
+    if not idle:
+        return ""
+    said = counted(len(idle), f"idle {kind.removesuffix('s')}")
+    try:
+        usd = prices.total_usd(stack, info, [prices.kind_of(node, info) for node in idle])
+    except TrainingError:
+        return f"{said} are billed"
+    return f"{said} cost{'s' if len(idle) == 1 else ''} {usd:.2f} USD an hour"

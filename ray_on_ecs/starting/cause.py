@@ -1,0 +1,208 @@
+"""Reason why nodes of one kind have not started, and the way out, on one line.
+
+Pure functions of AWS's answers, of which any part may be missing. They look for the cause in the order in which a node
+starts: its group, EC2, ECS's agent, its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.starting import deployments, launches, states
+from ray_on_ecs.starting.launches import RECENT, SLOW, at, minutes
+from ray_on_ecs.starting.states import Phase
+from ray_on_ecs.starting.stops import last_stop
+
+Document = Mapping[str, Any]
+
+DEPLOYMENT_FAILED = "the last deployment failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """AWS's answers about nodes of one kind; None where it has not answered.
+
+    Attributes:
+        service: Their ECS service.
+        group: Their Auto Scaling group.
+        activities: The group's last scaling activities.
+        instances: The container instances of their capacity provider.
+        stopped: The service's tasks that have stopped.
+        types: Their instance types; nothing if they are not known.
+        gpus: The GPUs of an instance.
+        unknown: The reason why AWS has not answered, by IAM action.
+    """
+
+    service: Document | None = None
+    group: Document | None = None
+    activities: Sequence[Document] | None = None
+    instances: Sequence[Document] | None = None
+    stopped: Sequence[Document] | None = None
+    types: Sequence[str] = ()
+    gpus: int = 0
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: timedelta = timedelta()) -> str:
+    """Return why nodes have not started, and the way out; empty if nothing is known to be wrong.
+
+    Args:
+        nodes: AWS's answers.
+        now: The time.
+        needed: The number of instances that a run waits for; by default those that the group asks for.
+        waited: How long it has waited.
+    """
+    # A run that waits for GPUs in use does not wait for a deployment.
+    failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service, None) else ""
+    cause = failed or _group(nodes, now, needed) or _ecs(nodes, now)
+    if not cause and waited >= SLOW:
+        cause = _not_requested(nodes.group, needed)
+    hidden = "; ".join(f"{action} {reason}" for action, reason in nodes.unknown.items())
+    return "; ".join(filter(None, (cause, hidden and f"AWS does not tell more: {hidden}")))
+
+
+def is_short(service: Document | None, group: Document | None) -> bool:
+    """Return whether tasks or instances are missing."""
+    tasks, instances = service or {}, group or {}
+    has_tasks = tasks.get("runningCount", 0) >= tasks.get("desiredCount", 0)
+    return not has_tasks or len(members(group, Phase.RUNNING)) < instances.get("DesiredCapacity", 0)
+
+
+def members(group: Document | None, *phases: Phase) -> list[Document]:
+    """Return the group's instances in these phases; one in a state that AWS has added counts as running."""
+    listed = (group or {}).get("Instances") or ()
+    return [each for each in listed if states.LIFECYCLE.get(str(each.get("LifecycleState")), Phase.RUNNING) in phases]
+
+
+def _failed_deployment(nodes: Nodes) -> str:
+    reason = deployments.failure(nodes.service or {})
+    if reason is None:
+        return ""
+    causes = filter(None, (last_stop(nodes.stopped or ()), reason))
+    way_out = "pulumi config set redeployWorkers WORD and pulumi up try again"
+    return f"{DEPLOYMENT_FAILED}: {'; '.join((*causes, way_out))}"
+
+
+def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
+    """Return what keeps the group from having its instances."""
+    group, activities = nodes.group, nodes.activities or ()
+    if group is None:
+        return ""
+    name = group.get("AutoScalingGroupName")
+    have = len(members(group, Phase.RUNNING, Phase.STARTING))
+    wanted = group.get("DesiredCapacity", 0) if needed is None else needed
+    short_lives = launches.short_lives(activities, now)
+    if len(members(group, Phase.RUNNING)) >= wanted:
+        return short_lives
+    most = group.get("MaxSize")
+    if needed is not None and most is not None and needed > most:
+        return f"{counted(needed, 'instance')} are needed, and maxWorkers is {most}; raise it, or ask for fewer workers"
+    for process in group.get("SuspendedProcesses") or ():
+        if process.get("ProcessName") == "Launch":
+            why = one_line(process.get("SuspensionReason") or "AWS gives no reason")
+            return (
+                f"Auto Scaling starts no instance, as its process Launch is suspended ({why}); aws autoscaling "
+                f"resume-processes --scaling-processes Launch --auto-scaling-group-name {name}"
+            )
+    failure = launches.newest_failure(activities, now - RECENT) if have < wanted else None
+    if failure:
+        zones = " or ".join(group.get("AvailabilityZones") or ())
+        return launches.launch_line(failure, nodes.types, zones, f"only {have} of {wanted}" if have else "no")
+    return short_lives or launches.slow_launch(activities, now) or _parked(group)
+
+
+def _not_requested(group: Document | None, needed: int | None) -> str:
+    """Return that nobody has asked the group for the instances that a run needs."""
+    requested = (group or {}).get("DesiredCapacity")
+    if requested is None or needed is None or requested >= needed:
+        return ""
+    return (
+        f"the group is asked for {requested} of {counted(needed, 'instance')}, {minutes(SLOW)} after the run asked: "
+        "its alarm workers-short is missing or disabled, or the head publishes no demand; pulumi up --refresh "
+        "--run-program repairs the alarm"
+    )
+
+
+def _parked(group: Document) -> str:
+    parked = members(group, Phase.PARKED)
+    if not parked:
+        return ""
+    names = " ".join(str(each.get("InstanceId")) for each in parked)
+    return (
+        f"a person has put {counted(len(parked), 'instance')} of the group into {parked[0]['LifecycleState']}; aws "
+        f"autoscaling exit-standby --auto-scaling-group-name {group.get('AutoScalingGroupName')} --instance-ids {names}"
+    )
+
+
+def _ecs(nodes: Nodes, now: datetime) -> str:
+    """Return what keeps ECS from running the tasks, although the instances are there."""
+    service = nodes.service
+    if service is not None and service.get("runningCount", 0) >= service.get("desiredCount", 0):
+        return ""
+    return (
+        _unregistered(nodes, now)
+        or _without_gpus(nodes)
+        or last_stop(nodes.stopped or ())
+        or _unfit(nodes)
+        or _event(service or {}, now)
+    )
+
+
+def _unregistered(nodes: Nodes, now: datetime) -> str:
+    if nodes.instances is None or nodes.activities is None:
+        return ""
+    known = {instance.get("ec2InstanceId") for instance in nodes.instances}
+    since = launches.in_service_since(nodes.activities)
+    running = [str(each.get("InstanceId")) for each in members(nodes.group, Phase.RUNNING)]
+    missing = [name for name in running if name not in known and now - since.get(name, now) >= SLOW]
+    if not missing:
+        return ""
+    return (
+        f"{len(missing)} of {counted(len(running), 'instance')} that EC2 runs and bills did not join ECS within "
+        f"{minutes(SLOW)}: the AMI is not one of ECS, or the network does not reach ECS; {states.NETWORK}; aws ec2 "
+        f"get-console-output --instance-id {missing[0]} shows the boot"
+    )
+
+
+def _without_gpus(nodes: Nodes) -> str:
+    for instance in nodes.instances or ():
+        resources = instance.get("registeredResources")
+        if resources is None or instance.get("status") != "ACTIVE":
+            continue
+        registered = sum(len(each.get("stringSetValue") or ()) for each in resources if each.get("name") == "GPU")
+        if registered < nodes.gpus:
+            return (
+                f"{instance.get('ec2InstanceId')} runs, and ECS has registered {registered} of its "
+                f"{counted(nodes.gpus, 'GPU')}: the AMI's driver does not know them; {states.AMI}"
+            )
+    return ""
+
+
+def _unfit(nodes: Nodes) -> str:
+    """Return why an instance gets no task."""
+    for instance in nodes.instances or ():
+        name, status = instance.get("ec2InstanceId"), str(instance.get("status"))
+        state = states.CONTAINER_INSTANCES.get(status)
+        if state is None or state.phase is not Phase.RUNNING:
+            why = one_line(instance.get("statusReason") or "")
+            return f"{name} {state.means if state else f'is {status}'}{f': {why}' if why else ''}"
+        # For a moment it is normal.
+        if instance.get("agentConnected") is False and not instance.get("runningTasksCount"):
+            return f"ECS's agent on {name} is not connected; if that lasts, {states.NETWORK}, or terminate the instance"
+    return ""
+
+
+def _event(service: Document, now: datetime) -> str:
+    """Return the service's newest event that may tell of a fault."""
+    for event in service.get("events") or ():
+        message = one_line(event.get("message") or "")
+        is_old = event.get("createdAt") and now - at(event, "createdAt") > RECENT
+        if is_old or states.STEADY.search(message):
+            return ""
+        if message and not states.HARMLESS.search(message):
+            return message
+    return ""

@@ -1,0 +1,143 @@
+"""AWS's answers about the nodes of one kind. A question that AWS refuses is noted, and the others are asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray_on_ecs.aws import DENIED, Refused, client, translated
+from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.contract import DOCUMENTS_VARIABLE
+from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.starting.cause import Document, Nodes
+
+# Number of scaling activities to read, the newest first.
+ACTIVITIES = 50
+# Number that DescribeContainerInstances and DescribeTasks take, and DescribeServices.
+MOST, MOST_SERVICES = 100, 10
+# Asks AWS by service and operation, with arguments; raises TrainingError.
+Ask = Callable[..., Any]
+
+
+def ask_soon(service: str, operation: str, **arguments: Any) -> Any:
+    """Ask AWS as a driver, which gives up soon: it looks for room on the same thread, and will ask again.
+
+    Raises:
+        TrainingError: AWS refuses, or does not answer.
+    """
+    with translated(service):
+        return getattr(client(service, connect_seconds=2, read_seconds=3, attempts=1), operation)(**arguments)
+
+
+class Look:
+    """One look at a cluster.
+
+    Attributes:
+        unknown: The reason why AWS has not answered a question, by IAM action.
+    """
+
+    def __init__(self, ask: Ask, cluster: str) -> None:
+        self._ask, self._cluster = ask, cluster
+        self.unknown: dict[str, str] = {}
+
+    def listed(self, service: str, operation: str, key: str, **arguments: Any) -> list[Any] | None:
+        """Return a list of AWS's answer, with all its pages; None if AWS has not answered."""
+        found: list[Any] = []
+        try:
+            while True:
+                answer = self._ask(service, operation, **arguments)
+                found += answer[key]
+                if not answer.get("nextToken"):
+                    return found
+                arguments["nextToken"] = answer["nextToken"]
+        except (TrainingError, LookupError) as cause:
+            action = f"{service}:{''.join(word.capitalize() for word in operation.split('_'))}"
+            is_denied = isinstance(cause, Refused) and cause.code in DENIED
+            self.unknown[action] = "is denied" if is_denied else f"failed ({one_line(cause)})"
+            return None
+
+    def services(self, names: Sequence[str] | None = None) -> list[Document]:
+        """Return these services, by default all, as far as they are active."""
+        if names is None:
+            names = self.listed("ecs", "list_services", "serviceArns", cluster=self._cluster) or ()
+        which = {"cluster": self._cluster, "services": list(names[:MOST_SERVICES])}
+        found = self.listed("ecs", "describe_services", "services", **which) if names else ()
+        return [service for service in found or () if service.get("status") == "ACTIVE"]
+
+    def service_of(self, group_name: str) -> Document | None:
+        """Return the service whose capacity provider has this Auto Scaling group."""
+        return next((each for each in self.services() if self.group_of(each) == group_name), None)
+
+    def group_of(self, service: Document | None) -> str | None:
+        """Return the name of a service's Auto Scaling group."""
+        provider = _provider(service)
+        which = {"capacityProviders": [provider]}
+        found = self.listed("ecs", "describe_capacity_providers", "capacityProviders", **which) if provider else ()
+        arns = [(each.get("autoScalingGroupProvider") or {}).get("autoScalingGroupArn") for each in found or ()]
+        return arns[0].rpartition("autoScalingGroupName/")[2] if arns and arns[0] else None
+
+    def group(self, name: str) -> Document | None:
+        """Return an Auto Scaling group."""
+        which = {"AutoScalingGroupNames": [name]}
+        groups = self.listed("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", **which)
+        return groups[0] if groups else None
+
+    def nodes(self, service: Document | None, group: Document | None, **known: Any) -> Nodes:
+        """Return what AWS tells of the nodes of a service and its group; `known` has answers and facts of the stack."""
+        name = (group or {}).get("AutoScalingGroupName")
+        if name and "activities" not in known:
+            which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
+            known["activities"] = self.listed("autoscaling", "describe_scaling_activities", "Activities", **which)
+        known["stopped"] = self._stopped(service) if service else None
+        known["instances"] = self._instances(provider) if (provider := _provider(service)) else None
+        return Nodes(service=service, group=group, unknown=self.unknown, **known)
+
+    def _stopped(self, service: Document) -> list[Document] | None:
+        which = {"serviceName": service.get("serviceName"), "desiredStatus": "STOPPED"}
+        arns = self.listed("ecs", "list_tasks", "taskArns", cluster=self._cluster, **which)
+        return self._described("describe_tasks", "tasks", arns)
+
+    def _instances(self, provider: str) -> list[Document] | None:
+        arns = self.listed("ecs", "list_container_instances", "containerInstanceArns", cluster=self._cluster)
+        found = self._described("describe_container_instances", "containerInstances", arns)
+        return found and [each for each in found if each.get("capacityProviderName") == provider]
+
+    def _described(self, operation: str, key: str, arns: list[str] | None) -> list[Document] | None:
+        described: list[Document] = []
+        for start in range(0, len(arns or ()), MOST):
+            part = {key: (arns or [])[start : start + MOST]}
+            described += self.listed("ecs", operation, key, cluster=self._cluster, **part) or ()
+        return None if arns is None or (arns and not described) else described
+
+
+def _provider(service: Document | None) -> str | None:
+    strategy = (service or {}).get("capacityProviderStrategy") or ()
+    return strategy[0].get("capacityProvider") if strategy else None
+
+
+class WorkersLook:
+    """Looks of a driver at the stack's workers.
+
+    Args:
+        info: The workers as the stack has them.
+        ask: Asks AWS.
+    """
+
+    def __init__(self, info: ClusterInfo, ask: Ask = ask_soon) -> None:
+        self._info, self._ask = info, ask
+        self._service: str | None = None
+
+    def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
+        """Return what AWS tells of the workers, with what it has told of their group."""
+        known: dict[str, Any] = {"activities": activities, "types": self._info["types"], "gpus": self._info["gpus"]}
+        cluster = os.environ.get(DOCUMENTS_VARIABLE, "").rpartition("/")[2]
+        if not cluster:
+            return Nodes(group=group, **known)
+        look = Look(self._ask, cluster)
+        if self._service is None:
+            service = look.service_of(self._info["group"])
+        else:
+            service = next(iter(look.services([self._service])), None)
+        self._service = service.get("serviceName") if service else None
+        return look.nodes(service, group, **known)

@@ -1,0 +1,185 @@
+"""Questions to AWS about nodes that do not start, each of which AWS may refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.aws import Refused
+from ray_on_ecs.contract import DOCUMENTS_VARIABLE
+from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.run.zone_failover import ZoneFailover
+from ray_on_ecs.starting.cause import explain
+from ray_on_ecs.starting.look import Look, WorkersLook
+from tests.log_lines import collect_lines
+
+NOW = datetime.now(UTC)
+INFO: Any = {
+    "group": "ray-workers-group",
+    "types": ["g5.xlarge"],
+    "gpus": 1,
+    "zones": [{"zone": "us-west-2a", "subnet_id": "subnet-1", "placement_group": None}],
+    "spot": False,
+    "spread": False,
+}
+PREFIX = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:9f:autoScalingGroupName/ray"
+Answer = Callable[..., Any]
+
+
+class Cloud:
+    """ECS with a head and two workers, whose instances run and whose tasks end.
+
+    Attributes:
+        failures: The error of an operation.
+        asked: The operations so far.
+        task: The task that has stopped.
+    """
+
+    def __init__(self) -> None:
+        self.failures: dict[str, Exception] = {}
+        self.asked: list[str] = []
+        self.task = {
+            "stoppedAt": NOW,
+            "stopCode": "EssentialContainerExited",
+            "stoppedReason": "Essential container in task exited",
+            "containers": [{"exitCode": 2}],
+        }
+
+    def ask(self, service: str, operation: str, **arguments: Any) -> Any:
+        self.asked.append(operation)
+        if operation in self.failures:
+            raise self.failures[operation]
+        return getattr(self, operation)(**arguments)
+
+    def list_services(self, cluster: str, nextToken: str = "") -> Any:
+        assert cluster == "ray"
+        return {"serviceArns": ["workers"]} if nextToken else {"serviceArns": ["head"], "nextToken": "2"}
+
+    def describe_services(self, cluster: str, services: list[str]) -> Any:
+        service = {"status": "ACTIVE", "runningCount": 1, "desiredCount": 2}
+        return {
+            "services": [
+                {**service, "serviceName": name, "capacityProviderStrategy": [{"capacityProvider": f"of-{name}"}]}
+                for name in services
+            ]
+        }
+
+    def describe_capacity_providers(self, capacityProviders: list[str]) -> Any:
+        arn = f"{PREFIX}-{capacityProviders[0].removeprefix('of-')}-group"
+        return {"capacityProviders": [{"autoScalingGroupProvider": {"autoScalingGroupArn": arn}}]}
+
+    def list_tasks(self, cluster: str, serviceName: str, desiredStatus: str) -> Any:
+        assert (serviceName, desiredStatus) == ("workers", "STOPPED")
+        return {"taskArns": ["task"]}
+
+    def describe_tasks(self, cluster: str, tasks: list[str]) -> Any:
+        return {"tasks": [self.task]}
+
+    def list_container_instances(self, cluster: str) -> Any:
+        return {"containerInstanceArns": [f"i-{number}" for number in range(250)]}
+
+    def describe_container_instances(self, cluster: str, containerInstances: list[str]) -> Any:
+        assert len(containerInstances) <= 100
+        known = {"status": "ACTIVE", "registeredResources": [{"name": "GPU", "stringSetValue": ["GPU-1"]}]}
+        workers = {"i-3", "i-4"}
+        return {
+            "containerInstances": [
+                {
+                    **known,
+                    "ec2InstanceId": name,
+                    "capacityProviderName": f"of-{'workers' if name in workers else 'head'}",
+                }
+                for name in containerInstances
+            ]
+        }
+
+    def describe_auto_scaling_groups(self, **given: Any) -> Any:
+        instances = [
+            {"InstanceId": f"i-{number}", "LifecycleState": "InService", "AvailabilityZone": "us-west-2a"}
+            for number in (3, 4)
+        ]
+        group = {"AutoScalingGroupName": "g", "DesiredCapacity": 2, "MaxSize": 2, "VPCZoneIdentifier": "subnet-1"}
+        return {"AutoScalingGroups": [{**group, "Instances": instances}]}
+
+    def describe_scaling_activities(self, **given: Any) -> Any:
+        began = NOW - timedelta(minutes=10)
+        launch = {"StatusCode": "Successful", "StartTime": began, "EndTime": began, "Details": "{}"}
+        return {"Activities": [{**launch, "Description": f"Launching a new EC2 instance: i-{n}"} for n in (3, 4)]}
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    monkeypatch.setenv(DOCUMENTS_VARIABLE, "s3://bucket/clusters/ray")
+    return Cloud()
+
+
+def waiting_run(cloud: Cloud) -> ZoneFailover:
+    look = WorkersLook(INFO, cloud.ask)
+    return ZoneFailover(INFO, 2, lambda: True, lambda: False, lambda: cloud, lambda: NOW, look)
+
+
+def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:
+    lines = collect_lines()
+    run = waiting_run(cloud)
+    for _ in range(3):
+        run.look()
+    look = Look(cloud.ask, "ray")
+    [service] = look.services(["workers"])
+    of_status = explain(look.nodes(service, look.group("ray-workers-group"), types=["g5.xlarge"], gpus=1), NOW)
+    assert run.shortage == of_status
+    assert run.shortage.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
+    assert lines == [run.shortage]
+    assert cloud.asked.count("list_services") == 2, "two pages, once: the service's name is known then"
+
+
+ERRORS = {
+    "is denied": Refused("AccessDeniedException", "ecs: not authorized"),
+    "failed (ecs: Rate exceeded)": Refused("ThrottlingException", "ecs: Rate exceeded"),
+    "failed (ecs: not an answer of AWS's)": ResourceError("ecs: not an answer of AWS's"),
+    "failed ('tasks')": KeyError("tasks"),
+}
+
+
+@pytest.mark.parametrize("said", ERRORS)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        *("list_services", "describe_services", "describe_capacity_providers", "list_tasks", "describe_tasks"),
+        *("list_container_instances", "describe_container_instances"),
+    ],
+)
+def test_refused_question_is_named_and_the_others_are_asked(operation: str, said: str, cloud: Cloud) -> None:
+    cloud.failures[operation] = ERRORS[said]
+    run = waiting_run(cloud)
+    run.look()
+    action = "ecs:" + "".join(word.capitalize() for word in operation.split("_"))
+    assert run.shortage.endswith(f"AWS does not tell more: {action} {said}")
+    if operation.endswith("instances"):
+        assert run.shortage.startswith("the last task stopped: Ray's token")
+    cloud.failures.clear()
+    run.look()
+    assert "AWS does not tell more" not in run.shortage, "it is asked again"
+
+
+@pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
+def test_denied_group_hides_no_task(operation: str, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError(f"not authorized to perform {operation}")
+
+    lines = collect_lines()
+    monkeypatch.setattr(cloud, operation, refuse)
+    run = waiting_run(cloud)
+    run.look_if_due()
+    assert run.shortage.startswith("the last task stopped: Ray's token")
+    assert operation in lines[0]
+    assert lines[1:] == [run.shortage]
+
+
+def test_run_outside_a_stack_asks_nothing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DOCUMENTS_VARIABLE)
+    run = waiting_run(cloud)
+    run.look()
+    assert (run.shortage, cloud.asked) == ("", [])
