@@ -118,7 +118,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 def waiting_run(cloud: Cloud) -> ZoneFailover:
     look = WorkersLook(INFO, cloud.ask)
-    return ZoneFailover(INFO, 2, lambda: True, lambda: False, lambda: cloud, lambda: NOW, look)
+    return ZoneFailover(INFO, 2, lambda: True, lambda: False, connect=lambda: cloud, now=lambda: NOW, workers_look=look)
 
 
 def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:
