@@ -42,8 +42,9 @@ INSTANCE_LABELS = {
     "zone": "ray.io/availability-zone",
     "market": "ray.io/market-type",
 }
-# Another key of the instance's file.
+# Other keys of the instance's file: its ID; and, as labels, too, when EC2 launched it and its kernel booted.
 INSTANCE_ID = "instance_id"
+INSTANCE_MOMENTS = ("launched", "booted")
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
 # The group of the CPU workers; GPU workers don't have one.
 CPU_WORKERS = "cpu-workers"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cli.status import queue as queue_of
+from ray_on_ecs.cli.status import read_runs
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.storage import layout
 from tests.ray_on_ecs.cli.folders import Folders, job
@@ -94,4 +94,24 @@ def test_queue_has_the_runs_of_the_storage_path(
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
     jobs = [job("mine"), job("theirs", metadata=elsewhere), job("../mine")]
-    assert queue_of(LocalCluster(), jobs) == queue
+    assert read_runs(LocalCluster(), jobs) == (queue, [])
+
+
+START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 41.0}, "is_over": False}
+
+
+@pytest.mark.parametrize(
+    ("state", "starts", "found"),
+    [
+        ("waiting", [START], [{"run": "mine", **START}]),
+        ("training", [{**START, "parts": {}}, START], [{"run": "mine", **START}]),
+        ("queued", [START], []),
+        ("waiting", [], []),
+        ("waiting", [{**START, "parts": "x"}], []),
+        ("waiting", "x", []),
+        ("waiting", None, []),
+    ],
+)
+def test_last_start_of_a_run_is_shown(folders: Folders, state: str, starts: Any, found: list[dict[str, Any]]) -> None:
+    folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": state, "starts": starts}))
+    assert read_runs(LocalCluster(), [job("mine")])[1] == found
