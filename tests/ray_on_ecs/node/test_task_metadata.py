@@ -14,7 +14,7 @@ from tests.serving import serving
 
 COMMAND_NAME = "ray-worker"
 
-# In the form of "Example task metadata response" in the ECS developer guide; a task of awsvpc has the agent's container.
+# In the form of "Example task metadata response" in the ECS developer guide, with the agent's container for awsvpc.
 PAUSE = {"Name": "~internal~ecs~pause", "CreatedAt": "2026-01-01T00:04:00.1Z", "Type": "CNI_PAUSE"}
 WORKER = {
     "Name": "ray-worker",
