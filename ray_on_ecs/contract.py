@@ -15,7 +15,7 @@ NOTEBOOK_PORT = 8888
 
 # Prefix of the runs in the stack's bucket.
 RUNS_PREFIX = "runs"
-# Seconds that a run waits for its workers: a new instance takes up to ten minutes, and longer if GPUs are scarce.
+# Seconds that a run waits for its workers: a new instance takes minutes, and longer if GPUs are scarce.
 WORKER_TIMEOUT = 1800
 
 # Environment variables of the containers: the CloudWatch namespace of the stack; `true` if it can have CPU workers; the

@@ -244,7 +244,7 @@ def moments_of(node_ids: Collection[str]) -> list[Moments]:
     """Return how each of these nodes started, as far as its labels and Ray know it; nothing if Ray does not answer."""
     try:
         labels, joined = {node["NodeID"]: node["Labels"] for node in ray.nodes()}, join_times()
-    except RAY_ERRORS:
+    except (*RAY_ERRORS, AttributeError):  # a private name may be gone, which must not end a run
         return [{} for _ in node_ids]
     return [moments_in({**labels.get(node, {}), "joined": joined.get(node)}) for node in node_ids]
 

@@ -10,7 +10,7 @@ from ray_on_ecs.cli.main import main
 from ray_on_ecs.cli.status import read_runs
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.storage import layout
-from tests.ray_on_ecs.cli.folders import Folders, job
+from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 
 NESTED = "[" * 900 + "]" * 900
 CONTENTS = {
@@ -115,3 +115,17 @@ START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 
 def test_last_start_of_a_run_is_shown(folders: Folders, state: str, starts: Any, found: list[dict[str, Any]]) -> None:
     folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": state, "starts": starts}))
     assert read_runs(LocalCluster(), [job("mine")])[1] == found
+
+
+def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    over = {**START, "parts": {"alarm": 64.0, "instance\nof another": 91.0}, "is_over": True}
+    for name, start in (("first", over), ("second", START)):
+        status = {"job": name, "state": "training", "starts": [start]}
+        folders.of(name).write(layout.STATUS, json.dumps(status))
+    with jobs_here(job("first"), job("second")):
+        assert main(["status", "--local"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert main(["status", "--local", "--json"]) == 0
+    at = lines.index("  start    first: 2 min 35 s = alarm 1:04, instance of another 1:31")
+    assert lines[at + 1] == "           second: 0 min 41 s so far = environment 0:41"
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)["starts"]] == ["first", "second"]
