@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_shown_parts_add_up_although_they_are_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "time"),
+    ("value", "seconds"),
     [
         ("2026-01-01T00:00:00Z", REQUESTED),
         ("2026-01-01T00:00:00.123456789Z", REQUESTED + 0.123456),
@@ -162,8 +163,18 @@ def test_shown_parts_add_up_although_they_are_rounded() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_moment_is_any_form_of_a_time(value: object, time: float | None) -> None:
-    assert moment(value) == (None if time is None else pytest.approx(time))
+def test_moment_is_any_form_of_a_time(value: object, seconds: float | None) -> None:
+    assert moment(value) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_time_without_a_zone_is_utc_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert moment("2026-01-01T00:00:00") == REQUESTED
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_moments_in_labels_leave_out_what_is_no_time() -> None:
@@ -245,6 +256,7 @@ def test_first_start_and_waits_for_nodes_are_kept(
     node: dict[str, float], before: int, number: int, is_said: bool
 ) -> None:
     starts = begun(node, before=before)
+    assert not starts.needs_places, "the head would be asked at each poll"
     starts.begin_scripts(REQUESTED + 430)
     assert bool(starts.reach_step(REQUESTED + 440)) is is_said
     assert len(starts.documents(END)) == number
