@@ -29,6 +29,7 @@ OF_NODE, WORKERS = list(PARTS)[:5], "workers"
 SKEW_SECONDS = 10.0
 # A script that has neither reported nor printed a step by then never may.
 FIRST_STEP_SECONDS = 1800.0
+LONGEST = 1e9  # seconds of a part in a document that can be one
 
 # Times in seconds since 1970, by the names in PARTS.
 Moments = Mapping[str, float]
@@ -97,7 +98,7 @@ def describe(start: Start) -> str:
     """Return the whole and the parts of a start: `7 min 52 s = alarm 1:04, …`; those shown add up to the whole."""
     exact, whole, shown = 0.0, 0, []
     for name, seconds in start["parts"].items():
-        exact += seconds
+        exact += float(seconds)
         part = round(exact) - whole
         whole += part
         if part:
@@ -113,12 +114,12 @@ def starts_in(document: Any) -> list[Start]:
 
 
 def _is_start(value: Any) -> bool:
-    if not isinstance(value, dict) or not value.keys() >= Start.__annotations__.keys():
+    try:
+        datetime.fromisoformat(value["requested"])
+        parts = [(name, float(seconds)) for name, seconds in value["parts"].items()]
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
         return False
-    parts, requested = value["parts"], value["requested"]
-    if not isinstance(parts, dict) or not isinstance(requested, str) or moment(requested) is None:
-        return False
-    return all(isinstance(each, int | float) and 0 <= each < math.inf for each in parts.values())
+    return "is_over" in value and all(isinstance(name, str) and 0 <= seconds < LONGEST for name, seconds in parts)
 
 
 @dataclass(frozen=True)

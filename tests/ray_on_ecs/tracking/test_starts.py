@@ -195,10 +195,11 @@ DOCUMENTS: dict[str, Any] = {
     "not a list": {"starts": "x"},
     "not a start": {"starts": [1, None, {}, {"requested": "2026-01-01"}]},
     "parts of another form": {"starts": [{**start({}), "parts": [1]}]},
-    "not numbers": {"starts": [start({"alarm": "1"})]},  # ty: ignore[invalid-argument-type]
+    "not numbers": {"starts": [start({"alarm": each}) for each in ("x", None, [], 10**400)]},  # ty: ignore[invalid-argument-type]
     "not finite": {"starts": [start({"alarm": math.nan}), start({"alarm": math.inf})]},
+    "too long": {"starts": [start({"alarm": 1e308, "boot": 1e308})]},
     "negative": {"starts": [start({"alarm": -1.0})]},
-    "not a time": {"starts": [{**start({}), "requested": "soon"}, {**start({}), "requested": 7}]},
+    "not a time": {"starts": [{**start({}), "requested": each} for each in ("soon", "1767225600", 7, None)]},
 }
 
 
