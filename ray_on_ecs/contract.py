@@ -15,7 +15,7 @@ NOTEBOOK_PORT = 8888
 
 # Prefix of the runs in the stack's bucket.
 RUNS_PREFIX = "runs"
-# Seconds that a run waits for its workers: a new instance takes up to ten minutes, and longer if GPUs are scarce.
+# Seconds that a run waits for its workers: a new instance takes minutes, and longer if GPUs are scarce.
 WORKER_TIMEOUT = 1800
 
 # Environment variables of the containers: the CloudWatch namespace of the stack; `true` if it can have CPU workers; the
@@ -43,8 +43,9 @@ INSTANCE_LABELS = {
     "zone": "ray.io/availability-zone",
     "market": "ray.io/market-type",
 }
-# Another key of the instance's file.
+# Other keys of the instance's file: its ID; and, as labels, too, when EC2 launched it and its kernel booted.
 INSTANCE_ID = "instance_id"
+INSTANCE_MOMENTS = ("launched", "booted")
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
 # The group of the CPU workers; GPU workers don't have one.
 CPU_WORKERS = "cpu-workers"

@@ -119,9 +119,9 @@ class LocalCluster:
         self.__exit__(None, None, None)
         self._start_all()
 
-    def add_worker(self, cpus: int = 1) -> subprocess.Popen[bytes]:
+    def add_worker(self, *flags: str, cpus: int = 1) -> subprocess.Popen[bytes]:
         """Start another worker node; two that start at once would choose the same name for a socket."""
-        worker = self._start_node(f"--address={HOST}:{self.port}", f"--num-cpus={cpus}")
+        worker = self._start_node(f"--address={HOST}:{self.port}", f"--num-cpus={cpus}", *flags)
         self.workers.append(worker)
         return worker
 

@@ -33,8 +33,7 @@ PRIVATE_RANGES = tuple(
 # https://pkg.go.dev/github.com/distribution/reference
 TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
 IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
-# A worker takes up to ten minutes to start, most of it the image pull; a shorter idle time would stop it before that. A
-# CloudWatch alarm evaluates at most one day.
+# A shorter idle time could stop a worker that still pulls its image. A CloudWatch alarm evaluates at most one day.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
 SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
 EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
@@ -90,9 +89,8 @@ def at_least_1(field: str, value: int) -> None:
 def idle_timeout(field: str, value: int) -> None:
     """0 to disable the scale-in, or longer than a worker takes to start."""
     if value and not SHORTEST_IDLE_MINUTES <= value <= LONGEST_IDLE_MINUTES:
-        problem = (
-            f"must be {SHORTEST_IDLE_MINUTES} (a worker takes ten minutes to start) to {LONGEST_IDLE_MINUTES} (a day)"
-        )
+        shortest = f"{SHORTEST_IDLE_MINUTES} (a worker may pull its image for minutes)"
+        problem = f"must be {shortest} to {LONGEST_IDLE_MINUTES} (a day)"
         raise SettingError(field, value, problem, "use minutes, e.g. 60, or 0 to disable the scale-in")
 
 

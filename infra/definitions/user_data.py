@@ -4,15 +4,21 @@ from __future__ import annotations
 
 # Root device of Amazon ECS-optimized AMIs.
 ROOT_DEVICE = "/dev/xvda"
-# The instance writes its type, zone, market and ID here, since tasks have no access to the metadata service.
+# The instance writes its type, zone, market and ID, its launch (pendingTime of its identity document) and the boot of
+# its kernel (Unix time) here, since tasks have no access to the metadata service.
 INSTANCE_DIR, INSTANCE_FILE = "/var/lib/ray-on-ecs", "instance.json"
 DESCRIBE_INSTANCE = f"""
 metadata=http://169.254.169.254/latest
 token=$(curl -sS -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' $metadata/api/token)
-ask() {{ curl -sS --retry 5 -H "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"; }}
+get() {{ curl -sS --retry 5 -H "X-aws-ec2-metadata-token: $token" "$metadata/$1"; }}
+ask() {{ get "meta-data/$1"; }}
+launched=$(get dynamic/instance-identity/document | sed -nE 's/.*"pendingTime" *: *"([^"]+)".*/\\1/p')
+booted=$(sed -n 's/^btime //p' /proc/stat)
 mkdir -p {INSTANCE_DIR}
-printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%s"}}\\n' \\
+printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%s", '\\
+'"launched": "%s", "booted": "%s"}}\\n' \\
   "$(ask instance-type)" "$(ask placement/availability-zone)" "$(ask instance-life-cycle)" "$(ask instance-id)" \\
+  "$launched" "$booted" \\
   > {INSTANCE_DIR}/{INSTANCE_FILE}
 """
 # Public SSM parameters of AWS, and the prefix of an image ID that names one.

@@ -25,6 +25,7 @@ from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import ray_status
 from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
 from ray_on_ecs.storage import layout
+from ray_on_ecs.tracking.starts import describe, starts_in
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
 
 
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
-    """Return the nodes that are alive, the GPUs, the numbers of jobs, and the queued runs.
+    """Return the nodes that are alive, the GPUs, the numbers of jobs, the queued runs, and the starts of the others.
 
     Raises:
         TrainingError: The head's state can't be read.
@@ -87,20 +88,25 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
         "nodes": ray_status.nodes_of(ray),
         "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
         "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
-        "queue": queue(cluster, jobs),
+        **dict(zip(("queue", "starts"), read_runs(cluster, jobs), strict=True)),
     }
 
 
-def queue(cluster: Cluster, jobs: Iterable[Job]) -> list[dict[str, str]]:
-    """Return the runs whose jobs run and whose folders say that they wait behind another run."""
-    waiting = []
+def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """Return, of the runs whose jobs run, those that wait behind another run, and the last starts of the others."""
+    waiting: list[dict[str, str]] = []
+    starts: list[dict[str, Any]] = []
     for name, job in under_way(jobs, cluster.storage_path).items():
         with suppress(Exception):  # others may have written the document
             status = cluster.storage(name).read_json(layout.STATUS) or {}
-            if status["state"] == "queued" and status["job"] == job["submission_id"]:
+            if status["job"] != job["submission_id"]:
+                continue
+            if status["state"] == "queued":
                 owner, behind = one_line(status.get("owner") or ""), one_line(status["behind"])
                 waiting.append({"run": name, "owner": owner, "behind": behind})
-    return waiting
+            elif known := starts_in(status):
+                starts.append({"run": name, **known[-1]})
+    return waiting, starts
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
@@ -173,6 +179,8 @@ def _ray_lines(ray: Mapping[str, Any], *, is_here: bool) -> Iterator[tuple[str, 
     yield "jobs", f"{ray['jobs']['running'] - waiting} running, {ray['jobs']['queued'] + waiting} queued"
     for index, run in enumerate(ray["queue"]):
         yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run)
+    for index, start in enumerate(ray["starts"]):
+        yield "" if index else "start", f"{start['run']}: {one_line(describe(start))}"
 
 
 def _usage(nodes: Sequence[Node]) -> str:

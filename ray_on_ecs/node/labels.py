@@ -1,9 +1,10 @@
-"""Labels of a Ray node: a worker's instance type, zone and market, and the fingerprint of the code.
+"""Labels of a Ray node: a worker's instance type, zone and market, how it started, and the fingerprint of the code.
 
-A run's cost is computed from the first three. The instance writes them into the file of INSTANCE_FILE when it starts,
-`{"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot", "instance_id": "i-0abc"}`, because a task can't
-ask the instance's metadata service. By the fingerprint, equal in an image and in a checkout with the same files, the
-command line can warn if the cluster runs other code than the laptop's.
+A run's cost is computed from the first three, and the parts of its start from the times. The instance writes them into
+the file of INSTANCE_FILE when it starts, `{"instance_type": "g5.xlarge", "zone": "us-west-2a", "market": "spot",
+"instance_id": "i-0abc", "launched": "2026-01-01T00:00:00Z", "booted": "1767225630"}`, because a task can't ask the
+instance's metadata service; ECS's agent knows when the image was pulled. By the fingerprint, equal in an image and in a
+checkout with the same files, the command line can warn if the cluster runs other code than the laptop's.
 """
 
 import hashlib
@@ -13,8 +14,10 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_LABELS
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_LABELS, INSTANCE_MOMENTS
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.node import task_metadata
+from ray_on_ecs.tracking.starts import moment
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,8 @@ SUFFIXES = (".py", ".j2")
 
 def flags() -> list[str]:
     """Return the labels as an argument of `ray start`."""
-    labels = {CODE: fingerprint(), **of_instance()}
+    pulled = {name: f"{seconds:.3f}" for name, seconds in task_metadata.read_pull().items()}
+    labels = {CODE: fingerprint(), **of_instance(), **pulled}
     return [f"--labels={','.join(f'{label}={value}' for label, value in labels.items())}"]
 
 
@@ -51,8 +55,12 @@ def of_instance() -> dict[str, str]:
         return {}
     try:
         document = json.loads(Path(name).read_text())
-        return {label: document[key] for key, label in INSTANCE_LABELS.items()}
-    except (LookupError, OSError, TypeError, ValueError) as cause:
+        times = {name: moment(document.get(name)) for name in INSTANCE_MOMENTS}
+        return {
+            **{label: document[key] for key, label in INSTANCE_LABELS.items()},
+            **{name: f"{seconds:.3f}" for name, seconds in times.items() if seconds is not None},
+        }
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as cause:
         line = f"{name} does not describe this instance ({one_line(cause)}); this node gets no instance labels"
         logger.warning(f"{INSTANCE_FILE_VARIABLE}: {line}")
         return {}

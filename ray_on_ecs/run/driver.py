@@ -36,6 +36,7 @@ from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cost import cost_of
 from ray_on_ecs.tracking.results import write_results
 from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.starts import describe, moment
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,6 +75,7 @@ def run(admitted: Admission) -> dict[str, Any]:
     document, record = admitted.document, admitted.record
     config, storage = document.config, document.storage
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
+    record.starts.request(time.time())
     with home_of(config, storage, document.code, sources, record) as home:
         storage.delete(layout.ERROR)
         print_header(config, storage, home.allocation)
@@ -81,7 +83,7 @@ def run(admitted: Admission) -> dict[str, Any]:
         summary = driver.train()
         publish_files(storage)
         of_code = {"archive": document.code.archive, **document.code.git}
-        summary |= {"restarts": record.restarts}
+        summary |= {"restarts": record.restarts, "starts": record.starts.documents(time.time())}
         result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
         print_summary(result, config, storage)
     return result
@@ -148,6 +150,7 @@ class RunDriver:
         """Request workers, and start the scripts in them until they have finished, or other workers are needed."""
         logger.debug("requesting workers")
         group = self._group = self._home.new_group(self._settings)
+        self._record.starts.request(time.time())
         others_follow = False
         try:
             self._train_in(group)
@@ -202,6 +205,8 @@ class RunDriver:
         generation = self._directive.generation
         of_start = {rank: worker for rank, worker in statuses.items() if worker.generation == generation}
         self._take_reports(of_start)
+        if self._state in ("starting", "running"):
+            self._time_start(group, of_start)
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         self._has_errors = bool(errors)
@@ -237,6 +242,23 @@ class RunDriver:
             generation = self._directive.generation
             self.monitor.update(generation, first.step, first.metrics, first.url, first.guess)
             self._restarts.look(first.extent)
+
+    def _time_start(self, group: Group, of_start: WorkerStatuses) -> None:
+        """Note the moments of a start on new workers, for its timeline."""
+        starts, now = self._record.starts, time.time()
+        if not starts.is_open:
+            return
+        if starts.needs_places and group.places:
+            starts.place(self._home.moments_of({place.node_id for place in group.places}), now)
+        begun = [worker.started_at for worker in of_start.values() if worker.started_at]
+        if begun and len(begun) == len(group.ranks):
+            starts.begin_scripts(max(begun))
+        first = of_start.get(0)
+        if first and first.started_at and _has_made_step(first, first.started_at):
+            if start := starts.reach_step(now):
+                logger.info(f"start {describe(start)}")
+        else:
+            starts.look(now)
 
     def _prepare(self, group: Group, statuses: WorkerStatuses, of_start: WorkerStatuses) -> None:
         """Let the workers install packages once all can, and start the scripts once all are ready."""
@@ -396,6 +418,7 @@ class RunDriver:
         logger.debug(f"start {self._directive.generation} of the scripts ends: {reason}")
         self._ended_for = reason
         self._state = "ending"
+        self._record.starts.end()
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
         self._direct_to(action=action, end_at=end_at, reclaimed=reclaimed)
 
@@ -441,3 +464,11 @@ class RunDriver:
         self._restarts.is_known = True
         stored_at = kept.changed_at.timestamp() if kept else None
         return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)
+
+
+def _has_made_step(worker: WorkerStatus, started_at: float) -> bool:
+    """Return whether a script has reported or printed a step or a metric since then."""
+    if worker.step is not None or worker.extent.first or worker.guess:
+        return True
+    logged_at = moment(worker.metrics[1].get("time")) if worker.metrics else None  # the last record may be an old one
+    return logged_at is not None and logged_at >= started_at

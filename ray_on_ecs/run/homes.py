@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from ray_on_ecs.config import RunConfig
@@ -23,6 +23,7 @@ from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.run_record import RunRecord
+from ray_on_ecs.tracking.starts import Moments
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,10 @@ class Home:
     def instances(self) -> Counter[InstanceKind]:
         """Return the instances that the run uses now, counted by kind; a laptop costs nothing."""
         return Counter()
+
+    def moments_of(self, node_ids: Collection[str]) -> list[Moments]:
+        """Return how these nodes started (see tracking/starts.py); a machine without Ray has none."""
+        return []
 
     def draining(self) -> Mapping[str, float | None]:
         """Return the nodes that are being reclaimed, with the time of that (Unix time) if it is known."""
@@ -107,6 +112,10 @@ class RayCluster(Home):
     def instances(self) -> Counter[InstanceKind]:
         """See Home."""
         return self._of_ray.instances_with_workers()
+
+    def moments_of(self, node_ids: Collection[str]) -> list[Moments]:
+        """See Home."""
+        return self._of_ray.moments_of(node_ids)
 
     def draining(self) -> Mapping[str, float | None]:
         """See Home."""

@@ -31,11 +31,12 @@ from ray_on_ecs.run.allocation import (
 )
 from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.queue import LOCAL, head_address
-from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, print_by
+from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, join_times, print_by
 from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.shown_log import ForwardedLines
+from ray_on_ecs.tracking.starts import Moments, moments_in
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +239,15 @@ def instances_of(node_ids: Iterable[str]) -> Counter[InstanceKind]:
 def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
     """Return the instance type and market of a node by its labels."""
     return InstanceKind(labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]))
+
+
+def moments_of(node_ids: Collection[str]) -> list[Moments]:
+    """Return how each of these nodes started, as far as its labels and Ray know it; nothing if Ray does not answer."""
+    try:
+        labels, joined = {node["NodeID"]: node["Labels"] for node in ray.nodes()}, join_times()
+    except (*RAY_ERRORS, AttributeError):  # a private name may be gone, which must not end a run
+        return [{} for _ in node_ids]
+    return [moments_in({**labels.get(node, {}), "joined": joined.get(node)}) for node in node_ids]
 
 
 def other_jobs_wait(own: Collection[str] | None = None) -> bool:

@@ -22,6 +22,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.shown_log import BAR, printable
+from ray_on_ecs.tracking.starts import describe, starts_in
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ def render(documents: Documents) -> str:
         "Times": result.get("times") or {name: status[name] for name in ("started", "updated") if status},
         "Cost": _cost(result.get("cost") or status),
         "Versions": result.get("versions") or {},
+        "Starts": {_moment(start["requested"]): describe(start) for start in starts_in(result or status)},
         "Restarts": _restarts(result or status),
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }

@@ -42,7 +42,7 @@ def write_results(
     """Write the results of a run that has ended well; returns the document written to `result.json`.
 
     `code` is its archive and its commit; `summary` is the return value of `RunDriver.train`: `hardware`,
-    and `started_at`, the start of its script (Unix time), with the run's `restarts`.
+    and `started_at`, the start of its script (Unix time), with the run's `restarts` and `starts`.
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
@@ -66,6 +66,7 @@ def write_results(
         "versions": _versions(),
         "times": run_times(summary["started_at"]),
         "restarts": summary.get("restarts", []),
+        "starts": summary.get("starts", []),
         "cost": cost,
         "earlier": earlier,
         "config": asdict(config),

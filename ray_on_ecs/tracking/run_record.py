@@ -27,6 +27,7 @@ from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_o
 from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.starts import Start, Starts, starts_in
 
 WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0  # each write of a log stores all of it
 
@@ -57,6 +58,7 @@ class Status(TypedDict):
     cost_usd: float | None  # of this command's workers so far, on these instances
     earlier: Earlier
     restarts: list[Restarted]  # of all commands
+    starts: list[Start]  # of all commands, but for restarts that did not wait for a node
     extents: list[dict[str, Any]]  # of the first start and of the furthest one: see run/extent.py
     instances: list[InstanceCost] | None
     job: str | None  # Ray's submission ID
@@ -73,6 +75,7 @@ class RunRecord:
         self.behind: str | None = None  # the run that this one is queued behind
         self.earlier = earlier_of(None)  # commands of the run
         self.restarts: list[Restarted] = []
+        self.starts = Starts()
         self.extents: list[dict[str, Any]] = []
         self._storage = storage
         self._next = shlex.join(config.next_command())
@@ -147,13 +150,14 @@ class RunRecord:
         # Numbers that the script has printed, without reporting them.
         printed = monitor.guess if step is None and not history else {}
         cost = cost_of(dict(self._hours))
+        now = datetime.now(UTC)
         return {
             "run_name": self._storage.run_name,
             "state": self._state or "waiting",
             "owner": self.owner,
             "behind": self.behind,
             "started": _iso(self._started),
-            "updated": _iso(datetime.now(UTC)),
+            "updated": _iso(now),
             "step": printed.get("step") if step is None else step,
             "loss": _last_loss(history) if history else printed.get("loss"),
             "metrics": {name: value for name, value in monitor.metrics.items() if name not in ("step", "time")},
@@ -161,6 +165,7 @@ class RunRecord:
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
             "restarts": self.restarts,
+            "starts": self.starts.documents(now.timestamp()),
             "extents": self.extents,
             "instances": cost and cost["instances"],
             "job": submission_id(),
@@ -178,6 +183,7 @@ class RunRecord:
                 before = parse_json(self._before or b"null")
                 self.earlier = earlier_of(before)
                 self.restarts[:0] = _restarts_in(before)
+                self.starts.follow(starts_in(before))
                 self.extents += before["extents"]
         self._state = state
 

@@ -37,6 +37,7 @@ METADATA = {
     "meta-data/placement/availability-zone": "us-west-2b",
     "meta-data/instance-life-cycle": "spot",
     "meta-data/instance-id": "i-0abc",
+    "dynamic/instance-identity/document": '{\n  "instanceId" : "i-0abc",\n  "pendingTime" : "2026-01-01T00:00:00Z"\n}',
 }
 
 
@@ -60,10 +61,15 @@ class Metadata(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", [None, "", "<html>not found</html>", "{}"])
+def test_the_instance_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str | None) -> None:
+    if document is not None:
+        monkeypatch.setitem(METADATA, "dynamic/instance-identity/document", document)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Metadata)) as server:
         script = user_data("ray-cluster").replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
         script = script.replace("/etc/ecs/ecs.config", f"{tmp_path}/ecs.config").replace(INSTANCE_DIR, str(tmp_path))
+        (tmp_path / "stat").write_text("cpu  1 2 3\nbtime 1767225630\nprocesses 4\n")
+        script = script.replace("/proc/stat", f"{tmp_path}/stat")
         subprocess.run(["bash", "-eu", "-c", script], check=True, timeout=60)
     description = json.loads((tmp_path / INSTANCE_FILE).read_text())
     assert description == {
@@ -71,6 +77,8 @@ def test_the_instance_says_what_it_is(tmp_path: Path) -> None:
         "zone": "us-west-2b",
         "market": "spot",
         "instance_id": "i-0abc",
+        "launched": "2026-01-01T00:00:00Z" if document is None else "",
+        "booted": "1767225630",
     }
     assert "ECS_CLUSTER=ray-cluster" in (tmp_path / "ecs.config").read_text()
 

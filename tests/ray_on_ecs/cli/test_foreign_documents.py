@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cli.status import queue as queue_of
+from ray_on_ecs.cli.status import read_runs
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.storage import layout
-from tests.ray_on_ecs.cli.folders import Folders, job
+from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 
 NESTED = "[" * 900 + "]" * 900
 CONTENTS = {
@@ -94,4 +94,38 @@ def test_queue_has_the_runs_of_the_storage_path(
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
     jobs = [job("mine"), job("theirs", metadata=elsewhere), job("../mine")]
-    assert queue_of(LocalCluster(), jobs) == queue
+    assert read_runs(LocalCluster(), jobs) == (queue, [])
+
+
+START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 41.0}, "is_over": False}
+
+
+@pytest.mark.parametrize(
+    ("state", "starts", "found"),
+    [
+        ("waiting", [START], [{"run": "mine", **START}]),
+        ("training", [{**START, "parts": {}}, START], [{"run": "mine", **START}]),
+        ("queued", [START], []),
+        ("waiting", [], []),
+        ("waiting", [{**START, "parts": "x"}], []),
+        ("waiting", "x", []),
+        ("waiting", None, []),
+    ],
+)
+def test_last_start_of_a_run_is_shown(folders: Folders, state: str, starts: Any, found: list[dict[str, Any]]) -> None:
+    folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": state, "starts": starts}))
+    assert read_runs(LocalCluster(), [job("mine")])[1] == found
+
+
+def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    over = {**START, "parts": {"alarm": 64.0, "instance\nof another": 91.0}, "is_over": True}
+    for name, start in (("first", over), ("second", START)):
+        status = {"job": name, "state": "training", "starts": [start]}
+        folders.of(name).write(layout.STATUS, json.dumps(status))
+    with jobs_here(job("first"), job("second")):
+        assert main(["status", "--local"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert main(["status", "--local", "--json"]) == 0
+    at = lines.index("  start    first: 2 min 35 s = alarm 1:04, instance of another 1:31")
+    assert lines[at + 1] == "           second: 0 min 41 s so far = environment 0:41"
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)["starts"]] == ["first", "second"]

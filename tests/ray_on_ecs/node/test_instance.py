@@ -67,6 +67,25 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
+    ("times", "found"),
+    [
+        ({"launched": "2026-01-01T00:00:00Z", "booted": "1767225630"}, {"launched": "1767225600.000"}),
+        ({"launched": "", "booted": "1767225630"}, {}),
+        ({"launched": "<html>", "booted": None}, {"booted": None}),
+    ],
+    ids=["both", "no launch", "neither"],
+)
+def test_labels_have_the_times_that_are_known(
+    file: Path, capsys: pytest.CaptureFixture[str], times: dict[str, Any], found: dict[str, Any]
+) -> None:
+    file.write_text(json.dumps({**SPOT, **times}))
+    expected = {name: value for name, value in {"booted": "1767225630.000", **found}.items() if value}
+    kind = {"instance-type": "g5.xlarge", "ray.io/availability-zone": "us-west-2a", "ray.io/market-type": "spot"}
+    assert as_ray_reads_them() == {"code": labels.fingerprint(), **kind, **expected}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

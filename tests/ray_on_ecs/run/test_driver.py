@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.document import RunDocument
 from ray_on_ecs.run.driver import RunDriver
+from ray_on_ecs.run.extent import Extent
 from ray_on_ecs.run.group import (
     Directive,
     FilesStatus,
@@ -40,6 +41,7 @@ from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
 from ray_on_ecs.tracking.run_record import RunRecord
+from ray_on_ecs.tracking.starts import Moments, describe
 from tests.log_lines import collect_lines
 from tests.run_folders import Clock
 
@@ -136,6 +138,7 @@ class SimulatedHome(Home):
         self.lacks: ResourceError | None = None
         self.nodes = True
         self.groups: list[Workers] = []
+        self.moments: list[Moments] = []
         self.makes: Iterator[Workers] = iter(Workers, None)
 
     def new_group(self, settings: Any) -> Workers:
@@ -144,6 +147,10 @@ class SimulatedHome(Home):
 
     def instances(self) -> Counter[Any]:
         return Counter()
+
+    def moments_of(self, node_ids: Collection[str]) -> list[Moments]:
+        assert node_ids == {"node-0", "node-1"}
+        return self.moments
 
     def draining(self) -> dict[str, float | None]:
         return self.draining_nodes
@@ -781,3 +788,70 @@ def test_whole_run_counts_its_steps_over_restarts(run: Run) -> None:
     assert (run.driver.monitor.steps_made, run.driver.monitor.history) == (5, [{"loss": 1}])
     assert group.told[-1].action == "leave"
     assert len(run.said) == 1
+
+
+# The clock of these tests is at 1000, and a driver's request for workers at 900.
+JOINED = {"launched": 930.0, "booted": 940.0, "pulling": 950.0, "pulled": 970.0, "joined": 980.0}
+SHOWN = "1 min 40 s = alarm 0:30, instance 0:10, boot 0:10, image 0:20, Ray 0:10, environment 0:10, first step 0:10"
+STEPS: dict[str, dict[str, Any]] = {
+    "reports a step": {"step": 0},
+    "prints a step": {"extent": Extent().at(7)},
+    "prints a loss": {"guess": {"loss": 2.3}},
+    "logs a metric": {"metrics": (3, {"step": 4, "time": "1970-01-01T00:16:31+00:00"})},
+}
+NO_STEPS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a record of an earlier start": {"metrics": (3, {"step": 4, "time": "1970-01-01T00:16:29.999+00:00"})},
+    "a record without a time": {"metrics": (3, {"step": 4})},
+}
+
+
+def start_of(run: Run, node: Moments, **first: Any) -> list[str]:
+    """Begin the scripts of a run at 990 on such a node; return its starts at 1000."""
+    run.home.moments = [{"joined": 901.0}, node]
+    run.workers.tell(0, generation=0, started_at=990.0, **first)
+    run.workers.tell(1, generation=0, started_at=989.0)
+    run.workers.is_at_work = False
+    run.step()
+    return [describe(start) for start in run.record.starts.documents(1000.0)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_start_ends_with_the_first_step(run: Run, step: str) -> None:
+    run.record.starts.request(900.0)
+    assert start_of(run, JOINED, **STEPS[step]) == [SHOWN]
+    assert run.said == [f"start {SHOWN}"]
+
+
+@pytest.mark.parametrize("step", NO_STEPS)
+def test_start_goes_on_without_a_step(run: Run, step: str) -> None:
+    run.record.starts.request(900.0)
+    assert start_of(run, JOINED, **NO_STEPS[step]) == [SHOWN.replace(" =", " so far =")]
+    run.workers.is_at_work = True
+    run.workers.finish()
+    run.until("ended")
+    assert [describe(start) for start in run.record.starts.documents(9999.0)] == [
+        SHOWN.replace("1 min 40 s", "1 min 30 s").removesuffix(", first step 0:10")
+    ]
+    assert run.said == []
+
+
+def test_start_on_nodes_that_were_there_is_not_said(run: Run) -> None:
+    run.record.starts.request(985.0)
+    assert start_of(run, JOINED, step=1) == ["0 min 15 s = environment 0:05, first step 0:10"]
+    assert run.said == []
+
+
+def test_restart_that_waits_for_a_node_is_a_start(run: Run, clock: Clock) -> None:
+    first, second, third = Workers(), Workers(), Workers()
+    run.home.makes = iter([first, second, third])
+    for group in (first, second):
+        group.keeps_places = False
+        group.events = {5: partial(group.tell, 0, step=3), 6: partial(group.lost.update, {1: "its node is gone"})}
+    third.events = {5: partial(third.tell, 0, step=9), 6: third.finish}
+    for waits in (False, False, True):
+        run.home.moments = [{"joined": clock.now + (5 if waits else -5)}]
+        run.driver._train_in_group()
+        clock.now += 100
+    starts = run.record.starts.documents(clock.now)
+    assert [start["is_over"] for start in starts] == [True, True], "the second was on nodes that were there"

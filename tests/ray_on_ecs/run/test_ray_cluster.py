@@ -205,6 +205,23 @@ def test_cpu_workers_are_reserved_for_data(cluster: Cluster, settings: dict[str,
     assert allocation.node_labels == labels, "a pipeline would wait for a CPU forever"
 
 
+def test_moments_of_nodes_are_labels_and_joins(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in cluster.nodes:
+        node["Labels"] = {"launched": "100.000", "booted": "soon"} if node["NodeID"] == "a" else {"code": "1234"}
+    monkeypatch.setattr(ray_cluster, "join_times", lambda: {"a": 150.5})
+    assert ray_cluster.moments_of({"a"}) == [{"launched": 100.0, "joined": 150.5}]
+    assert ray_cluster.moments_of({"b"}) == [{}]
+    assert ray_cluster.moments_of({"of another cluster"}) == [{}]
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), OSError(), ValueError(), AttributeError()])
+def test_moments_of_nodes_are_unknown_without_ray(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(ray_cluster, "join_times", Mock(side_effect=error))
+    assert ray_cluster.moments_of(["a", "b"]) == [{}, {}]
+
+
 def test_gpus_waiting_only_for_this_job_are_idle(cluster: Cluster) -> None:
     assert ray_cluster.gpus_are_idle()
     cluster.place(OTHER_JOB)

@@ -28,7 +28,7 @@ def test_draining_nodes_have_deadlines_in_seconds(monkeypatch: pytest.MonkeyPatc
 
 # Makes each call on a new local Ray, with an actor.
 ASK = """
-import json, os, ray
+import json, os, ray, time
 from ray_on_ecs.run import ray_private
 ray.init(address="local", num_cpus=1, include_dashboard=False)
 [resources] = ray_private.available_resources_per_node().values()
@@ -39,6 +39,8 @@ ray.get(actor.answer.remote())
 [job] = ray_private.jobs_of({os.getpid()})
 assert job == ray.get_runtime_context().get_job_id()
 states = [actor["State"] for actor in ray_private.actors_of(job)]
+[(node, joined)] = ray_private.join_times().items()
+assert node == ray.nodes()[0]["NodeID"] and 0 <= time.time() - joined < 300, joined
 print(json.dumps([ray_private.draining_nodes(), resources["CPU"], states]))
 """
 

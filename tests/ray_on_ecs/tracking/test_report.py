@@ -225,3 +225,15 @@ def test_of_many_trials_the_first_are_shown() -> None:
     page = render(Documents("mine", "results/mine", trials=trials))
     assert page.count("trial_") == 20
     assert "and 3 more in trials.json" in page
+
+
+@pytest.mark.parametrize("document", ["status", "result"])
+def test_report_has_the_parts_of_each_start(write: Callable[..., str], document: str) -> None:
+    cold = {"requested": "2026-11-23T18:15:00.500+00:00", "parts": {"alarm": 64.0, "instance": 91.0}, "is_over": True}
+    waits = {"requested": "2026-11-23T19:00:00+00:00", "parts": {"workers": 3.0}, "is_over": False}
+    given = {"status": STATUS} if document == "status" else {"status": STATUS, "result": RESULT}
+    shown = text(write(**given | {document: {**given[document], "starts": [cold, {"requested": "soon"}, waits]}}))
+    assert (
+        "Starts\n2026-11-23 18:15:00 UTC\n2 min 35 s = alarm 1:04, instance 1:31\n"
+        "2026-11-23 19:00:00 UTC\n0 min 3 s so far = workers 0:03\n"
+    ) in shown

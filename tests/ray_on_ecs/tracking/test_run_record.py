@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,21 @@ def test_status_changes_from_waiting_to_training(storage: RunStorage, record: Ru
     assert (found["state"], found["step"], found["workers"]) == ("waiting", None, None)
     with record.training(monitor(), {}, 2):
         until(lambda: status(storage)["state"] == "training")
+
+
+def test_status_has_the_start_while_it_waits(storage: RunStorage, record: RunRecord) -> None:
+    earlier = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"alarm": 64.0}, "is_over": True}
+    storage.write_json("status.json", {**record.status(), "state": "failed", "starts": [earlier, "of another version"]})
+    requested = time.time() - 100
+    record.starts.request(requested)
+    with record.waiting():
+        found = until(lambda: status(storage).get("state") == "waiting" and status(storage))
+    first, last = found["starts"]
+    assert first == earlier
+    assert last["requested"] == datetime.fromtimestamp(requested, UTC).isoformat(timespec="milliseconds")
+    assert last["parts"].keys() == {"workers"}
+    assert 100 <= last["parts"]["workers"] < 400
+    assert not last["is_over"]
 
 
 @pytest.mark.parametrize(
