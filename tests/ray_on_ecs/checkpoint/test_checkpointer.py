@@ -718,7 +718,7 @@ def test_saves_by_steps_keep_the_poll_interval() -> None:
     ranks, pace = collectives.Collectives(), collectives.Pace()
     for _ in range(3000):
         pace.is_due()
-        pace.poll(ranks, lambda _: None)
+        pace.poll(ranks, lambda *_: None)
     assert pace.is_due() or pace.is_due()
 
 
