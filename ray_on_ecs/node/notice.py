@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -233,7 +233,7 @@ def _iso(text: object) -> float | None:
 
 
 def _when(at: float | None) -> str:
-    return "" if at is None else f" at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(at))} UTC"
+    return "" if at is None else f" at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _load(text: object) -> Any:
