@@ -108,8 +108,8 @@ def user_data(cluster_name: str) -> str:
         # By default the agent keeps a stopped task's containers and volumes, with Ray's files, for three hours.
         "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION": "10m",
         "ECS_RESERVED_MEMORY": "256",
-        # At a Spot interruption notice, the agent stops the tasks at once, which leaves them the two minutes of the
-        # notice. Without effect on on-demand instances.
+        # At a Spot interruption notice, the agent has ECS stop the tasks, once the worker has released its own. Without
+        # effect on on-demand instances.
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
     }
     lines = [f"{key}={value}" for key, value in agent.items()]
