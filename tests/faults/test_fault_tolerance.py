@@ -226,7 +226,8 @@ def test_recommendation_costs_one_save_and_ends_nothing(
     assert "restarting" not in run.log
     kill(run.ranks[0].pid)
     assert run.finish() == 0, run.log
-    assert said.findall(run.log) == [str(saved)], "the start that follows has this checkpoint"
+    # Nodes that share a machine repeat some lines.
+    assert set(said.findall(run.log)) == {str(saved)}, "the start that follows has this checkpoint"
     assert f"resuming after step {saved} " in run.log
     assert run.has_weights_of(uninterrupted)
 
