@@ -310,9 +310,10 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
     policy = aws.autoscaling.GroupMixedInstancesPolicyArgs(
         instances_distribution=distribution, launch_template=launch_template
     )
-    # Capacity Rebalancing starts a replacement at EC2's rebalance recommendation, before the interruption notice.
+    # Capacity Rebalancing would end an instance that EC2 may never reclaim, before its replacement can take the task.
+    # At EC2's recommendation a run saves a checkpoint instead (`ray_on_ecs.node.notice`).
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html
-    return {"mixed_instances_policy": policy, "capacity_rebalance": node.spot_count > 0}
+    return {"mixed_instances_policy": policy, "capacity_rebalance": False}
 
 
 def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:

@@ -46,6 +46,12 @@ INSTANCE_LABELS = {
 # Other keys of the instance's file: its ID; and, as labels, too, when EC2 launched it and its kernel booted.
 INSTANCE_ID = "instance_id"
 INSTANCE_MOMENTS = ("launched", "booted")
+# File beside it: the last answers of the instance's metadata service, by their paths there; no key without an answer.
+NOTICES_FILE = "notices.json"
+SPOT_ACTION = "spot/instance-action"
+REBALANCE = "events/recommendations/rebalance"
+LIFECYCLE_STATE = "autoscaling/target-lifecycle-state"
+SCHEDULED_EVENTS = "events/maintenance/scheduled"
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
 # The group of the CPU workers; GPU workers don't have one.
 CPU_WORKERS = "cpu-workers"

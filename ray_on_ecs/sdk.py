@@ -18,6 +18,8 @@ from contextlib import suppress
 FOLDER_VARIABLE = "RAY_ON_ECS_SDK_DIR"
 REPORTS = "reports.jsonl"
 DEADLINE = "deadline"
+# Names the last event for which a script with a Checkpointer saves once and goes on.
+EXTRA_SAVE = "extra-save"
 # Exists if this process watches `seconds_left` and saves itself.
 CHECKPOINTER = "checkpointer"
 
@@ -100,14 +102,15 @@ def write_report(step: int | None, values: Mapping[str, float | None] | None = N
 
 def seconds_left() -> float:
     """Return the seconds until this node is reclaimed; infinity without an interruption notice."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None:
-        return math.inf
     try:
-        with open(os.path.join(folder, DEADLINE)) as file:
-            return max(float(file.read()) - time.time(), 0.0)
-    except (OSError, ValueError):
+        return max(float(_read(DEADLINE)) - time.time(), 0.0)
+    except ValueError:
         return math.inf
+
+
+def extra_save() -> str:
+    """Return the event for which a Checkpointer saves once and goes on, or nothing."""
+    return _read(EXTRA_SAVE)
 
 
 def register_checkpointer() -> None:
@@ -123,6 +126,18 @@ def _is_rank_0() -> bool:
     """Return True on the rank whose metrics are kept; the processes of a node under mpirun share a file."""
     ranks = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
     return not ranks or ranks[0] == "0"
+
+
+def _read(name: str) -> str:
+    """Return what the run says in this file; nothing outside a run."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
+        return ""
+    try:
+        with open(os.path.join(folder, name)) as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
 
 
 def _write(report: dict[str, object]) -> None:

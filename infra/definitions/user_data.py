@@ -1,6 +1,8 @@
-"""User data of the instances: configuration of the ECS agent; and their machine image."""
+"""User data of the instances: configuration of the ECS agent, notices of EC2; and their machine image."""
 
 from __future__ import annotations
+
+from ray_on_ecs.contract import LIFECYCLE_STATE, NOTICES_FILE, REBALANCE, SCHEDULED_EVENTS, SPOT_ACTION
 
 # Root device of Amazon ECS-optimized AMIs.
 ROOT_DEVICE = "/dev/xvda"
@@ -20,6 +22,68 @@ printf '{{"instance_type": "%s", "zone": "%s", "market": "%s", "instance_id": "%
   "$(ask instance-type)" "$(ask placement/availability-zone)" "$(ask instance-life-cycle)" "$(ask instance-id)" \\
   "$launched" "$booted" \\
   > {INSTANCE_DIR}/{INSTANCE_FILE}
+"""
+# A unit of systemd passes on the notices of EC2 and EC2 Auto Scaling each second, as text and without a decision
+# (`ray_on_ecs.node.notice`). An answer that fails changes nothing, and a file that is not written any longer is old.
+NOTICES_UNIT = "ray-on-ecs-notices"
+NOTICES_SCRIPT = f"/usr/local/bin/{NOTICES_UNIT}"
+PASS_ON_NOTICES = rf"""#!/bin/bash
+metadata=http://169.254.169.254/latest
+file={INSTANCE_DIR}/{NOTICES_FILE}
+backslash='\' quote='"'
+declare -A answers
+token= renew_at=0 look_at=0
+renew() {{
+  local new
+  new=$(curl -sf -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 21600' $metadata/api/token) || return
+  token=$new renew_at=$((SECONDS + 3600))
+}}
+ask() {{
+  local answer
+  answer=$(curl -s -m 2 -w '\n%{{http_code}}' -H "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1") || return
+  case ${{answer##*$'\n'}} in
+    200) answers[$1]=${{answer%$'\n'*}} ;;
+    404) unset "answers[$1]" ;;
+    401) renew_at=0; return 1 ;;
+    *) return 1 ;;
+  esac
+}}
+write() {{
+  local path text comma=
+  printf '{{'
+  for path in "${{!answers[@]}}"; do
+    text=${{answers[$path]//[[:cntrl:]]/ }}
+    text=${{text//"$backslash"/"$backslash$backslash"}}
+    printf '%s"%s": "%s"' "$comma" "$path" "${{text//"$quote"/"$backslash$quote"}}"
+    comma=', '
+  done
+  printf '}}\n'
+}}
+while true; do
+  ((SECONDS < renew_at)) || renew
+  heard=
+  for path in {SPOT_ACTION} {REBALANCE} {LIFECYCLE_STATE}; do ask $path && heard=1; done
+  ((SECONDS < look_at)) || {{ ask {SCHEDULED_EVENTS} && look_at=$((SECONDS + 60)); }}
+  [[ $heard ]] && write > $file.new && mv -f $file.new $file
+  sleep 1
+done
+"""
+RUN_NOTICES_UNIT = f"""
+cat > {NOTICES_SCRIPT} <<'EOF'
+{PASS_ON_NOTICES}EOF
+chmod +x {NOTICES_SCRIPT}
+cat > /etc/systemd/system/{NOTICES_UNIT}.service <<'EOF'
+[Unit]
+Description=Notices of EC2 for the containers
+StartLimitIntervalSec=0
+[Service]
+ExecStart={NOTICES_SCRIPT}
+Restart=always
+RestartSec=1
+[Install]
+WantedBy=multi-user.target
+EOF
+systemctl enable --now --no-block {NOTICES_UNIT}
 """
 # Public SSM parameters of AWS, and the prefix of an image ID that names one.
 AMI_PARAMETER = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id"
@@ -56,9 +120,10 @@ def user_data(cluster_name: str) -> str:
             ("ECS_IMAGE_PULL_INACTIVITY_TIMEOUT", "ECS_CONTAINER_CREATE_TIMEOUT", "ECS_CONTAINER_START_TIMEOUT"), "10m"
         ),
         "ECS_RESERVED_MEMORY": "256",
-        # At a Spot interruption notice, the agent stops the tasks at once, which leaves them the two minutes of the
-        # notice. Without effect on on-demand instances.
+        # At a Spot interruption notice, the agent has ECS stop the tasks, once the worker has released its own. Without
+        # effect on on-demand instances.
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
     }
     lines = [f"{key}={value}" for key, value in agent.items()]
-    return "\n".join(["#!/bin/bash", "cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF", DESCRIBE_INSTANCE])
+    configure = ["cat >> /etc/ecs/ecs.config <<'EOF'", *lines, "EOF"]
+    return "\n".join(["#!/bin/bash", *configure, DESCRIBE_INSTANCE, RUN_NOTICES_UNIT])

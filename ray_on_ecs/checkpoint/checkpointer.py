@@ -157,6 +157,7 @@ class Checkpointer:
         self._must_resume = self._ranks.broadcast(has_checkpoints)
         self._epoch_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._is_due = False
+        self._saved_for: set[str] = set()
         self._has_other_weights = False
         self._saved_step = 0
         self._taken_at = time.monotonic()
@@ -396,12 +397,20 @@ class Checkpointer:
         elif is_wanted:
             self.save()
 
-    def _decide(self, seconds: float, is_step: bool) -> tuple[bool, float | None]:
-        """Decide on rank 0, `seconds` before a node is reclaimed, on a save and the deadline of a stop (Unix time)."""
+    def _decide(self, seconds: float, events: set[str], is_step: bool) -> tuple[bool, float | None]:
+        """Decide on rank 0, `seconds` before a node is reclaimed, on a save and the deadline of a stop (Unix time).
+
+        There is one save for each event that makes it more probable that a node is reclaimed.
+        """
         elapsed = time.monotonic() - self._taken_at
         is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
         deadline = None if math.isinf(seconds) else time.time() + seconds
-        is_wanted = is_step or ((is_time or self._is_due) and not self._save.is_busy)
+        is_extra = not events <= self._saved_for
+        is_wanted = is_step or ((is_time or self._is_due or is_extra) and not self._save.is_busy)
+        if is_wanted and is_extra and deadline is None:
+            self._say(f"a node may be reclaimed: saving after step {self.step}")
+        if is_wanted:
+            self._saved_for |= events
         return is_wanted, deadline
 
     def _stop(self, deadline: float) -> None:

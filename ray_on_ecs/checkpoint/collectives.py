@@ -144,18 +144,20 @@ class Pace:
         self._since += 1
         return self._steps <= 0
 
-    def poll(self, ranks: Collectives, decide: Callable[[float], T]) -> T:
+    def poll(self, ranks: Collectives, decide: Callable[[float, set[str]], T]) -> T:
         """Return rank 0's decision on all ranks, which must call it after the same step.
 
-        It depends on the seconds until the first node is reclaimed, which are infinite without a notice.
+        It depends on the seconds until the first node is reclaimed, which are infinite without a notice, and on the
+        events for extra saves.
         """
-        seconds_left = ranks.gather(sdk.seconds_left())
+        told = ranks.gather((sdk.seconds_left(), sdk.extra_save()))
         answer: Any = None
-        if seconds_left:  # on rank 0
+        if told:  # on rank 0
             now = time.monotonic()
             steps = round(self._since * POLL_SECONDS / max(now - self._polled_at, 1e-6))
             # At most twice as many steps as the last time: the next ones may be slower.
-            answer = (max(1, min(2 * self._since, steps)), decide(min(seconds_left)))
+            seconds_left, events = min(each[0] for each in told), {each[1] for each in told} - {""}
+            answer = (max(1, min(2 * self._since, steps)), decide(seconds_left, events))
             self._polled_at, self._since = now, 0
         self._steps, decision = ranks.broadcast(answer)
         return decision
@@ -175,7 +177,7 @@ class Reclaim:
             return False
         if self._ranks is None:  # trainers create the callback before the process group
             self._ranks = Collectives()
-        return self._pace.poll(self._ranks, math.isfinite)
+        return self._pace.poll(self._ranks, lambda seconds, events: math.isfinite(seconds))
 
 
 def _tensor(data: bytes, size: int) -> Tensor:

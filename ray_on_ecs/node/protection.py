@@ -34,12 +34,14 @@ TIMEOUT_SECONDS = 10.0
 REPORT_SECONDS = 60.0
 
 
-def start(in_use: Callable[[], bool]) -> None:
-    """Start the thread, if this is an ECS task; it ends with this process."""
+def start(in_use: Callable[[], bool]) -> Callable[[], None]:
+    """Start the thread, if this is an ECS task; it ends with this process. Return `Protection.release`."""
     agent = os.environ.get(AGENT_VARIABLE)
-    if agent:
-        protection = Protection(f"{agent}{PATH}", in_use)
-        threading.Thread(target=protection.run, name="protection", daemon=True).start()
+    if not agent:
+        return lambda: None
+    protection = Protection(f"{agent}{PATH}", in_use)
+    threading.Thread(target=protection.run, name="protection", daemon=True).start()
+    return protection.release
 
 
 class Protection:
@@ -53,6 +55,8 @@ class Protection:
         self._in_use = in_use
         self._needed_until = self._set_at = -math.inf
         self._is_set = False
+        self._is_over = False
+        self._updating = threading.Lock()
         self._failing_since = math.inf
         self._is_reported = False
 
@@ -77,16 +81,27 @@ class Protection:
         update_failure = failure_of(lambda: self._update(now))
         self._report(now, check_failure or update_failure)
 
+    def release(self) -> None:
+        """Release the task for good, because it stops: ECS may refuse to stop a protected one.
+
+        Raises:
+            OSError: The agent or ECS failed; another call tries it again.
+        """
+        self._is_over = True
+        self._update(time.monotonic())
+
     def _update(self, now: float) -> None:
-        if now <= self._needed_until and now - self._set_at >= RENEW_SECONDS:
-            logger.debug("this node is in use: protecting its task")
-            self._is_set = True  # even if the response is lost: it has to be released later
-            put(self._url, {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES})
-            self._set_at = now
-        elif now > self._needed_until and self._is_set:
-            logger.debug("this node is idle: releasing its task")
-            put(self._url, {"ProtectionEnabled": False})
-            self._is_set, self._set_at = False, -math.inf
+        with self._updating:  # a request to protect must not overtake the release
+            is_needed = now <= self._needed_until and not self._is_over
+            if is_needed and now - self._set_at >= RENEW_SECONDS:
+                logger.debug("this node is in use: protecting its task")
+                self._is_set = True  # even if the response is lost: it has to be released later
+                put(self._url, {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES})
+                self._set_at = now
+            elif not is_needed and self._is_set:
+                logger.debug("this node is idle or stops: releasing its task")
+                put(self._url, {"ProtectionEnabled": False})
+                self._is_set, self._set_at = False, -math.inf
 
     def _report(self, now: float, cause: str | None) -> None:
         """Print a failure that has lasted a while, and its end."""

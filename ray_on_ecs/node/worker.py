@@ -13,13 +13,15 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 
 from ray_on_ecs.contract import HEAD_HOST_VARIABLE
-from ray_on_ecs.errors import GpuError, HeadError, StartError
-from ray_on_ecs.node import api, demand, gpus, labels, ports, process, protection, replacement
+from ray_on_ecs.errors import GpuError, HeadError, StartError, failure_of
+from ray_on_ecs.node import api, demand, gpus, labels, notice, ports, process, protection, replacement
+from ray_on_ecs.node.draining import Draining
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ def start() -> int:
     host = os.environ.get(HEAD_HOST_VARIABLE)
     if not host:
         raise StartError(f"{HEAD_HOST_VARIABLE} is not set; give it the name of the Ray head")
+    notice.wait_for_end()
     check_gpus(expected_gpus(sys.argv[1:]))
     wait_for_head(host, wait_seconds())
     try:
@@ -51,9 +54,10 @@ def start() -> int:
     os.environ.setdefault(RECONNECT, RECONNECT_SECONDS)
     # A name instead of an address: the next head, which Ray reconnects to, may have another address.
     head = f"{host}:{ports.GCS}"
-    protection.start(partial(demand.node_in_use, head, own))
+    release = protection.start(partial(demand.node_in_use, head, own))
+    notice.start(release, Draining(head, own).drain)
     arguments = [f"--address={head}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
-    return process.ray_start(arguments, before_stop=partial(stop_signal, host))
+    return process.ray_start(arguments, before_stop=partial(before_stop, host, release))
 
 
 def check_gpus(expected: int) -> None:
@@ -88,6 +92,13 @@ def expected_gpus(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="ray-worker", add_help=False, allow_abbrev=False)
     parser.add_argument("--num-gpus", type=int, default=0)
     return parser.parse_known_args(arguments)[0].num_gpus
+
+
+def before_stop(host: str, release: Callable[[], None]) -> signal.Signals:
+    """Release the task, whose protection could outlast this process; return the signal for Ray."""
+    if failure := failure_of(release):
+        logger.warning(f"the release of this task's protection has failed ({failure})")
+    return stop_signal(host)
 
 
 def stop_signal(host: str) -> signal.Signals:

@@ -24,6 +24,7 @@ from typing import Any
 from ray_on_ecs import arguments, logs, sdk, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
+from ray_on_ecs.node import notice
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
@@ -94,6 +95,21 @@ class Script:
         self.deadline: float | None = None
         self.exchange = exchange
         self.reports = ReportReader(exchange)
+        # That of before its start is no news: it has just read its last checkpoint.
+        self._recommendation = notice.of_instance().recommendation
+
+    def tell(self, name: str, text: str) -> None:
+        """Write a file that the script reads (`ray_on_ecs.sdk`)."""
+        part = self.exchange / f"{name}.new"
+        part.write_text(text)
+        part.rename(self.exchange / name)
+
+    def pass_on_recommendation(self) -> None:
+        """Tell the script of a new recommendation of EC2 to replace this instance, after which it saves once."""
+        recommendation = notice.of_instance().recommendation
+        if recommendation not in ("", self._recommendation):
+            self.tell(sdk.EXTRA_SAVE, recommendation)
+            self._recommendation = recommendation
 
 
 class ScriptWorker:
@@ -343,7 +359,7 @@ class ScriptWorker:
     def _look_after(self, script: Script) -> None:
         """Look after the script until it has ended and all of its node have, or the driver wants it to end."""
         exchange, process = self.exchange, script.process
-        next_metrics = 0.0
+        next_metrics = next_notice = 0.0
         while exchange.is_to_run and not exchange.status.has_ended:
             if process.wait(POLL_SECONDS) is not None and not process.has_ended(exchange.directive):
                 time.sleep(POLL_SECONDS)  # the daemon of mpirun has ended, and mpirun has not
@@ -352,6 +368,9 @@ class ScriptWorker:
             if self._recorder and time.monotonic() >= next_metrics:
                 self._recorder.write()
                 next_metrics = time.monotonic() + METRICS_SECONDS
+            if time.monotonic() >= next_notice:
+                script.pass_on_recommendation()
+                next_notice = time.monotonic() + notice.POLL_SECONDS
             self._report_script(process)
             if exchange.directive.wants_stacks and exchange.status.stacks is None:
                 exchange.report(stacks=process.dump())
@@ -401,9 +420,7 @@ class ScriptWorker:
         if directive.generation != self.exchange.status.generation or directive.action != "end":
             return without_driver
         if directive.reclaimed and script.deadline != directive.end_at:
-            part = script.exchange / f"{sdk.DEADLINE}.new"
-            part.write_text(str(directive.end_at))
-            part.rename(script.exchange / sdk.DEADLINE)
+            script.tell(sdk.DEADLINE, str(directive.end_at))
             script.deadline = directive.end_at
         return directive.end_at
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, NOTICES_FILE, SPOT_ACTION
 from ray_on_ecs.node.protection import EXPIRES_MINUTES, IDLE_SECONDS
 from tests.containers.cluster import Cluster
 from tests.waiting import until
@@ -16,6 +17,9 @@ from tests.waiting import until
 PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
 RELEASE = {"ProtectionEnabled": False}
 DONE = "/tmp/done"
+# A worker on an instance of its own, and the notice there.
+INSTANCE = {INSTANCE_FILE_VARIABLE: "/tmp/instance.json"}
+NOTICE = json.dumps({SPOT_ACTION: json.dumps({"action": "terminate"})})
 # ECS's agent on an instance: prints the requests of each node.
 AGENT = """
 import http.server
@@ -79,30 +83,43 @@ def agent(cluster: Cluster) -> Iterator[Agent]:
 
 @pytest.fixture
 def nodes(cluster: Cluster, agent: Agent) -> Iterator[dict[str, str]]:
-    """Two more workers of the cluster, and a head without workers; their containers by name."""
-    kinds = {"busy": "worker", "idle": "worker", "lone": "head"}
+    """Three more workers of the cluster, and a head without workers; their containers by name."""
+    kinds = {"busy": "worker", "idle": "worker", "spot": "worker", "lone": "head"}
     with ExitStack() as stack:
         made = {
-            name: stack.enter_context(cluster.one_more(kind, name, ECS_AGENT_URI=agent.uri(name)))
+            name: stack.enter_context(
+                cluster.one_more(kind, name, ECS_AGENT_URI=agent.uri(name), **(INSTANCE if name == "spot" else {}))
+            )
             for name, kind in kinds.items()
         }
         logs = partial(cluster.engine.logs, made["busy"])
-        until(lambda: len(cluster.nodes()) == 5, why=logs)
+        until(lambda: len(cluster.nodes()) == 6, why=logs)
         yield made
 
 
 def test_nodes_are_protected_while_they_work(
     cluster: Cluster, agent: Agent, nodes: dict[str, str], tmp_path: Path
 ) -> None:
-    engine, address = cluster.engine, cluster.engine.address(nodes["busy"], cluster.network)
-    [node] = [each["node_id"] for each in cluster.nodes() if each["node_ip"] == address]
+    engine = cluster.engine
+    by_address = {each["node_ip"]: each["node_id"] for each in cluster.nodes()}
     until(lambda: engine.execute(nodes["lone"], "ray", "job", "list", check=False).returncode == 0)
-    logs = {name: tmp_path / f"{name}.log" for name in ("busy", "lone")}
-    worker = engine.start("exec", cluster.head, "python", "-c", WORK, node, output=logs["busy"])
+    logs = {name: tmp_path / f"{name}.log" for name in ("busy", "spot", "lone")}
+    worker, spot = (
+        engine.start(
+            *("exec", cluster.head, "python", "-c", WORK, by_address[engine.address(nodes[name], cluster.network)]),
+            output=logs[name],
+        )
+        for name in ("busy", "spot")
+    )
     head = engine.start("exec", nodes["lone"], "ray", "job", "submit", "--", *JOB, output=logs["lone"])
     until(lambda: all(map(agent.states, logs)), why=lambda: "".join(log.read_text() for log in logs.values()))
 
-    for name, work in (("busy", worker), ("lone", head)):
+    engine.execute(nodes["spot"], "sh", "-c", f"echo '{NOTICE}' > /tmp/{NOTICES_FILE}")
+    until(lambda: RELEASE in agent.states("spot"), why=partial(engine.logs, nodes["spot"]))
+    until(lambda: "EC2 terminates this Spot Instance: draining" in engine.logs(nodes["spot"]))
+    assert spot.poll() is None, "it works until its end"
+
+    for name, work in (("busy", worker), ("spot", spot), ("lone", head)):
         engine.execute(nodes[name], "touch", DONE)
         assert work.wait(120) == 0, logs[name].read_text()
     for name in logs:

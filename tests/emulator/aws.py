@@ -271,8 +271,6 @@ def _update_auto_scaling_group(original: Any, self: Any) -> Any:
     group = self.autoscaling_backend.autoscaling_groups[self._get_param("AutoScalingGroupName")]
     if (placement_group := self._get_param("PlacementGroup")) is not None:
         group.placement_group = placement_group
-    if (rebalance := self._get_bool_param("CapacityRebalance", None)) is not None:
-        group.capacity_rebalance = rebalance
     return result
 
 

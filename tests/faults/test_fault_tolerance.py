@@ -7,20 +7,30 @@ import json
 import re
 import shlex
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, NOTICES_FILE, REBALANCE, SPOT_ACTION
+from ray_on_ecs.node import notice
+from ray_on_ecs.node.protection import AGENT_VARIABLE
 from ray_on_ecs.run.failure_report import NO_STACKS
 from tests import failing_monitor
 from tests.aws import BUCKET
 from tests.disturbed_run import AT_ONCE, CLASSIFIER, FOLDER_VARIABLE, DisturbedRun, S3Run
+from tests.ecs_agent import PROTECT, RELEASE, Agent
 from tests.failing_monitor import CloudWatch
 from tests.flaky_s3 import FlakyProxy, flaky_proxy
 from tests.local_cluster import REPOSITORY, LocalCluster, have_ended, kill, kill_tree
+from tests.serving import serving
 from tests.waiting import LIMIT_SECONDS, until
 
 # In the middle of the second epoch, with a checkpoint of that epoch.
@@ -30,6 +40,21 @@ MIDDLE, SAVED = EPOCH + 5, EPOCH + 1
 DRAIN_SECONDS = 120
 STALL_SECONDS = 60
 Start = Callable[..., DisturbedRun]
+# The threads of `ray-worker` on a node; it reports each drain to the agent's stand-in. Arguments: the GCS, the node.
+WATCH = """
+import os, sys
+from ray_on_ecs.node import api, notice, protection
+from ray_on_ecs.node.draining import Draining
+
+protection.POLL_SECONDS = 0.2
+release, draining = protection.start(lambda: True), Draining(*sys.argv[1:])
+
+def drain(deadline, reason):
+    draining.drain(deadline, reason)
+    api.ask(os.environ[protection.AGENT_VARIABLE] + "/drained", 10, token="", method="PUT", body={"until": deadline})
+
+notice.Watch(release, drain).run()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +80,7 @@ def cluster(
         "AWS_ENDPOINT_URL_CLOUDWATCH": cloudwatch.url,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
         FOLDER_VARIABLE: str(tmp_path_factory.mktemp("runs")),
+        INSTANCE_FILE_VARIABLE: str(tmp_path_factory.mktemp("instance") / "instance.json"),
     }
     with LocalCluster(2, variables) as cluster:
         yield cluster
@@ -140,6 +166,70 @@ def test_draining_node_stores_all_steps_before_it_stops(
     assert len(run.step_times) == run.steps, "no step was repeated"
     assert "nodes are being reclaimed: saving after step " in run.log
     assert "nodes are being reclaimed; restarting from checkpoints/step-" in run.log
+
+
+@pytest.fixture
+def notices(cluster: LocalCluster) -> Iterator[Path]:
+    """The file with the notices of the nodes' machine."""
+    file = Path(cluster.environment[INSTANCE_FILE_VARIABLE]).with_name(NOTICES_FILE)
+    yield file
+    file.unlink()
+
+
+def test_spot_notice_releases_the_task_and_loses_no_step(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun, notices: Path
+) -> None:
+    node = cluster.workers[0]
+    run = start("spot", "--max-restarts", "0", every_seconds=None, step_seconds=0.4)
+    with serving(Agent()) as agent:
+        environment = {**cluster.environment, AGENT_VARIABLE: f"http://127.0.0.1:{agent.server_port}"}
+        command = (sys.executable, "-c", WATCH, cluster.environment["RAY_ADDRESS"], cluster.addresses[node.pid])
+        watch = subprocess.Popen(command, env=environment)
+        try:
+            until(lambda: PROTECT in agent.states)
+            run.wait_for_steps(MIDDLE - 3)
+            at = time.time() + 120
+            notices.write_text(json.dumps({SPOT_ACTION: json.dumps({"action": "terminate", "time": iso(at)})}))
+            until(
+                lambda: "nodes are being reclaimed; restarting from checkpoints/step-" in run.log, why=lambda: run.log
+            )
+            assert time.time() < at - notice.STORE_SECONDS
+        finally:
+            watch.kill()
+            watch.wait()
+    told = [(path.rpartition("/")[2], state) for path, state in agent.put]
+    released, drained = told.index(("state", RELEASE)), ("drained", {"until": pytest.approx(at - 30, abs=2)})
+    assert {str(each) for each in told[:released]} == {str(("state", PROTECT))}
+    assert set(map(str, told[released + 1 :])) == {str(told[-1])}
+    assert told[-1] == drained
+    node.send_signal(signal.SIGTERM)  # as ECS does, once it may
+    assert run.finish() == 0, run.log
+    assert run.has_weights_of(uninterrupted)
+    assert len(run.step_times) == run.steps, "no step was repeated"
+
+
+def iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_recommendation_costs_one_save_and_ends_nothing(
+    start: Start, cluster: LocalCluster, uninterrupted: DisturbedRun, notices: Path
+) -> None:
+    said = re.compile(r"a node may be reclaimed: saving after step (\d+)")
+    run = start("recommendation", every_seconds=None, step_seconds=0.4)
+    run.wait_for_steps(EPOCH + 2)
+    notices.write_text(json.dumps({REBALANCE: json.dumps({"noticeTime": iso(time.time())})}))
+    until(lambda: said.findall(run.log) and run.saved_step > EPOCH, why=lambda: run.log)
+    saved = run.saved_step
+    made = len(run.step_times)
+    run.wait_for_steps(made + 3)
+    assert "restarting" not in run.log
+    kill(run.ranks[0].pid)
+    assert run.finish() == 0, run.log
+    # Nodes that share a machine repeat some lines.
+    assert set(said.findall(run.log)) == {str(saved)}, "the start that follows has this checkpoint"
+    assert f"resuming after step {saved} " in run.log
+    assert run.has_weights_of(uninterrupted)
 
 
 def test_run_is_unaffected_by_a_failing_monitor(

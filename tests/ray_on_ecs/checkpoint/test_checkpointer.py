@@ -135,11 +135,16 @@ def test_checkpoint_without_manifest_is_deleted(on_ranks: Ranks, tmp_path: Path)
 
 def announce(folder: Path, rank: int | None, seconds: float) -> None:
     """Announce in a rank's process, or in all, that its node is reclaimed, as the runner does."""
+    tell(folder, rank, sdk.DEADLINE, str(time.time() + seconds))
+
+
+def tell(folder: Path, rank: int | None, name: str, text: str) -> None:
+    """Write a file for a rank's process, or for all, as the runner does."""
     import os
 
     if rank is None or torch.distributed.get_rank() == rank:
         folder.mkdir(exist_ok=True)
-        (folder / sdk.DEADLINE).write_text(str(time.time() + seconds))
+        (folder / name).write_text(text)
         os.environ[sdk.FOLDER_VARIABLE] = str(folder)
     else:
         os.environ.pop(sdk.FOLDER_VARIABLE, None)
@@ -154,6 +159,44 @@ def test_all_ranks_stop_on_one_reclaimed_node(on_ranks: Ranks, tmp_path: Path) -
     again = on_ranks(2, partial(train, begin=partial(announce, tmp_path / "sdk", 7, 0)), tmp_path / "cut", "ddp")
     assert min(again[0]["used"]) == told[0]["step"]
     assert same(again[0]["weights"], whole[0]["weights"])
+
+
+def test_all_ranks_save_for_an_event_of_one_and_go_on(on_ranks: Ranks, tmp_path: Path) -> None:
+    begin = partial(tell, tmp_path / "sdk", 1, sdk.EXTRA_SAVE, "2020-10-27T08:22:00Z")
+    told = on_ranks(2, partial(train, begin=begin, every_seconds=None), tmp_path / "cut", "ddp", STEPS_PER_EPOCH - 1)
+    assert [(each["step"], each["should_stop"]) for each in told] == [(STEPS_PER_EPOCH - 1, False)] * 2
+    assert names(tmp_path / "cut") == ["step-000000001"]
+
+
+def test_each_event_has_one_save(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collectives, "POLL_SECONDS", 0.0)
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model, every_seconds=None, keep_last=9)
+    for event in ("", "first", "first", "second", "second"):
+        (tmp_path / sdk.EXTRA_SAVE).write_text(event)
+        assert not checkpoint.after_step()
+        assert checkpoint.wait()
+    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000004"]
+    said = "ray-on-ecs: a node may be reclaimed: saving after step {}"
+    assert capsys.readouterr().out.splitlines() == [said.format(2), said.format(4)]
+
+
+def test_event_waits_for_the_save_in_progress(
+    model: nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "POLL_SECONDS", 0.0)
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    checkpoint = Checkpointer(tmp_path / "checkpoints", model=model, every_seconds=None, keep_last=9)
+    (tmp_path / sdk.EXTRA_SAVE).write_text("event")
+    monkeypatch.setattr(type(checkpoint._save), "is_busy", True)
+    checkpoint.after_step()
+    assert not (tmp_path / "checkpoints").exists()
+    monkeypatch.setattr(type(checkpoint._save), "is_busy", False)
+    checkpoint.after_step()
+    assert checkpoint.wait()
+    assert names(tmp_path / "checkpoints") == ["step-000000002"]
 
 
 def spoil(rank: int, ranks: int, folder: Path) -> str:
@@ -718,7 +761,7 @@ def test_saves_by_steps_keep_the_poll_interval() -> None:
     ranks, pace = collectives.Collectives(), collectives.Pace()
     for _ in range(3000):
         pace.is_due()
-        pace.poll(ranks, lambda _: None)
+        pace.poll(ranks, lambda *_: None)
     assert pace.is_due() or pace.is_due()
 
 

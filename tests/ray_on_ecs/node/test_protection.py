@@ -1,62 +1,18 @@
 """A node in use protects its task, an idle one does not, and neither a silent Ray nor a failing agent ends anything."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, cast
 
 import pytest
 
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE, HEAD_STATE_VARIABLE
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.node import demand, head, metrics, process, protection, worker
-from ray_on_ecs.node.protection import EXPIRES_MINUTES, IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
+from ray_on_ecs.node.protection import IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
+from tests.ecs_agent import BLOCKED, DENIED, PROTECT, RELEASE, SET, Agent
 from tests.serving import serving
 
 COMMAND_NAME = "ray-worker"
-
-PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
-RELEASE = {"ProtectionEnabled": False}
-TASK = "arn:aws:ecs:us-west-2:123456789012:task/ray/1"
-# What the agent answers with, by AWS's documentation of the endpoint and the agent's source.
-SET = {"protection": {"ExpirationDate": "2026-10-06T02:29:16Z", "ProtectionEnabled": True, "TaskArn": TASK}}
-BLOCKED = {"failure": {"Arn": TASK, "Detail": None, "Reason": "DEPLOYMENT_BLOCKED"}}
-DENIED = {"requestID": "1", "error": {"Arn": TASK, "Code": "AccessDeniedException", "Message": "not authorized"}}
-
-
-class Agent(HTTPServer):
-    """Records what is put to the endpoint and answers with `status` and `answer`."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.status, self.answer = 200, json.dumps(SET)
-        self.loses_answers = False
-        self.put: list[tuple[str, dict[str, Any]]] = []
-
-    @property
-    def states(self) -> list[dict[str, Any]]:
-        return [state for _, state in self.put]
-
-    def fail(self, status: int, answer: object) -> None:
-        self.status, self.answer = status, answer if isinstance(answer, str) else json.dumps(answer)
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers as ECS's agent does."""
-
-    def do_PUT(self) -> None:
-        agent = cast(Agent, self.server)
-        agent.put.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-        assert "Authorization" not in self.headers
-        if agent.loses_answers:
-            return
-        self.send_response(agent.status)
-        self.end_headers()
-        self.wfile.write(agent.answer.encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the tests say what went wrong."""
 
 
 @pytest.fixture
@@ -181,6 +137,31 @@ def test_protection_whose_answer_was_lost_is_released(agent: Agent, node: Node) 
     assert agent.states[-1] == RELEASE
 
 
+def test_released_node_is_never_protected_again(agent: Agent, node: Node) -> None:
+    node.passes(POLL_SECONDS, True)
+    node.protection.release()
+    assert agent.states == [PROTECT, RELEASE]
+    node.passes(600, True)
+    node.protection.release()
+    assert agent.states == [PROTECT, RELEASE]
+
+
+def test_failed_release_is_tried_again(agent: Agent, node: Node) -> None:
+    node.passes(POLL_SECONDS, True)
+    agent.fail(500, "busy")
+    with pytest.raises(OSError, match="busy"):
+        node.protection.release()
+    agent.fail(200, SET)
+    node.passes(POLL_SECONDS, True)  # and by its own thread
+    assert agent.states == [PROTECT, RELEASE, RELEASE]
+
+
+def test_unprotected_node_asks_nothing_at_its_release(agent: Agent, node: Node) -> None:
+    node.protection.release()
+    node.passes(600, True)
+    assert agent.states == []
+
+
 def test_silent_agent_is_asked_again(node: Node, agent: Agent) -> None:
     url, node.protection._url = node.protection._url, "http://127.0.0.1:9/state"
     node.passes(60, True)
@@ -203,7 +184,7 @@ def test_outside_ecs_nothing_is_done(
     begun: list[object] = []
     monkeypatch.setenv(protection.AGENT_VARIABLE, agent_uri)
     monkeypatch.setattr(protection.threading.Thread, "start", lambda thread: begun.append(thread))
-    protection.start(lambda: True)
+    protection.start(lambda: True)()
     assert len(begun) == threads
     assert capsys.readouterr() == ("", "")
 
@@ -212,7 +193,7 @@ def test_outside_ecs_nothing_is_done(
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], bool]]:
     """The question of the node that was started; Ray is not."""
     asked: dict[str, Callable[[], bool]] = {}
-    monkeypatch.setattr(protection, "start", lambda in_use: asked.update({"node": in_use}))
+    monkeypatch.setattr(protection, "start", lambda in_use: asked.update({"node": in_use}) or (lambda: None))
     monkeypatch.setattr(process, "ray_start", lambda *args, **kwargs: 0)
     monkeypatch.setattr("sys.argv", ["ray"])
     monkeypatch.setenv(worker.RECONNECT, "600")  # which it sets itself otherwise

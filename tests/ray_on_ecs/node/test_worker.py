@@ -103,6 +103,23 @@ def test_work_is_drained_only_with_a_head(gcs_server: Gcs, monkeypatch: pytest.M
     assert worker.stop_signal("127.0.0.1") is signal.SIGINT
 
 
+@pytest.mark.parametrize("failure", [None, OSError("ECS's agent doesn't answer")])
+def test_stopping_worker_releases_its_task_first(
+    gcs_server: Gcs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, failure: OSError | None
+) -> None:
+    done: list[str] = []
+
+    def release() -> None:
+        done.append("released")
+        if failure:
+            raise failure
+
+    monkeypatch.setattr(worker, "stop_signal", lambda host: done.append("asked the head") or signal.SIGTERM)
+    assert worker.before_stop("127.0.0.1", release) is signal.SIGTERM
+    assert done == ["released", "asked the head"]
+    assert ("the release of this task's protection has failed" in capsys.readouterr().err) == bool(failure)
+
+
 def test_expected_gpus_come_from_the_flag() -> None:
     assert worker.expected_gpus(["--num-cpus=4", "--num-gpus=8"]) == 8
     assert worker.expected_gpus(["--num-gpus", "8", "--num-cpus", "4"]) == 8

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.node import notice
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import exchange as exchange_module
 from ray_on_ecs.run import worker as worker_module
@@ -25,7 +27,7 @@ from ray_on_ecs.run.environment import AGENT_STORE
 from ray_on_ecs.run.group import Directive, Place, WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.homes import launcher_of
 from ray_on_ecs.run.thread_group import ThreadGroup
-from ray_on_ecs.run.worker import ScriptWorker, Settings
+from ray_on_ecs.run.worker import Script, ScriptWorker, Settings
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.run_folders import in_manifest
@@ -246,6 +248,18 @@ def test_deadline_that_is_brought_forward_holds(tmp_path: Path) -> None:
     assert workers.until(has_ended=True).status == -signal.SIGKILL
     workers.say(action="leave")
     workers.until(has_left=True)
+
+
+def test_recommendation_after_the_start_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recommended = iter(["before", "before", "after", ""])
+    monkeypatch.setattr(notice, "of_instance", lambda: notice.Notices(recommendation=next(recommended)))
+    script = Script(cast(Any, None), tmp_path)
+    told = tmp_path / sdk.EXTRA_SAVE
+    script.pass_on_recommendation()
+    assert not told.exists(), "the script has just read its last checkpoint"
+    for _ in range(2):
+        script.pass_on_recommendation()
+        assert told.read_text() == "after"
 
 
 def test_script_without_a_handler_ends_between_two_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

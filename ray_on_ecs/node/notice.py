@@ -1,0 +1,243 @@
+"""Notices of EC2 and EC2 Auto Scaling: the end of this node's instance, and signs of it.
+
+The instance passes on the texts of its metadata service (`infra.definitions.user_data`), because a task can't ask it.
+When the instance ends, `ray-worker` releases its task, as ECS may not stop a protected one when it drains the instance,
+and has Ray drain the node until shortly before EC2's time. A text that is not one of AWS's means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from ray_on_ecs.contract import (
+    INSTANCE_FILE_VARIABLE,
+    LIFECYCLE_STATE,
+    NOTICES_FILE,
+    REBALANCE,
+    SCHEDULED_EVENTS,
+    SPOT_ACTION,
+)
+from ray_on_ecs.errors import failure_of
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+# The instance writes the file every second; an older one may be from before a reboot.
+OLD_SECONDS = 60.0
+# So long before its time, a scheduled event is the end of the instance.
+EVENT_SECONDS = 300.0
+# What is left of EC2's time once Ray's has passed: the last files are stored.
+STORE_SECONDS = 30.0
+# Ray's time on SIGTERM, and that for an end without a time.
+DRAIN_VARIABLE, DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 90.0
+
+# What EC2 does with a Spot Instance.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+SPOT_ACTIONS = {"terminate": "terminates", "stop": "stops", "hibernate": "hibernates"}
+# True if an instance on the way into the state stops.
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
+LIFECYCLE_STATES = {
+    "InService": False,
+    "Terminated": True,
+    "Detached": False,
+    "Standby": False,
+    "Warmed:Hibernated": True,
+    "Warmed:Running": False,
+    "Warmed:Stopped": True,
+    "Warmed:Terminated": True,
+}
+# An event of each of these codes interrupts the instance, if it is active: maintenance may be of its power or network.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-instances-status-check_sched.html
+EVENT_CODES = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot", "system-maintenance")
+EVENT_STATES = {"active": True, "completed": False, "canceled": False}
+
+
+@dataclass(frozen=True)
+class End:
+    """An end of the instance: a clause for the log, and its time (Unix time), or None if AWS does not name it."""
+
+    what: str
+    at: float | None
+
+
+@dataclass(frozen=True)
+class Notices:
+    """Notices of AWS for an instance.
+
+    Attributes:
+        ends: Its end by EC2 or EC2 Auto Scaling.
+        events: Interruptions that EC2 has scheduled, often days ahead.
+        recommendation: The time of EC2's recommendation to replace it, as EC2 writes it, or nothing.
+    """
+
+    ends: tuple[End, ...] = ()
+    events: tuple[End, ...] = ()
+    recommendation: str = ""
+
+    def end(self, now: float) -> End | None:
+        """Return the first end that has begun, or is near."""
+        near = [event for event in self.events if event.at is not None and event.at - now <= EVENT_SECONDS]
+        return min([*self.ends, *near], key=lambda end: math.inf if end.at is None else end.at, default=None)
+
+
+def of_instance() -> Notices:
+    """Return the notices for this node's instance; none without a file, or from an old or broken one."""
+    instance = os.environ.get(INSTANCE_FILE_VARIABLE)
+    if not instance:
+        return Notices()
+    file = Path(instance).with_name(NOTICES_FILE)
+    try:
+        is_old = time.time() - file.stat().st_mtime > OLD_SECONDS
+        return Notices() if is_old else parse(_load(file.read_text()))
+    except (OSError, ValueError):
+        return Notices()
+
+
+def parse(texts: object) -> Notices:
+    """Return the notices in the texts of the metadata service, by their paths there."""
+    if not isinstance(texts, dict):
+        return Notices()
+    ends = (_spot(_load(texts.get(SPOT_ACTION))), _lifecycle(texts.get(LIFECYCLE_STATE)))
+    events = _load(texts.get(SCHEDULED_EVENTS))
+    recommendation = _load(texts.get(REBALANCE))
+    told_at = recommendation.get("noticeTime") if isinstance(recommendation, dict) else None
+    return Notices(
+        tuple(end for end in ends if end),
+        tuple(filter(None, map(_event, events if isinstance(events, list) else ()))),
+        told_at if isinstance(told_at, str) and _iso(told_at) else "",
+    )
+
+
+def wait_for_end() -> None:
+    """Return at once, or wait as long as this instance ends: a run would lose a node that joins now."""
+    if end := of_instance().end(time.time()):
+        logger.info(f"{end.what}; this node doesn't join the cluster")
+    while of_instance().end(time.time()):
+        time.sleep(POLL_SECONDS)
+
+
+def start(release: Callable[[], None], drain: Callable[[float, str], None]) -> None:
+    """Start a Watch on a thread, on an instance of the stack; it ends with this process."""
+    if INSTANCE_FILE_VARIABLE in os.environ:
+        threading.Thread(target=Watch(release, drain).run, name="notice", daemon=True).start()
+
+
+class Watch:
+    """Watch of this instance's notices.
+
+    Args:
+        release: Releases the task's protection for good.
+        drain: Has Ray drain the node until a deadline (Unix time), for a reason.
+    """
+
+    def __init__(self, release: Callable[[], None], drain: Callable[[float, str], None]) -> None:
+        self._release, self._drain = release, drain
+        self._said: set[str] = set()
+        self._what = ""
+        self._deadline: float | None = None
+        self._is_released = False
+        self._failing: set[str] = set()
+
+    def run(self) -> None:
+        """Poll until the process ends."""
+        while True:
+            self.poll()
+            time.sleep(POLL_SECONDS)
+
+    def poll(self) -> None:
+        """Look once. An end holds, whatever follows; a failure is tried again and costs one line."""
+        notices, now = of_instance(), time.time()
+        for event in notices.events:
+            self._say(f"EC2 has scheduled {event.what}")
+        if notices.recommendation:
+            self._say(
+                f"EC2 recommends since {notices.recommendation} to replace this instance: each run here saves a "
+                "checkpoint and goes on"
+            )
+        if end := notices.end(now):
+            deadline = deadline_of(end, now)
+            if self._deadline is None or deadline < self._deadline:
+                self._what, self._deadline = end.what, deadline
+                self._say(f"{end.what}: draining this node")
+        if self._deadline is None:
+            return
+        if not self._is_released:
+            self._is_released = self._try("the release of this task's protection", self._release)
+        # Again and again: another head may not know of it, and on SIGTERM Ray sets a later deadline.
+        if now < self._deadline:
+            deadline = self._deadline
+            self._try("the drain of this node", lambda: self._drain(deadline, self._what))
+
+    def _try(self, what: str, call: Callable[[], object]) -> bool:
+        failure = failure_of(call)
+        if failure and what not in self._failing:
+            self._failing.add(what)
+            logger.warning(f"{what} has failed ({failure}); trying again every second")
+        elif not failure and what in self._failing:
+            self._failing.remove(what)
+            logger.warning(f"{what} works")
+        return failure is None
+
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            logger.info(line)
+
+
+def deadline_of(end: End, now: float) -> float:
+    """Return Ray's deadline for an end; without a time, or after it, the one that SIGTERM would set."""
+    if end.at is None or end.at <= now:
+        return now + float(os.environ.get(DRAIN_VARIABLE) or DRAIN_SECONDS)
+    return end.at - min(STORE_SECONDS, (end.at - now) / 2)
+
+
+def _spot(notice: Any) -> End | None:
+    action = notice.get("action") if isinstance(notice, dict) else None
+    if not isinstance(action, str) or action not in SPOT_ACTIONS:
+        return None
+    at = _iso(notice.get("time"))
+    return End(f"EC2 {SPOT_ACTIONS[action]} this Spot Instance{_when(at)}", at)
+
+
+def _lifecycle(state: object) -> End | None:
+    if not isinstance(state, str) or not LIFECYCLE_STATES.get(state):
+        return None
+    return End(f"EC2 Auto Scaling takes this instance out of service (target lifecycle state {state})", None)
+
+
+def _event(event: Any) -> End | None:
+    try:
+        code, state, at = event["Code"], event["State"], parsedate_to_datetime(event["NotBefore"]).timestamp()
+        is_due = code in EVENT_CODES and EVENT_STATES.get(state, False)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return End(f"{code} of this instance{_when(at)}", at) if is_due else None
+
+
+def _iso(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _when(at: float | None) -> str:
+    return "" if at is None else f" at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _load(text: object) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
