@@ -45,6 +45,8 @@ MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
 # The ECS agent calls it with the task role of the protected task.
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protection-endpoint.html
 PROTECT_TASK = "ecs:UpdateTaskProtection"
+# Numbers of workers.
+SET_COUNT, SET_CAPACITY = "ecs:UpdateService", "autoscaling:SetDesiredCapacity"
 # Zone failover.
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
 # Secrets of runs in SSM Parameter Store.
@@ -55,6 +57,7 @@ PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "the token is for the whole registry; the pull is restricted to a repository",
     "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
+    "ecs:ListServices": "returns names; a condition restricts the cluster",
     SPOT_PRICES: "spot prices are public and have no resource",
     **dict.fromkeys(
         (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
@@ -222,6 +225,24 @@ def training(
         in_namespace = {"StringEquals": {"cloudwatch:namespace": metrics_namespace}}
         statements.append({**_allow(["cloudwatch:PutMetricData"], "*"), "Condition": in_namespace})
     return _policy(*statements)
+
+
+def scaling(*, cluster_arn: str, service_name: str, group_arn: str) -> Policy:
+    """Policy of the head for one kind of worker: set the numbers of its service and its group, and end its instances.
+
+    UpdateService could also roll the service back to an earlier task definition of the cluster, whose roles the head
+    may not pass; the head and its workers are one trust domain.
+    """
+    of_cluster, _, name = cluster_arn.partition(":cluster/")
+    in_cluster = {"Condition": {"ArnEquals": {"ecs:cluster": cluster_arn}}}
+    return _policy(
+        _allow([SET_COUNT], f"{of_cluster}:service/{name}/{service_name}"),
+        _allow(["ecs:DescribeServices"], f"{of_cluster}:service/{name}/*"),
+        _allow([SET_CAPACITY, END_INSTANCE], group_arn),
+        _allow(["ecs:ListContainerInstances"], cluster_arn),
+        {**_allow(["ecs:DescribeContainerInstances"], f"{of_cluster}:container-instance/*"), **in_cluster},
+        {**_allow(["ecs:ListServices"], "*"), **in_cluster},
+    )
 
 
 def tls_only(*, bucket_arn: str) -> Policy:

@@ -25,6 +25,19 @@ Resources = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Need:
+    """Demand for one kind of worker: GPUs or CPUs that programs need and that there are, and its nodes.
+
+    `idle_seconds` has an entry for each node that is not in use.
+    """
+
+    requested: int
+    available: float
+    in_use: int
+    idle_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demand:
     """Resources of the cluster and the demand for them, as numbers of GPUs or CPUs.
 
@@ -45,6 +58,8 @@ class Demand:
     cpu_workers_in_use: int = 0
     cpus_waiting: float = 0
     cpus_requested: float = 0
+    workers_idle: tuple[float, ...] = ()  # seconds, one for each node that is not in use
+    cpu_workers_idle: tuple[float, ...] = ()
     has_cpu_workers: bool = False  # the stack can have some
 
     @property
@@ -65,6 +80,26 @@ class Demand:
     def cpu_worker_cpus_needed(self) -> int:
         """Desired number of CPUs of the CPU workers."""
         return _needed(self.cpu_worker_cpus_used, self.cpus_waiting, self.cpus_requested)
+
+    @property
+    def of_workers(self) -> Need:
+        """Demand for GPU workers."""
+        return Need(
+            requested=self.gpus_needed,
+            available=self.gpus,
+            in_use=self.workers_in_use,
+            idle_seconds=self.workers_idle,
+        )
+
+    @property
+    def of_cpu_workers(self) -> Need:
+        """Demand for CPU workers."""
+        return Need(
+            requested=self.cpu_worker_cpus_needed,
+            available=self.cpu_worker_cpus,
+            in_use=self.cpu_workers_in_use,
+            idle_seconds=self.cpu_workers_idle,
+        )
 
 
 def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
@@ -93,6 +128,8 @@ def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
         cpu_worker_cpus_used=_sum("CPU", [node.used_resources() for node in cpu_workers]),
         workers_in_use=sum(map(_is_used, workers)),
         cpu_workers_in_use=sum(map(_is_used, cpu_workers)),
+        workers_idle=_idle_seconds(workers),
+        cpu_workers_idle=_idle_seconds(cpu_workers),
         cpus_waiting=_sum("CPU", [bundle for bundle in waiting if not bundle.get("GPU")]),
         cpus_requested=_sum("CPU", [bundle for bundle in requested if not bundle.get("GPU")]),
         has_cpu_workers=has_cpu_workers,
@@ -112,6 +149,10 @@ def node_in_use(gcs_address: str, ip_address: str) -> bool:
 def _is_used(node: NodeInfo) -> bool:
     used = node.used_resources()
     return any(round(used.get(name, 0), DIGITS) > 0 for name in ("CPU", "GPU"))
+
+
+def _idle_seconds(nodes: Iterable[NodeInfo]) -> tuple[float, ...]:
+    return tuple(node.resource_usage.idle_time_ms / 1000 for node in nodes if not _is_used(node))
 
 
 def _needed(used: float, waiting: float, requested: float) -> int:

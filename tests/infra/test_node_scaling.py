@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -12,9 +13,13 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra.definitions import policies
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
-from infra.types import Scale, ServiceRef
+from infra.types import ResourceRef, Scale, ServiceRef
 from tests.infra.fake_aws import Cloud, node_spec
+
+CLUSTER = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
+GROUP = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers-group"
 
 
 def scale(initial: int = 2, fewest: int = 0, most: int = 4, idle: int = 30) -> Scale:
@@ -33,9 +38,11 @@ def scaling(count: Scale, gpus: int = 1, kind: str = "workers", vcpus: int = 4) 
             ServiceRef(cluster=cluster, name=pulumi.Output.from_input(name)) for name in ("ray-head", "ray-workers")
         )
         args = NodeScalingArgs(
+            cluster=ResourceRef(name=cluster, arn=pulumi.Output.from_input(CLUSTER)),
             service=workers,
             head=head,
-            group_name="workers-group",
+            head_role="head-role",
+            group=ResourceRef(name=pulumi.Output.from_input("workers-group"), arn=pulumi.Output.from_input(GROUP)),
             scale=count,
             kind=kind,
             node=node_spec(vcpus=vcpus, gpus=gpus),
@@ -377,6 +384,13 @@ def test_idle_cpu_workers_stop_during_gpu_run() -> None:
     assert not rings(cloud, "idle", head=1, instances=2)
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert "progress" not in {query["id"] for query in alarm["metricQueries"]}
+
+
+def test_the_head_sets_the_numbers_of_this_kind_alone() -> None:
+    policy = scaling(scale()).resources["scaling-head-policy"].inputs
+    assert policy["role"] == "head-role"
+    expected = policies.scaling(cluster_arn=CLUSTER, service_name="ray-workers", group_arn=GROUP)
+    assert json.loads(policy["policy"]) == expected
 
 
 class Clock:
