@@ -228,8 +228,8 @@ def decide(
             calls.append(SetCount(count))
     if calls:
         return calls, memory
-    if left is not None and max(left, number) < view.count:
-        calls.append(SetCount(max(left, number)))
+    if left is not None and (count := max(left, needed(need, limits))) < view.count:
+        calls.append(SetCount(count))
     elif view.capacity > keeps and memory.open_since is not None and now - memory.open_since >= STALE_SECONDS:
         calls.append(SetCapacity(keeps))
     else:

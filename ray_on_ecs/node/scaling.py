@@ -29,8 +29,9 @@ LOOK_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 # After its end a run with --then-stop stops its workers for this long; the idle alarm has the rest.
 THEN_STOP_SECONDS = 300.0
-# The time in which a run that is under way makes its demand known, such as one that was queued behind it.
-SETTLE_SECONDS = 60.0
+# The time after which Ray has freed what the run used, and in which other runs that are under way make their demand
+# known, such as one that was queued behind it.
+FREE_SECONDS, SETTLE_SECONDS = 15.0, 60.0
 # Short, and without boto3's own repetitions: the next look tries again.
 LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 1}
 DESCRIBED = 100  # container instances in one call
@@ -60,6 +61,8 @@ class Scaler:
         self._list_jobs, self._connect, self._now = list_jobs, connect, now
         self._services: dict[str, str] = {}  # names by capacity provider
         self._memory: dict[str, Memory] = {}
+        self._left: dict[str, int] = {}  # workers that the last run with --then-stop leaves, by kind
+        self._stopped: set[str] = set()  # IDs of the jobs of these runs
         self._quiet_until = float("-inf")
         self._failing: set[str] = set()
 
@@ -82,16 +85,21 @@ class Scaler:
         """Scale each kind of worker to its need, by the stack's description of them."""
         now = self._now()
         limits = {kind: each for kind, each in info["scaling"].items() if kind in needs and each["max"] > 0}
-        began_at = began_of_ended(self._list_jobs(), now)
+        ended = just_ended(self._list_jobs(), now)
         is_short = any(numbers.is_short(needs[kind], each) for kind, each in limits.items())
-        if not (is_short or began_at is not None or now >= self._quiet_until):
+        if not (is_short or ended or now >= self._quiet_until):
             return
         self._quiet_until = now + QUIET_SECONDS
+        if new := [job for job in ended if job["submission_id"] not in self._stopped]:
+            began_at = min(job["start_time"] for job in new) / 1000
+            # Once: ECS may stop other idle nodes than the run's, and its own are then left.
+            self._left = {kind: numbers.left_by(needs[kind], each, began_at, now) for kind, each in limits.items()}
+            self._stopped |= {job["submission_id"] for job in new}
         services = self._read_services(info["cluster"], limits)
         groups = self._read_groups(limits)
         for kind, each in limits.items():
             if kind in services and kind in groups:
-                left = None if began_at is None else numbers.left_by(needs[kind], each, began_at, now)
+                left = self._left.get(kind) if ended else None
                 self._scale(info["cluster"], kind, each, needs[kind], services[kind], groups[kind], left)
 
     def _scale(
@@ -109,7 +117,7 @@ class Scaler:
         if numbers.surplus(need, limits, view, memory) > 0:
             view = view_of(service, group, self._read_hosts(cluster, limits["provider"]))
         calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)
-        if calls or view.hosts or view.capacity > len(numbers.counted(view, memory)):
+        if calls or view.hosts is not None or view.capacity > len(numbers.counted(view, memory)):
             self._quiet_until = float("-inf")  # the next look sees the effect
         for call in calls:
             name = type(call).__name__
@@ -182,17 +190,17 @@ class Scaler:
         return hosts
 
 
-def began_of_ended(jobs: Iterable[Job], now: float) -> float | None:
-    """Return when the first run began that stops its workers and has just ended; None if no run has."""
-    jobs = list(jobs)
+def just_ended(jobs: list[Job], now: float) -> list[Job]:
+    """Return the last jobs of the runs with --then-stop that ended a moment ago, and are not submitted again."""
     others_run = any(job["status"] not in ENDED for job in jobs)
-    began = []
-    for job in last_jobs(jobs):
-        if job["metadata"].get(THEN_STOP) and not goes_on(job) and job["end_time"] is not None:
-            ago = now - job["end_time"] / 1000
-            if (SETTLE_SECONDS if others_run else 0) <= ago < THEN_STOP_SECONDS:
-                began.append(job["start_time"] / 1000)
-    return min(began, default=None)
+    least = SETTLE_SECONDS if others_run else FREE_SECONDS
+    return [
+        job
+        for job in last_jobs(jobs)
+        if job["metadata"].get(THEN_STOP)
+        and not goes_on(job)
+        and least <= now - (job["end_time"] or 0) / 1000 < THEN_STOP_SECONDS
+    ]
 
 
 def view_of(

@@ -50,7 +50,7 @@ def check(
             {"data_buckets": BUCKETS[:28]},
             "data_buckets: '28 values' make 1",
         ),
-        ({"job_secrets": SECRETS[:80]}, {"job_secrets": SECRETS}, "job_secrets: '110 values' make 10"),
+        ({"job_secrets": SECRETS[:80]}, {"job_secrets": SECRETS}, "job_secrets: '110 values' make 1"),
         (
             {"data_buckets": BUCKETS[:12], "job_secrets": SECRETS[:30]},
             {"data_buckets": BUCKETS[:12], "job_secrets": SECRETS[:70]},
