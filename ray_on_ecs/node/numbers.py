@@ -218,7 +218,7 @@ def decide(
     capacity = min(max(number, view.count), most)
     has = len(counted(view, memory))
     keeps = max(capacity, needed(need, limits), view.least, has)
-    memory = observe(view, memory, now, is_open=view.capacity > keeps)
+    memory = observe(view, memory, now, is_open=view.capacity > keeps and not memory.ended)
     calls: list[Call] = []
     if view.rollout != FAILED:
         if view.capacity < capacity and LAUNCH not in view.suspended:

@@ -16,6 +16,8 @@ import pytest
 from infra.definitions import policies
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
 from infra.types import ResourceRef, Scale, ServiceRef
+from ray_on_ecs.node import numbers
+from ray_on_ecs.node.demand import Need
 from tests.infra.fake_aws import Cloud, node_spec
 
 CLUSTER = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
@@ -189,6 +191,20 @@ def test_requested_gpus_round_up_to_nodes(gpus: int, fewest: int, most: int) -> 
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
         assert number(cloud, "short", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (0, 64), (3, 100)])
+def test_the_head_scales_out_to_the_alarms_number(gpus: int, fewest: int, most: int) -> None:
+    cloud = scaling(scale(fewest, fewest, most), gpus)
+    limits: Any = {"min": fewest, "max": most, "units": gpus}
+    for nodes in {0, 1, most // 2, most}:
+        for wanted in {nodes * gpus + more for more in (0, 1, gpus, 3 * gpus, most * gpus)}:
+            minute = {"requested": wanted, "available": nodes * gpus, "tasks": nodes, "nodes": 0, "desired": nodes}
+            result = value(cloud, "short", **minute)
+            need = Need(requested=wanted, available=nodes * gpus, in_use=0)
+            by_alarm = number(cloud, "short", result) if result else 0
+            assert by_alarm == (max(numbers.wanted(need, limits), nodes) if numbers.is_short(need, limits) else 0)
 
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])

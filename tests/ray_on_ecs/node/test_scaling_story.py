@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.scaling_simulator import EPOCH, LOOK_SECONDS, Api, HeadDied, Lost, Refused, Run, Simulator
+from tests.scaling_simulator import LOOK_SECONDS, HeadDied, Lost, Refused, Run, Simulator
 
 HOUR = 3600
 RUN_SECONDS = 1200
@@ -278,9 +278,3 @@ def test_without_then_stop_the_workers_stay_for_the_idle_time() -> None:
         simulator.tick()
     simulator.stay(1500)
     assert len(simulator.counted()) == 2
-
-
-def test_the_simulator_speaks_in_unix_time() -> None:
-    simulator = Simulator(2, [], warm=1)
-    [described] = Api(simulator).describe_container_instances("ray", ["i-0"])["containerInstances"]
-    assert described["registeredAt"].timestamp() < EPOCH
