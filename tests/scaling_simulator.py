@@ -37,7 +37,8 @@ class Instance:
     number: int
     launched_at: float
     task_at: float = math.inf  # ECS has placed its task
-    used_at: float = -math.inf  # its Ray node was in use
+    used_at: float = -math.inf  # its Ray node was in use, for the protection of its task
+    idle_since: float = -math.inf
     is_used: bool = False
     ending_at: float = math.inf
     state: str = ""  # a lifecycle state that the test sets
@@ -129,7 +130,12 @@ class Simulator:
         self.calls: list[tuple[float, str, Any]] = []
 
     def _new_head(self) -> Scaler:
-        return Scaler(lambda: self.jobs(), lambda service: Api(self), lambda: EPOCH + self.now)
+        return Scaler(lambda: self.jobs(), lambda service: Api(self), lambda: EPOCH + self.now, self._release)
+
+    def _release(self) -> None:
+        for each in self.instances:
+            if not each.is_used:
+                each.used_at = -math.inf
 
     @property
     def has_head(self) -> bool:
@@ -183,7 +189,7 @@ class Simulator:
             requested=len(used) + sum(run.nodes for run in self.waiting()),
             available=len(nodes),
             in_use=len(used),
-            idle_seconds=tuple(self.now - max(each.used_at, each.joined_at()) for each in idle),
+            idle_seconds=tuple(self.now - max(each.idle_since, each.joined_at()) for each in idle),
         )
 
     def _work(self) -> None:
@@ -200,7 +206,7 @@ class Simulator:
                 run.ended_at = self.now
         for each in self.instances:
             if each.is_used:
-                each.used_at = self.now
+                each.used_at = each.idle_since = self.now
 
     def end(self, run: Run) -> None:
         """End a run, and free its nodes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ray.autoscaler.v2.schema import NodeInfo, ResourceDemand
 
 TIMEOUT_SECONDS = 10  # the next minute asks again
+# Key of the time at which the head has released the idle nodes, in Ray's key-value store, and how long that holds.
+RELEASED, RELEASED_SECONDS = b"ray-on-ecs:released", 120.0
 # Ray counts in ten-thousandths; a smaller remainder is a rounding error of a sum.
 DIGITS = 4
 # Resources by their names in Ray.
@@ -136,14 +139,28 @@ def read(gcs_address: str, *, has_cpu_workers: bool) -> Demand:
     )
 
 
-def node_in_use(gcs_address: str, ip_address: str) -> bool:
-    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group."""
+def node_in_use(gcs_address: str, ip_address: str) -> bool | None:
+    """Return True if a CPU or GPU of the node with this address is used, or reserved by a placement group.
+
+    Return None if it is idle, and the head has released the idle nodes.
+    """
     api.check_gcs(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     from ray.autoscaler.v2 import sdk
 
     status = sdk.get_cluster_status(gcs_address, timeout=TIMEOUT_SECONDS)
     nodes = [*status.active_nodes, *status.idle_nodes]
-    return any(_is_used(node) for node in nodes if node.ip_address == ip_address)
+    if any(_is_used(node) for node in nodes if node.ip_address == ip_address):
+        return True
+    released = sdk.GcsClient(gcs_address).internal_kv_get(RELEASED, timeout=TIMEOUT_SECONDS)
+    return None if released and 0 <= time.time() - float(released) < RELEASED_SECONDS else False
+
+
+def release_idle(gcs_address: str) -> None:
+    """Tell the nodes that are idle now to release their tasks: the run that used them stops them, and no other runs."""
+    from ray.autoscaler.v2 import sdk
+
+    now = str(time.time()).encode()
+    sdk.GcsClient(gcs_address).internal_kv_put(RELEASED, now, True, timeout=TIMEOUT_SECONDS)
 
 
 def _is_used(node: NodeInfo) -> bool:

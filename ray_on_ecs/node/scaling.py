@@ -50,6 +50,7 @@ class Scaler:
         list_jobs: Returns the head's jobs.
         connect: Makes a client of an AWS service.
         now: Returns the Unix time.
+        release: Tells the idle nodes to release their tasks.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class Scaler:
         list_jobs: Callable[[], list[Job]],
         connect: Callable[[str], Any] = lambda service: client(service, **LIMITS),
         now: Callable[[], float] = time.time,
+        release: Callable[[], None] = lambda: demand.release_idle(ports.own_gcs()),
     ) -> None:
-        self._list_jobs, self._connect, self._now = list_jobs, connect, now
+        self._list_jobs, self._connect, self._now, self._release = list_jobs, connect, now, release
         self._services: dict[str, str] = {}  # names by capacity provider
         self._memory: dict[str, Memory] = {}
         self._left: dict[str, int] = {}  # workers that the last run with --then-stop leaves, by kind
@@ -85,7 +87,8 @@ class Scaler:
         """Scale each kind of worker to its need, by the stack's description of them."""
         now = self._now()
         limits = {kind: each for kind, each in info["scaling"].items() if kind in needs and each["max"] > 0}
-        ended = just_ended(self._list_jobs(), now)
+        jobs = self._list_jobs()
+        ended = just_ended(jobs, now)
         is_short = any(numbers.is_short(needs[kind], each) for kind, each in limits.items())
         if not (is_short or ended or now >= self._quiet_until):
             return
@@ -95,6 +98,8 @@ class Scaler:
             # Once: ECS may stop other idle nodes than the run's, and its own are then left.
             self._left = {kind: numbers.left_by(needs[kind], each, began_at, now) for kind, each in limits.items()}
             self._stopped |= {job["submission_id"] for job in new}
+            if all(job["status"] in ENDED for job in jobs):  # else one may be between two starts of its workers
+                self.try_to("release idle nodes", self._release)
         services = self._read_services(info["cluster"], limits)
         groups = self._read_groups(limits)
         for kind, each in limits.items():
