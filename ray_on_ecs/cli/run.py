@@ -139,8 +139,6 @@ def _run(
                 opened.enter_context(contextlib.redirect_stdout(sys.stderr))
             jobs = cluster.jobs(note)
             job_id = find_or_submit(jobs, run, of_document.uri, upload, follows=not detach)
-            if then_stop and THEN_STOP not in jobs.job(job_id)["metadata"]:
-                note(f"--then-stop: job {job_id} runs already, without it; its workers stop after the idle time")
         if not detach:
             return _follow(cluster, jobs, run, job_id, fetch)
     if as_json:
