@@ -17,8 +17,7 @@ from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale, in_zone
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
-    """Inputs of ClusterInfo: ECS cluster, nodes and scales by kind, Auto Scaling groups and capacity providers by kind,
-    and the placement groups of the GPU workers.
+    """Inputs of ClusterInfo: ECS cluster, network, and by kind nodes, scales, Auto Scaling groups, capacity providers.
 
     CPU workers are included for runs without GPUs, which use and pay for them.
     """

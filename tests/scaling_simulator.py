@@ -1,8 +1,8 @@
 """Simulator of ECS, Auto Scaling and the scaling alarms, five seconds at a time, for one kind of worker.
 
-The head is the real one (ray_on_ecs/node/scaling.py), before a fake of the API. AWS's documents leave open if ECS's managed
-scaling counts instances that are starting: `counts_pending`. `python -m tests.scaling_simulator` prints the table of
-docs/design/aws.md.
+The head is the real one (ray_on_ecs/node/scaling.py), with clients of tests/scaling_api.py. AWS's documents leave open
+if ECS's managed scaling counts instances that are starting: `counts_pending`. `python -m tests.scaling_simulator`
+prints the table of docs/design/aws.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling
@@ -19,9 +18,9 @@ from ray_on_ecs.contract import MAX_STEPS, scale_out_stride
 from ray_on_ecs.jobs.record import SUCCEEDED, THEN_STOP, Job
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.scaling import LOOK_SECONDS, Scaler
+from tests.scaling_api import EPOCH, Api, HeadDied
 
 TICK = 5
-EPOCH = 1_800_000_000  # Unix time of its begin
 MINUTE = 60
 # The times of the parts are estimates: their sum is not a claim about AWS, but the same with and without the head.
 STARTING, REGISTERING, PLACING, PULLING, JOINING, DRAINING = 30, 60, 10, 180, 30, 45
@@ -52,8 +51,12 @@ class Instance:
             return "Terminating:Wait" if now < self.ending_at + DRAINING else "Terminated"
         return self.state or ("Pending" if now < self.launched_at + STARTING else "InService")
 
+    @property
+    def registers_at(self) -> float:
+        return self.launched_at + STARTING + REGISTERING
+
     def has_registered(self, now: float) -> bool:
-        return now >= self.launched_at + STARTING + REGISTERING
+        return now >= self.registers_at
 
     def joined_at(self) -> float:
         return self.task_at + PULLING + JOINING
@@ -71,21 +74,6 @@ class Run:
     began_at: float | None = None
     ended_at: float | None = None
     on: list[Instance] = field(default_factory=list)
-
-
-class Lost(Exception):
-    """The call has succeeded, and its answer is lost."""
-
-
-class Refused(Exception):
-    """AWS refuses the call."""
-
-
-class HeadDied(BaseException):
-    """The head ends in the middle of a look, and its call has been made or not."""
-
-    def __init__(self, is_made: bool = True) -> None:
-        self.is_made = is_made
 
 
 class Simulator:
@@ -381,105 +369,43 @@ class Simulator:
     def billed_minutes(self, since: float) -> float:
         """Return the instance minutes since a time."""
         ends = [min(self.now, each.ending_at + DRAINING) for each in self.instances]
-        return sum(max(0.0, end - max(since, each.launched_at)) for each, end in zip(self.instances, ends, strict=True)) / 60
+        pairs = zip(self.instances, ends, strict=True)
+        return sum(max(0.0, end - max(since, each.launched_at)) for each, end in pairs) / 60
 
 
-class Api:
-    """boto3's clients of ECS and EC2 Auto Scaling."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        self._of = simulator
-
-    def _change(self, name: str, change: Callable[[], None], detail: Any) -> None:
-        self._of.calls.append((self._of.now, name, detail))
-        try:
-            self._of.on_call(name)
-        except (Lost, HeadDied) as end:
-            if isinstance(end, Lost) or end.is_made:
-                change()
-            raise
-        change()
-
-    def list_services(self, cluster: str, maxResults: int) -> dict[str, Any]:
-        return {"serviceArns": ["arn/workers"]}
-
-    def describe_services(self, cluster: str, services: list[str]) -> dict[str, Any]:
-        return {"services": [self._of.answers()[0]]}
-
-    def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> dict[str, Any]:
-        return {"AutoScalingGroups": [self._of.answers()[1]]}
-
-    def get_paginator(self, name: str) -> Api:
-        assert name == "list_container_instances"
-        return self
-
-    def paginate(self, cluster: str) -> list[dict[str, Any]]:
-        known = [each for each in self._of.instances if each.has_registered(self._of.now)]
-        return [{"containerInstanceArns": [each.instance_id for each in known if self._of.now < each.ending_at]}]
-
-    def describe_container_instances(self, cluster: str, containerInstances: list[str]) -> dict[str, Any]:
-        found = [each for each in self._of.instances if each.instance_id in containerInstances]
-        return {
-            "containerInstances": [
-                {
-                    "ec2InstanceId": each.instance_id,
-                    "capacityProviderName": "workers-provider",
-                    "runningTasksCount": int(each.task_at <= self._of.now),
-                    "pendingTasksCount": int(self._of.now < each.task_at < math.inf),
-                    "registeredAt": datetime.fromtimestamp(EPOCH + each.launched_at + STARTING + REGISTERING, UTC),
-                    "status": "ACTIVE",
-                }
-                for each in found
-            ]
-        }
-
-    def update_service(self, cluster: str, service: str, desiredCount: int) -> None:
-        def change() -> None:
-            self._of.count = desiredCount
-
-        assert 0 <= desiredCount <= self._of.most
-        self._change("SetCount", change, desiredCount)
-
-    def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int, HonorCooldown: bool) -> None:
-        def change() -> None:
-            self._of.capacity = DesiredCapacity
-
-        assert 0 <= DesiredCapacity <= self._of.most
-        assert not HonorCooldown
-        self._change("SetCapacity", change, DesiredCapacity)
-
-    def terminate_instance_in_auto_scaling_group(self, InstanceId: str, ShouldDecrementDesiredCapacity: bool) -> None:
-        assert ShouldDecrementDesiredCapacity
-        self._change("End", lambda: self._of.end_instance(InstanceId), InstanceId)
+# Kinds of numbers: the head's calls, and --then-stop.
+SET_BY: dict[str, tuple[bool, bool]] = {
+    "alarms": (False, False),
+    "head": (True, False),
+    "head, `--then-stop`": (True, True),
+}
 
 
 def table() -> str:
-    """Return the results for runs of 30 minutes."""
+    """Return the results for runs of 30 minutes, of both readings where they differ."""
     lines = [
-        "| workers | from | numbers set by | all run after | instances started | billed after the end |",
+        "| workers | idle before | numbers set by | all run after | instances started | billed after the end, each |",
         "|---|---|---|---|---|---|",
     ]
     for most, nodes, warm in ((8, 1, 0), (8, 2, 0), (8, 8, 0), (8, 8, 2), (64, 64, 0)):
-        for name, options in (
-            ("alarms", {"has_head_calls": False}),
-            ("head", {}),
-            ("head, `--then-stop`", {"then_stop": True}),
-        ):
-            cells = []
-            for counts_pending in (True, False):
-                run = Run(nodes, 1800, requested_at=25, then_stop=bool(options.get("then_stop")))
-                has_head_calls = bool(options.get("has_head_calls", True))
-                simulator = Simulator(
-                    most, [run], warm=warm, has_head_calls=has_head_calls, counts_pending=counts_pending
-                )
-                simulator.stay(3 * 3600)
-                assert run.began_at is not None and run.ended_at is not None
-                began = run.began_at - run.requested_at
-                minutes = simulator.billed_minutes(run.ended_at)
-                cells.append((f"{began // 60:.0f}:{began % 60:02.0f}", str(simulator.started), f"{minutes / nodes:.0f} min"))
-            joined = [one if one == other else f"{one} or {other}" for one, other in zip(*cells, strict=True)]
-            lines.append(f"| {nodes} of {most} | {warm} | {name} | {' | '.join(joined)} each |")
+        for name, (has_head_calls, then_stop) in SET_BY.items():
+            both = [_cells(most, nodes, warm, has_head_calls, then_stop, each) for each in (True, False)]
+            cells = [one if one == other else f"{one} or {other}" for one, other in zip(*both, strict=True)]
+            lines.append(f"| {nodes} of {most} | {warm} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cells(
+    most: int, nodes: int, warm: int, has_head_calls: bool, then_stop: bool, counts_pending: bool
+) -> tuple[str, str, str]:
+    run = Run(nodes, 1800, requested_at=25, then_stop=then_stop)
+    simulator = Simulator(most, [run], warm=warm, has_head_calls=has_head_calls, counts_pending=counts_pending)
+    simulator.stay(3 * 3600)
+    assert run.began_at is not None
+    assert run.ended_at is not None
+    minutes, seconds = divmod(run.began_at - run.requested_at, 60)
+    billed = simulator.billed_minutes(run.ended_at) / nodes
+    return f"{minutes:.0f} min {seconds:02.0f} s", str(simulator.started), f"{billed:.0f} min"
 
 
 if __name__ == "__main__":

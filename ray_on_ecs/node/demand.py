@@ -169,7 +169,8 @@ def _is_used(node: NodeInfo) -> bool:
 
 
 def _idle_seconds(nodes: Iterable[NodeInfo]) -> tuple[float, ...]:
-    return tuple(node.resource_usage.idle_time_ms / 1000 for node in nodes if not _is_used(node))
+    idle = [node.resource_usage for node in nodes if not _is_used(node)]
+    return tuple(usage.idle_time_ms / 1000 if usage else 0.0 for usage in idle)
 
 
 def _needed(used: float, waiting: float, requested: float) -> int:

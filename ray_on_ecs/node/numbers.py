@@ -27,8 +27,8 @@ EMPTY_SECONDS, UNREGISTERED_SECONDS = 120.0, 600.0
 STALE_SECONDS = 60.0
 
 Stage = Literal["coming", "in service", "not counted"]
-# Lifecycle states of EC2 Auto Scaling. Not counted are those that the group's desired capacity does not include; another
-# state counts as coming: it may be billed, and is not ended.
+# Lifecycle states of EC2 Auto Scaling. The group's desired capacity does not include those that are not counted. A
+# state that is not listed counts as coming: the instance may be billed, and is not ended.
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-lifecycle.html
 STAGES: dict[str, Stage] = {
     **dict.fromkeys(("Pending", "Pending:Wait", "Pending:Proceed"), "coming"),

@@ -208,9 +208,7 @@ def just_ended(jobs: list[Job], now: float) -> list[Job]:
     ]
 
 
-def view_of(
-    service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping[str, Host] | None = None
-) -> View:
+def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping[str, Host] | None = None) -> View:
     """Return a view from the answers of DescribeServices and DescribeAutoScalingGroups."""
     members = [
         Member(

@@ -20,7 +20,8 @@ from ray_on_ecs.node.demand import Demand, Need
 from ray_on_ecs.node.numbers import STAGES, End, Host, Member, Memory, SetCapacity, SetCount, View
 from ray_on_ecs.node.scaling import Scaler, just_ended, view_of
 from tests.aws import client
-from tests.scaling_simulator import EPOCH, Api, Refused, Run, Simulator
+from tests.scaling_api import EPOCH, Api, Refused
+from tests.scaling_simulator import Run, Simulator
 
 COMMAND_NAME = "ray-head"
 
@@ -252,7 +253,9 @@ def test_demand_by_kind_of_worker() -> None:
 # Runs
 
 
-def job(status: str = SUCCEEDED, ended: float | None = 100, name: str = "a", then_stop: bool = True, **more: Any) -> Job:
+def job(
+    status: str = SUCCEEDED, ended: float | None = 100, name: str = "a", then_stop: bool = True, **more: Any
+) -> Job:
     metadata = {"run_name": name, "storage_path": "s3://b", **({THEN_STOP: "true"} if then_stop else {})}
     return {
         "submission_id": name,
@@ -303,9 +306,9 @@ def test_a_refused_call_costs_one_line_and_the_others_go_on(capsys: pytest.Captu
 
     simulator = Simulator(4, [Run(2, 600, requested_at=25)], on_call=on_call).stay(1200)
     assert simulator.runs[0].began_at
-    lines = [line for line in capsys.readouterr().err.splitlines() if "SetCapacity" in line]
-    assert lines == ["ray-head: scaling: SetCapacity of the workers: Refused: AccessDenied; the alarms scale the workers "
-                     "meanwhile"]  # fmt: skip
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "SetCapacity" in line]
+    line = line.removeprefix("ray-head: scaling: SetCapacity of the workers: ")
+    assert line == "Refused: AccessDenied; the alarms scale the workers meanwhile"
 
 
 def test_a_call_that_works_again_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +340,7 @@ def test_a_service_without_workers_or_of_an_earlier_stack_is_left_alone() -> Non
     simulator = Simulator(4, [Run(2, 600, requested_at=0)])
     described = simulator._service()
     for service in ({**described, "status": "INACTIVE"}, {**described, "capacityProviderStrategy": []}):
-        simulator._service = lambda service=service: service  # ty: ignore
+        simulator._service = lambda service=service: service
         simulator.stay(120)
     assert simulator.calls == []
 
@@ -345,7 +348,7 @@ def test_a_service_without_workers_or_of_an_earlier_stack_is_left_alone() -> Non
 def test_a_group_that_is_being_deleted_is_left_alone() -> None:
     simulator = Simulator(4, [Run(2, 600, requested_at=0)])
     described = simulator._group()
-    simulator._group = lambda: {**described, "Status": "Delete in progress"}  # ty: ignore
+    simulator._group = lambda: {**described, "Status": "Delete in progress"}
     simulator.stay(120)
     assert simulator.calls == []
 
@@ -402,7 +405,7 @@ def test_a_group_and_a_service_of_aws_get_their_numbers(aws_server: str, group: 
     scaler = Scaler(list)
     # moto does not keep the strategy of a service
     scaler._services = {LIMITS["provider"]: "scaled-workers"}
-    scaler._read_services = lambda cluster, limits: {  # ty: ignore
+    scaler._read_services = lambda cluster, limits: {
         "workers": ecs.describe_services(cluster=cluster, services=["scaled-workers"])["services"][0]
     }
     needs = {"workers": Need(requested=3, available=0, in_use=0)}

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.scaling_simulator import LOOK_SECONDS, HeadDied, Lost, Refused, Run, Simulator
+from tests.scaling_api import HeadDied, Lost, Refused
+from tests.scaling_simulator import LOOK_SECONDS, Run, Simulator
 
 HOUR = 3600
 RUN_SECONDS = 1200
@@ -41,8 +42,12 @@ def check_end(simulator: Simulator, started: int) -> None:
 
 @READINGS
 @pytest.mark.parametrize("then_stop", [False, True])
-@pytest.mark.parametrize(("most", "nodes", "warm"), [(8, 1, 0), (8, 2, 0), (8, 8, 0), (8, 8, 2), (64, 64, 0), (8, 1, 3)])
-def test_a_run_starts_each_instance_once(most: int, nodes: int, warm: int, then_stop: bool, counts_pending: bool) -> None:
+@pytest.mark.parametrize(
+    ("most", "nodes", "warm"), [(8, 1, 0), (8, 2, 0), (8, 8, 0), (8, 8, 2), (64, 64, 0), (8, 1, 3)]
+)
+def test_a_run_starts_each_instance_once(
+    most: int, nodes: int, warm: int, then_stop: bool, counts_pending: bool
+) -> None:
     of_head = run(nodes, then_stop=then_stop)
     simulator = Simulator(most, [of_head], warm=warm, counts_pending=counts_pending).stay(2 * HOUR)
     check_end(simulator, max(nodes, warm))
@@ -258,15 +263,13 @@ def test_a_run_behind_it_makes_its_demand_known_in_time() -> None:
     """A run that was queued asks for its workers some seconds after the run before it has ended."""
     first, second = run(4, then_stop=True), run(4, at=60)
     simulator = Simulator(4, [first, second])
-    simulator.waiting = lambda: (  # ty: ignore
-        [] if first.began_at and not first.ended_at else Simulator.waiting(simulator)
-    )
+    simulator.waiting = lambda: [] if first.began_at and not first.ended_at else Simulator.waiting(simulator)
     while first.ended_at is None:
         simulator.tick()
     second.requested_at = simulator.now + 40
     jobs = [*simulator.jobs(), {**simulator.jobs()[0], "submission_id": "second", "status": "RUNNING", "end_time": None,
                                 "metadata": {"run_name": "second", "storage_path": "s3://b"}}]  # fmt: skip
-    simulator.jobs = lambda: jobs  # ty: ignore
+    simulator.jobs = lambda: jobs
     simulator.stay(HOUR)
     assert simulator.started == 4
 
