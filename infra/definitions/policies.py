@@ -207,7 +207,7 @@ def training(
         statements.append(_allow(["ssm:GetParameter"], parameter_arn))
         statements.append(_allow([*LOOK_AT_GROUPS, SPOT_PRICES], "*"))
     if group_arn:
-        # Without the right to resize the group, whose size is its cost, or to start other instances in it.
+        # Without the right to change the group's limits, which limit its cost, or to start other instances in it.
         # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
         kept = ("LaunchConfigurationName", "MaxSize", "MinSize")
         unset = {"Null": {f"autoscaling:{name}": "true" for name in kept}}
