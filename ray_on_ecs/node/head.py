@@ -38,7 +38,7 @@ def start() -> int:
     jobs = of_head()
     before_stop = _start_desk(jobs, is_up)
     metrics.start()
-    scaling.start(jobs.list_jobs)
+    scaling.start(jobs.list_jobs, is_up)
     # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
     protection.start(lambda: any_under_way(jobs))
     # On every interface: Session Manager forwards to it from the instance, and it requires the token.

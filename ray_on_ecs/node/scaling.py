@@ -37,10 +37,10 @@ LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 1}
 DESCRIBED = 100  # container instances in one call
 
 
-def start(list_jobs: Callable[[], list[Job]]) -> None:
-    """Start the thread, if this is the head of a stack; it ends with this process."""
+def start(list_jobs: Callable[[], list[Job]], is_up: threading.Event) -> None:
+    """Start the thread, if this is the head of a stack; it waits until Ray is up, and ends with this process."""
     if os.environ.get(CLUSTER_INFO_VARIABLE):
-        threading.Thread(target=Scaler(list_jobs).run, name="scaling", daemon=True).start()
+        threading.Thread(target=Scaler(list_jobs).run, args=(is_up,), name="scaling", daemon=True).start()
 
 
 class Scaler:
@@ -68,11 +68,12 @@ class Scaler:
         self._quiet_until = float("-inf")
         self._failing: set[str] = set()
 
-    def run(self) -> None:
-        """Look until the process ends."""
+    def run(self, is_up: threading.Event) -> None:
+        """Look until the process ends, from when Ray is up."""
+        is_up.wait()
         while True:
             time.sleep(LOOK_SECONDS)
-            self.try_to("see the demand", self.look_at_ray)
+            self.try_to("read demand and numbers", self.look_at_ray)
 
     def look_at_ray(self) -> None:
         """Look at the demand and scale; any of Ray's or boto3's errors if one doesn't answer."""

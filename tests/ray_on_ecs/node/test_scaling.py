@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -425,7 +426,7 @@ def test_only_the_head_of_a_stack_scales(monkeypatch: pytest.MonkeyPatch, variab
     begun: list[object] = []
     monkeypatch.setenv(CLUSTER_INFO_VARIABLE, variable)
     monkeypatch.setattr(scaling.threading.Thread, "start", lambda thread: begun.append(thread))
-    scaling.start(list)
+    scaling.start(list, threading.Event())
     assert len(begun) == threads
 
 
@@ -433,9 +434,9 @@ def test_a_silent_ray_scales_nothing(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr(scaling.ports, "own_gcs", lambda: "127.0.0.1:9")
     scaler = Scaler(list, connect=lambda service: pytest.fail(f"{service} was asked"))
     for _ in range(3):
-        assert not scaler.try_to("see the demand", scaler.look_at_ray)
+        assert not scaler.try_to("read demand and numbers", scaler.look_at_ray)
     [line] = capsys.readouterr().err.splitlines()
-    assert one_line(line).startswith("ray-head: scaling: see the demand: ")
+    assert one_line(line).startswith("ray-head: scaling: read demand and numbers: ")
 
 
 def test_the_simulator_has_unix_time() -> None:
