@@ -95,14 +95,14 @@ def test_a_head_may_die_at_each_call(then_stop: bool, is_made: bool, counts_pend
 @READINGS
 @pytest.mark.parametrize("then_stop", [False, True])
 def test_nothing_runs_on_if_the_head_dies_for_good(then_stop: bool, counts_pending: bool) -> None:
-    for died_at in range(0, 3600, 45):
+    for died_at in range(0, 3600, 75):
         simulator = Simulator(4, [run(3, then_stop=then_stop)], counts_pending=counts_pending)
         simulator.stay(died_at)
         simulator.head_until, simulator.head_from = simulator.now, math.inf
         for each in simulator.runs:
             if each.ended_at is None:
                 simulator.end(each)  # a run does not outlive its head
-        simulator.stay(2 * HOUR)
+        simulator.stay(4800)
         assert simulator.started <= 4
         assert not simulator.counted(), f"died after {died_at} s"
 
