@@ -17,15 +17,17 @@ from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale, in_zone
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
-    """Inputs of ClusterInfo: nodes and scales by kind, the workers' Auto Scaling group, and their placement groups.
+    """Inputs of ClusterInfo: ECS cluster, network, and by kind nodes, scales, Auto Scaling groups, capacity providers.
 
     CPU workers are included for runs without GPUs, which use and pay for them.
     """
 
+    cluster: pulumi.Input[str]
     nodes: Mapping[str, NodeSpec]
     scales: Mapping[str, Scale]
     default_gpus: int
-    group_name: pulumi.Input[str]
+    group_names: Mapping[str, pulumi.Input[str]]
+    provider_names: Mapping[str, pulumi.Input[str]]
     network: NetworkRef
     placement_groups: Mapping[str, pulumi.Input[str]]
 
@@ -55,7 +57,8 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
     # A placement group would only limit the capacity for a single worker.
     placement_groups = args.placement_groups if worker.max_count > 1 else {}
     return {
-        "group": args.group_name,
+        "cluster": args.cluster,
+        "group": args.group_names["workers"],
         "types": list(worker.instance_types),
         "gpus": worker.task.gpus,
         "default_gpus": args.default_gpus,
@@ -73,7 +76,14 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
         "disk_usd": worker.disk_usd,
         "head_usd": max((price.on_demand for price in (args.nodes["head"].prices or {}).values()), default=None),
         "scaling": {
-            kind: {"min": scale.min_count, "max": scale.max_count, "idle_minutes": scale.idle_minutes}
+            kind: {
+                "min": scale.min_count,
+                "max": scale.max_count,
+                "idle_minutes": scale.idle_minutes,
+                "units": args.nodes[kind].units,
+                "group": args.group_names[kind],
+                "provider": args.provider_names[kind],
+            }
             for kind, scale in args.scales.items()
         },
     }

@@ -1,7 +1,8 @@
 """Application Auto Scaling of the GPU or CPU workers: out to the number that jobs request, in to the nodes in use.
 
 Two CloudWatch alarms watch the metrics of head, runs and instances, and each sets the service's desired count; the
-capacity provider starts and stops instances to match. Neither needs a client, and the scale-in works without a head.
+capacity provider starts and stops instances to match. A head sets the same numbers sooner (ray_on_ecs/node/scaling.py),
+and the alarms have the last word without it. Neither needs a client, and the scale-in works without a head.
 Nodes in use protect their tasks (ray_on_ecs/node/protection.py), so ECS stops idle nodes. While an alarm is active, its
 policy is applied every minute; of several policies, the largest capacity wins.
 https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-policy-overview.html
@@ -9,32 +10,34 @@ https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-polic
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.definitions import policies
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
 from infra.tags import metrics_namespace, tags
-from infra.types import NodeSpec, Scale, ServiceRef
+from infra.types import NodeSpec, ResourceRef, Scale, ServiceRef
+from ray_on_ecs.contract import MAX_STEPS, scale_out_stride
 
 # The default of five minutes would delay the next change.
 COOLDOWN_SECONDS = 60
 PERIOD_SECONDS = 60
-# Step adjustments per policy.
-# https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
-MAX_STEPS = 20
 Step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeScalingArgs:
-    """Inputs of NodeScaling: ECS services of nodes and head, Auto Scaling group and kind of the nodes."""
+    """Inputs of NodeScaling: ECS cluster, services of nodes and head, the head's role, Auto Scaling group, kind."""
 
+    cluster: ResourceRef
     service: ServiceRef
     head: ServiceRef
-    group_name: pulumi.Input[str]
+    head_role: pulumi.Input[str]
+    group: ResourceRef
     scale: Scale
     kind: str
     node: NodeSpec
@@ -44,11 +47,6 @@ class NodeScalingArgs:
         """Ray resource that jobs request, and prefix of the head's metrics."""
         return "GPUs" if self.node.task.gpus else "CPUs"
 
-    @property
-    def units(self) -> int:
-        """Number of GPUs or CPUs per node."""
-        return self.node.task.gpus or self.node.task.vcpus
-
 
 class NodeScaling(pulumi.ComponentResource):
     """Step scaling policies and alarms for the service of one kind of worker."""
@@ -56,13 +54,27 @@ class NodeScaling(pulumi.ComponentResource):
     def __init__(self, name: str, args: NodeScalingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:NodeScaling", name, None, opts)
         self._args = args
-        self._most = args.scale.max_count * args.units
+        self._most = args.scale.max_count * args.node.units
         self._target = self._scalable_target(name)
         self._metrics = _metrics(args)
         self._scale_out_alarm(name)
         if args.scale.idle_minutes and args.scale.min_count < args.scale.max_count:
             self._idle_alarm(name)
+        self._head_policy(name)
         self.register_outputs({})
+
+    def _head_policy(self, name: str) -> None:
+        """Let the head set the same numbers at once: this service's and this group's."""
+        args = self._args
+        inputs = pulumi.Output.all(
+            cluster_arn=args.cluster.arn, service_name=args.service.name, group_arn=args.group.arn
+        )
+        aws.iam.RolePolicy(
+            f"{name}-head-policy",
+            role=args.head_role,
+            policy=inputs.apply(lambda values: json.dumps(policies.scaling(**values))),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
 
     def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
         return aws.appautoscaling.Target(
@@ -87,7 +99,7 @@ class NodeScaling(pulumi.ComponentResource):
         tasks than the desired count. So the count also follows the nodes in use.
         https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protection.html
         """
-        scale, units = self._args.scale, self._args.units
+        scale, units = self._args.scale, self._args.node.units
         steps = scale_out_steps(units=units, min_count=scale.min_count, max_count=scale.max_count)
         short = f"requested > available && available < {self._most}"
         demand = f"IF({short}, MAX([requested, FILL(FILL(tasks, REPEAT), 0) * {units}]), 0)"
@@ -134,7 +146,7 @@ class NodeScaling(pulumi.ComponentResource):
         """Metric math expression for the number of needed nodes."""
         most, requested = self._most, _or_zero("requested")
         beyond = f"{requested} > {most} && {_PUBLISHED} > {most} && {_or_zero('used')} == 0"
-        requesting = f"CEIL(IF({beyond}, 0, {requested}) / {self._args.units})"
+        requesting = f"CEIL(IF({beyond}, 0, {requested}) / {self._args.node.units})"
         return f"MAX([{_or_zero('nodes')}, {requesting}, instances * 0 + {self._args.scale.min_count}])"
 
     def _all_stay(self) -> str:
@@ -210,7 +222,7 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
         "nodes": f"{args.resource.removesuffix('s')}NodesInUse",
         "progress": "RunProgress",
     }
-    namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group_name}
+    namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group.name}
     return {
         **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in head_metrics.items()},
         "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
@@ -240,7 +252,7 @@ def scale_out_steps(*, units: int, min_count: int, max_count: int) -> list[Step]
 
     A policy has at most 20 steps; for more workers, a step covers several numbers and sets the largest of them.
     """
-    stride = -(-max_count // MAX_STEPS)
+    stride = scale_out_stride(max_count)
     numbers = [min(number, max_count) for number in range(stride, max_count + stride, stride)]
     return _steps([max(number, min_count) for number in numbers], [number * units for number in numbers])
 

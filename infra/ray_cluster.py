@@ -99,7 +99,7 @@ class RayCluster(pulumi.ComponentResource):
         node_groups = self._node_groups(cluster, network)
         association = cluster.associate([group.provider_name for group in node_groups.values()])
         agents = [group.join_cluster(association) for group in node_groups.values()]
-        info = self._cluster_info(network, node_groups["workers"])
+        info = self._cluster_info(cluster, network, node_groups)
         factory = TaskFactory(
             cluster=cluster.ref,
             location=plan.location,
@@ -230,15 +230,17 @@ class RayCluster(pulumi.ComponentResource):
             node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
         return node_groups
 
-    def _cluster_info(self, network: Network, workers: NodeGroup) -> ClusterInfo:
+    def _cluster_info(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> ClusterInfo:
         plan = self._plan
         args = ClusterInfoArgs(
+            cluster=cluster.ref.name,
             nodes=plan.nodes,
             scales=plan.scales,
             default_gpus=plan.gpus,
-            group_name=workers.group.name,
+            group_names={kind: group.group.name for kind, group in node_groups.items()},
+            provider_names={kind: group.provider_name for kind, group in node_groups.items()},
             network=network.ref,
-            placement_groups=workers.placement_groups,
+            placement_groups=node_groups["workers"].placement_groups,
         )
         return ClusterInfo(f"{self._prefix}-cluster-info", args, self._opts)
 
@@ -275,9 +277,11 @@ class RayCluster(pulumi.ComponentResource):
             services[kind] = Service(f"{self._prefix}-ray-{kind}", args, self._opts)
             if scale and scale.max_count:
                 scaling_args = NodeScalingArgs(
+                    cluster=cluster.ref,
                     service=services[kind].ref,
                     head=services["head"].ref,
-                    group_name=node_groups[kind].group.name,
+                    head_role=tasks["head"].role_name,
+                    group=node_groups[kind].group,
                     scale=scale,
                     kind=kind,
                     node=node,

@@ -41,6 +41,7 @@ class TaskDefinition(pulumi.ComponentResource):
 
     definition_arn: pulumi.Output[str]
     role_arn: pulumi.Output[str]
+    role_name: pulumi.Output[str]
     role_policies: list[pulumi.Resource]
 
     def __init__(self, name: str, args: TaskDefinitionArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -68,7 +69,7 @@ class TaskDefinition(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.definition_arn = definition.arn
-        self.role_arn = task_role.arn
+        self.role_arn, self.role_name = task_role.arn, task_role.name
         attached = attach_policies(f"{name}-role", task_role, args.security.task_policy_arns, self)
         self.role_policies = [execution_policy, task_policy, *attached]
         self.register_outputs({"definition_arn": self.definition_arn, "role_arn": self.role_arn})

@@ -94,6 +94,11 @@ class NodeSpec:
         return tuple(instance.name for instance in self.instances)
 
     @property
+    def units(self) -> int:
+        """Number of GPUs per node, or of CPUs without GPUs."""
+        return self.task.gpus or self.task.vcpus
+
+    @property
     def on_demand_count(self) -> int:
         """Number of on-demand instances."""
         return self.max_count - self.spot_count

@@ -30,11 +30,17 @@ class Zone(TypedDict):
 
 
 class Scaling(TypedDict):
-    """Limits of the number of nodes of a kind, and the idle time before the scale-in to the minimum; 0 for never."""
+    """Limits of the number of nodes of a kind, and the idle time before the scale-in to the minimum; 0 for never.
+
+    A head of this version also reads GPUs or CPUs per node, and the names of Auto Scaling group and capacity provider.
+    """
 
     min: int
     max: int
     idle_minutes: int
+    units: int
+    group: str
+    provider: str
 
 
 class _Added(TypedDict, total=False):
@@ -42,6 +48,7 @@ class _Added(TypedDict, total=False):
 
     default_gpus: int  # of a run that does not say how many workers it wants
     disk_usd: float  # of a worker's disk an hour, in `prices`, which EC2's spot prices are without
+    cluster: str  # name of the ECS cluster
 
 
 class ClusterInfo(_Added):

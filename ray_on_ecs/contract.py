@@ -57,6 +57,16 @@ NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME
 CPU_WORKERS = "cpu-workers"
 
 
+# Step adjustments of a scaling policy.
+# https://docs.aws.amazon.com/autoscaling/application/userguide/application-auto-scaling-limits.html
+MAX_STEPS = 20
+
+
+def scale_out_stride(max_count: int) -> int:
+    """Return the stride of the numbers of workers to scale out to: a policy has a step for each of them."""
+    return max(1, -(-max_count // MAX_STEPS))
+
+
 def secrets_prefix(cluster_name: str) -> str:
     """Return the prefix of the SSM parameters with the secrets of a cluster's runs."""
     return f"/ray-on-ecs/{cluster_name}/runs"

@@ -73,6 +73,7 @@ def _of_nodes(name: str, location: Location, nodes: Sequence[NodeSpec]) -> Itera
     types = [kind for node in nodes[1:] for kind in node.instance_types]
     zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": name}
     parts = [workers.instance_types, dict.fromkeys(types, 123.456), [zone] * len(location.worker_zones)]
+    parts.append([name, name] * len(nodes[1:]))  # groups and capacity providers
     size = OWN_PARAMETER + len(json.dumps(parts))
     yield Limit(workers.key, len(types), size, 4096, "characters of the cluster's SSM parameter")
 
@@ -89,7 +90,7 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
     here = f"{location.region}:{location.account}"
     ssm = f"arn:{location.partition}:ssm:{here}:parameter"
     group = f"arn:{location.partition}:autoscaling:{here}:autoScalingGroup:{36 * 'x'}:autoScalingGroupName/{name}"
-    # The head's task policy is the longest.
+    # The head's task role has the longest policies: one for tasks, and one for each kind of worker.
     policy = policies.training(
         partition=location.partition,
         region=location.region,
@@ -105,7 +106,10 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
         job_secrets=secrets,
         kms_key_arn=known(args.kms_key_arn),
     )
-    size = len("".join(json.dumps(policy).split()))  # IAM does not count white space
+    cluster = f"arn:{location.partition}:ecs:{here}:cluster/{name}"
+    scaling = policies.scaling(cluster_arn=cluster, service_name=name, group_arn=group)
+    # IAM does not count white space.
+    size = sum(len("".join(json.dumps(each).split())) for each in (policy, *[scaling] * (len(nodes) - 1)))
     what = "characters of a role's inline policies"
     less = "use fewer, whole buckets in place of prefixes, or a managed policy (task_policy_arns)"
     if len("".join(buckets)) > len("".join(secrets)):

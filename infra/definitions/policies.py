@@ -52,6 +52,8 @@ MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
 # The ECS agent calls it with the task role of the protected task.
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-scale-in-protection-endpoint.html
 PROTECT_TASK = "ecs:UpdateTaskProtection"
+# Numbers of workers.
+SET_COUNT, SET_CAPACITY = "ecs:UpdateService", "autoscaling:SetDesiredCapacity"
 # Zone failover.
 MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
 # Secrets of runs in SSM Parameter Store.
@@ -65,6 +67,7 @@ WRITE_SECRETS = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "the token is for the whole registry; the pull is restricted to a repository",
     "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
+    "ecs:ListServices": "returns names; a condition restricts the cluster",
     SPOT_PRICES: "spot prices are public and have no resource",
     **dict.fromkeys(
         (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
@@ -222,7 +225,7 @@ def training(
         statements.append({**_allow(list(LOOK_AT_CLUSTER), "*"), "Condition": in_cluster})
         statements.append(_allow(list(LOOK_AT_INSTANCES), [cluster_arn, f"{here}:capacity-provider/*"]))
     if group_arn:
-        # Without the right to resize the group, whose size is its cost, or to start other instances in it.
+        # Without the right to change the group's limits, which limit its cost, or to start other instances in it.
         # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
         kept = ("LaunchConfigurationName", "MaxSize", "MinSize")
         unset = {"Null": {f"autoscaling:{name}": "true" for name in kept}}
@@ -240,6 +243,24 @@ def training(
         in_namespace = {"StringEquals": {"cloudwatch:namespace": metrics_namespace}}
         statements.append({**_allow(["cloudwatch:PutMetricData"], "*"), "Condition": in_namespace})
     return _policy(*statements)
+
+
+def scaling(*, cluster_arn: str, service_name: str, group_arn: str) -> Policy:
+    """Policy of the head for one kind of worker: set the numbers of its service and its group, and end its instances.
+
+    UpdateService could also roll the service back to an earlier task definition of the cluster, whose roles the head
+    may not pass; the head and its workers are one trust domain.
+    """
+    of_cluster, _, name = cluster_arn.partition(":cluster/")
+    in_cluster = {"Condition": {"ArnEquals": {"ecs:cluster": cluster_arn}}}
+    return _policy(
+        _allow([SET_COUNT], f"{of_cluster}:service/{name}/{service_name}"),
+        _allow(["ecs:DescribeServices"], f"{of_cluster}:service/{name}/*"),
+        _allow([SET_CAPACITY, END_INSTANCE], group_arn),
+        _allow(["ecs:ListContainerInstances"], cluster_arn),
+        {**_allow(["ecs:DescribeContainerInstances"], f"{of_cluster}:container-instance/*"), **in_cluster},
+        {**_allow(["ecs:ListServices"], "*"), **in_cluster},
+    )
 
 
 def tls_only(*, bucket_arn: str) -> Policy:

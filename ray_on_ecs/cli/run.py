@@ -25,7 +25,7 @@ from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_sub
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
 from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
-from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, SECRETS
+from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, SECRETS, THEN_STOP
 from ray_on_ecs.rules import secret_hints
 from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
@@ -75,6 +75,7 @@ def _run(
     detach: bool,
     fetch: str | None,
     as_json: bool,
+    then_stop: bool,
     max_resubmissions: int,
     command: tuple[str, ...],
     **settings: Any,
@@ -94,6 +95,8 @@ def _run(
     if "--local" in command[1:] and not flags["local"]:
         note(f"--local after {command[0]} goes to the script; before it, it means this machine")
     cluster = chosen(flags)
+    if then_stop and not cluster.starts_workers:
+        raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
     config = _on_cluster(cluster, config, given)
     name = str(config.run_name)
     if cluster.is_here and (fault := syntax_error(config)):
@@ -112,6 +115,8 @@ def _run(
     earlier = _earlier_command(storage, of_document, config)
     resubmissions = 0 if cluster.ends_with_command else max_resubmissions  # only a head does that
     metadata = {MAX_RESUBMISSIONS: str(resubmissions), OWNER: user_name(), SUBMITTED: f"{time.time():.3f}"}
+    if then_stop:
+        metadata[THEN_STOP] = "true"
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
     with _interruptible(cluster, name):
@@ -250,6 +255,12 @@ _own = [
     Own("Run", "--detach", is_flag=True, help="Submit the run, and end without following it."),
     Own("Run", "--fetch", metavar="DIR", help="Copy the results to DIR at the end, like the command fetch."),
     Own("Run", "--json", "as_json", is_flag=True, help="With --detach, print the name and the job of the run as JSON."),
+    Own(
+        "Run",
+        flag(THEN_STOP),
+        is_flag=True,
+        help="When the run has ended, stop its workers that no other run uses, instead of after the idle time.",
+    ),
     Own(
         "Fault tolerance",
         flag(MAX_RESUBMISSIONS),

@@ -22,7 +22,7 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
@@ -59,6 +59,7 @@ class Cluster(ABC):
     stack: Stack | None = None
     is_here: bool = False  # its jobs can read the files of this machine
     ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
+    starts_workers: bool = False  # its workers are instances, which start for a run and stop
     default_workers: int | None = None  # of a run that does not say it; None if its driver decides
 
     def command(self, words: str) -> str:
@@ -182,6 +183,8 @@ class RemoteCluster(Cluster):
 class StackCluster(RemoteCluster):
     """Cluster of a stack."""
 
+    starts_workers = True
+
     def __init__(self, stack: Stack) -> None:
         self.stack = self._stack = stack
         self.bucket = stack.bucket
@@ -246,6 +249,7 @@ class HeadCluster(Cluster):
         given = os.environ.get(STORAGE_PATH) or "results"
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
+        self.starts_workers = CLUSTER_INFO_VARIABLE in os.environ and not self.is_here
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return drivers.of_head()
@@ -341,6 +345,8 @@ class BucketCluster(RemoteCluster):
         UsageError: The address has another form.
     """
 
+    starts_workers = True
+
     def __init__(self, address: str) -> None:
         found = re.fullmatch(rf"s3://([a-z0-9][a-z0-9.-]+)(?:/{CLUSTERS_PREFIX}/([\w.-]+))?/?", address)
         if not found:
@@ -389,6 +395,7 @@ class ComposeCluster(BucketCluster):
     """Cluster of docker/compose.yaml on this machine."""
 
     cluster_name = COMPOSE.rpartition("/")[2]
+    starts_workers = False
 
     def __init__(self) -> None:
         super().__init__(COMPOSE)

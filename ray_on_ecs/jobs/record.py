@@ -32,6 +32,8 @@ TYPES: dict[str, Any] = {
 RUN = ("run_name", "storage_path")
 MAX_RESUBMISSIONS = "max_resubmissions"
 RESUBMISSIONS = "resubmissions"
+# Present if the run stops its workers at its end (node/scaling.py).
+THEN_STOP = "then_stop"
 # A JSON list: the run's folder, and the names of its stored secrets.
 SECRETS = "secrets"
 # The ID of the request that the job answers.

@@ -15,7 +15,7 @@ from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import ENDED
-from ray_on_ecs.node import api, labels, metrics, ports, process, protection, ray_status, state
+from ray_on_ecs.node import api, labels, metrics, ports, process, protection, ray_status, scaling, state
 from ray_on_ecs.node.desk import Desk
 from ray_on_ecs.node.drivers import of_head
 from ray_on_ecs.storage.filesystem import open_filesystem
@@ -38,6 +38,7 @@ def start() -> int:
     jobs = of_head()
     before_stop = _start_desk(jobs, is_up)
     metrics.start()
+    scaling.start(jobs.list_jobs, is_up)
     # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
     protection.start(lambda: any_under_way(jobs))
     # On every interface: Session Manager forwards to it from the instance, and it requires the token.

@@ -34,7 +34,7 @@ TIMEOUT_SECONDS = 10.0
 REPORT_SECONDS = 60.0
 
 
-def start(in_use: Callable[[], bool]) -> Callable[[], None]:
+def start(in_use: Callable[[], bool | None]) -> Callable[[], None]:
     """Start the thread, if this is an ECS task; it ends with this process. Return `Protection.release`."""
     agent = os.environ.get(AGENT_VARIABLE)
     if not agent:
@@ -45,12 +45,12 @@ def start(in_use: Callable[[], bool]) -> Callable[[], None]:
 
 
 class Protection:
-    """Protection of this node's task while the node is in use, and for `IDLE_SECONDS` longer.
+    """Protection of this node's task while the node is in use, and for `IDLE_SECONDS` longer unless that is None.
 
     While Ray doesn't answer, a node that was in use stays protected: a failing monitor must not end a run.
     """
 
-    def __init__(self, url: str, in_use: Callable[[], bool]) -> None:
+    def __init__(self, url: str, in_use: Callable[[], bool | None]) -> None:
         self._url = url
         self._in_use = in_use
         self._needed_until = self._set_at = -math.inf
@@ -77,6 +77,8 @@ class Protection:
             check_failure, is_in_use = one_line(f"{type(cause).__name__}: {cause}"), is_needed
         if is_in_use:
             self._needed_until = now + IDLE_SECONDS
+        elif is_in_use is None:
+            self._needed_until = -math.inf
         # Also after a failed check: the protection may have to be renewed.
         update_failure = failure_of(lambda: self._update(now))
         self._report(now, check_failure or update_failure)

@@ -56,6 +56,7 @@ start(gpus=2, dashboard=True)
 def show_all(**expected):
     for _ in range(4000):
         found = dataclasses.asdict(demand.read(gcs, has_cpu_workers=False))
+        idle = found.pop("workers_idle"), found.pop("cpu_workers_idle")
         if found == {**dict.fromkeys(found, 0), **expected}:
             break
         time.sleep(0.1)
@@ -76,7 +77,15 @@ remove_placement_group(group)
 work = [Work.remote() for _ in range(3)]
 show_all(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5, workers_in_use=1)
 show_use()
+began = time.monotonic()
 del work
+show_all(gpus=2)
+while not demand.read(gcs, has_cpu_workers=False).workers_idle[0] > 0:
+    time.sleep(0.1)
+[idle] = demand.read(gcs, has_cpu_workers=False).workers_idle
+print(json.dumps([0 < idle <= time.monotonic() - began + 1]), flush=True)
+demand.release_idle(gcs)
+show_use()
 request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
 show_all(gpus=2, gpus_requested=3, cpus_requested=2)
 request_resources(bundles=[])
@@ -235,20 +244,22 @@ def with_gpus(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
 
 
 def test_ray_reports_total_used_and_pending_resources(with_gpus: list[Any]) -> None:
-    total, is_in_use_before, waiting, used, is_in_use, requested, node = with_gpus[:7]
+    total, is_in_use_before, waiting, used, is_in_use, free, is_just_idle, released, requested, node = with_gpus[:10]
     nothing = dataclasses.asdict(Demand(gpus=2))
+    del nothing["workers_idle"], nothing["cpu_workers_idle"]
     work = {"gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5, "workers_in_use": 1}
     assert total == nothing
     assert waiting == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a pending placement group"
     assert used == {**nothing, **work}, "actors"
     assert (is_in_use_before, is_in_use) == ([False], [True]), "whether the node is in use"
+    assert (free, is_just_idle, released) == (nothing, [True], [None]), "after the end of a run that stops its workers"
     of_program = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
     assert requested == of_program, "requests of a program, without ended tasks"
     assert node == ["ALIVE", []], "the dashboard needs no Prometheus server"
 
 
 def test_gpus_of_plain_ray_programs_count(with_gpus: list[Any]) -> None:
-    assert with_gpus[7:] == [
+    assert with_gpus[10:] == [
         ["an actor", 1, 1],
         ["and actors that wait", 2, 4],
         ["nothing", 0, 0],

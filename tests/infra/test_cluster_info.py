@@ -14,6 +14,8 @@ from ray_on_ecs import cluster_info
 from tests.infra.fake_aws import Cloud, node_spec
 
 HEAD = node_spec("m5.xlarge", 1, usd=0.192)
+OF_WORKERS = {"units": 1, "group": "workers-group", "provider": "workers-provider"}
+OF_CPU_WORKERS = {"units": 4, "group": "cpu-workers-group", "provider": "cpu-workers-provider"}
 FIXED = Scale(initial_count=2, min_count=2, max_count=2, default_job_count=2, idle_minutes=0)
 
 
@@ -31,7 +33,9 @@ def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD, **more: Any) ->
         "nodes": {"head": head, "workers": worker},
         "scales": {"workers": FIXED},
         "default_gpus": 2,
-        "group_name": "workers-group",
+        "cluster": "ray",
+        "group_names": {"workers": "workers-group", "cpu-workers": "cpu-workers-group"},
+        "provider_names": {"workers": "workers-provider", "cpu-workers": "cpu-workers-provider"},
         "network": network,
         "placement_groups": {"us-west-2a": "pg-a", "us-west-2b": "pg-b"},
     }
@@ -53,6 +57,7 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
         cloud, node_spec("g5.xlarge", gpus=1, zones=("us-west-2b", "us-west-2a"), spot_count=2, disk_usd=0.016)
     )
     assert document == {
+        "cluster": "ray",
         "group": "workers-group",
         "types": ["g5.xlarge"],
         "gpus": 1,
@@ -66,7 +71,7 @@ def test_runs_find_where_the_workers_may_go(cloud: Cloud) -> None:
         "prices": None,
         "disk_usd": 0.016,
         "head_usd": 0.192,
-        "scaling": {"workers": {"min": 2, "max": 2, "idle_minutes": 0}},
+        "scaling": {"workers": {"min": 2, "max": 2, "idle_minutes": 0, **OF_WORKERS}},
     }
 
 
@@ -87,8 +92,8 @@ def test_a_run_on_cpu_workers_finds_their_price(cloud: Cloud) -> None:
     assert document["prices"].keys() == {"g5.xlarge", "c6i.2xlarge"}
     assert document["types"] == ["g5.xlarge"]
     assert document["scaling"] == {
-        "workers": {"min": 0, "max": 4, "idle_minutes": 60},
-        "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0},
+        "workers": {"min": 0, "max": 4, "idle_minutes": 60, **OF_WORKERS},
+        "cpu-workers": {"min": 2, "max": 2, "idle_minutes": 0, **OF_CPU_WORKERS},
     }
 
 
@@ -108,6 +113,6 @@ def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
     assert document.keys() == cluster_info.ClusterInfo.__annotations__.keys()
     assert document["zones"][0].keys() == cluster_info.Zone.__annotations__.keys()
     assert document["scaling"]["workers"].keys() == cluster_info.Scaling.__annotations__.keys()
-    for key in document.keys() - {"default_gpus", "disk_usd"}:
+    for key in document.keys() - {"default_gpus", "disk_usd", "cluster"}:
         lacking = json.dumps({name: value for name, value in document.items() if name != key})
         assert cluster_info.parse_cluster_info(lacking) is None, key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -12,9 +13,15 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra.definitions import policies
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
-from infra.types import Scale, ServiceRef
+from infra.types import ResourceRef, Scale, ServiceRef
+from ray_on_ecs.node import numbers
+from ray_on_ecs.node.demand import Need
 from tests.infra.fake_aws import Cloud, node_spec
+
+CLUSTER = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
+GROUP = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers-group"
 
 
 def scale(initial: int = 2, fewest: int = 0, most: int = 4, idle: int = 30) -> Scale:
@@ -33,9 +40,11 @@ def scaling(count: Scale, gpus: int = 1, kind: str = "workers", vcpus: int = 4) 
             ServiceRef(cluster=cluster, name=pulumi.Output.from_input(name)) for name in ("ray-head", "ray-workers")
         )
         args = NodeScalingArgs(
+            cluster=ResourceRef(name=cluster, arn=pulumi.Output.from_input(CLUSTER)),
             service=workers,
             head=head,
-            group_name="workers-group",
+            head_role="head-role",
+            group=ResourceRef(name=pulumi.Output.from_input("workers-group"), arn=pulumi.Output.from_input(GROUP)),
             scale=count,
             kind=kind,
             node=node_spec(vcpus=vcpus, gpus=gpus),
@@ -182,6 +191,20 @@ def test_requested_gpus_round_up_to_nodes(gpus: int, fewest: int, most: int) -> 
     for wanted in range(1, gpus * most + 5):
         needed = -(-wanted // gpus)
         assert number(cloud, "short", wanted) == min(max(needed, fewest), most), f"{wanted} GPUs"
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize(("fewest", "most"), [(0, 1), (0, 4), (2, 4), (0, 20), (0, 64), (3, 100)])
+def test_the_head_scales_out_to_the_alarms_number(gpus: int, fewest: int, most: int) -> None:
+    cloud = scaling(scale(fewest, fewest, most), gpus)
+    limits: Any = {"min": fewest, "max": most, "units": gpus}
+    for nodes in {0, 1, most // 2, most}:
+        for wanted in {nodes * gpus + more for more in (0, 1, gpus, 3 * gpus, most * gpus)}:
+            minute = {"requested": wanted, "available": nodes * gpus, "tasks": nodes, "nodes": 0, "desired": nodes}
+            result = value(cloud, "short", **minute)
+            need = Need(requested=wanted, available=nodes * gpus, in_use=0)
+            by_alarm = number(cloud, "short", result) if result else 0
+            assert by_alarm == (max(numbers.wanted(need, limits), nodes) if numbers.is_short(need, limits) else 0)
 
 
 @pytest.mark.parametrize("most", [21, 40, 64, 100])
@@ -377,6 +400,13 @@ def test_idle_cpu_workers_stop_during_gpu_run() -> None:
     assert not rings(cloud, "idle", head=1, instances=2)
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert "progress" not in {query["id"] for query in alarm["metricQueries"]}
+
+
+def test_the_head_sets_the_numbers_of_this_kind_alone() -> None:
+    policy = scaling(scale()).resources["scaling-head-policy"].inputs
+    assert policy["role"] == "head-role"
+    expected = policies.scaling(cluster_arn=CLUSTER, service_name="ray-workers", group_arn=GROUP)
+    assert json.loads(policy["policy"]) == expected
 
 
 class Clock:

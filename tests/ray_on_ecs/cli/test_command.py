@@ -387,6 +387,16 @@ def test_wrong_run_is_refused_without_a_cluster(
     assert not pulumi.exists()
 
 
+@pytest.mark.parametrize(("flag", "name"), [("--local", "this machine"), ("--compose", "compose")])
+def test_only_a_stack_has_workers_to_stop(
+    flag: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["run", flag, "--then-stop", "train.py"]) == 2
+    assert capsys.readouterr().err == f"ray-on-ecs: --then-stop: {name} has no instances to stop; leave it out\n"
+
+
 def test_syntax_error_is_refused_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,9 +124,10 @@ def run(laptop: Laptop, *words: str, **variables: str) -> tuple[int, str, str]:
 
 def test_detached_run_is_accepted_by_the_head(laptop: Laptop, heads: Heads) -> None:
     heads.start()
-    status, out, err = run(laptop, "run", "--detach", *RUN[1:])
+    status, out, err = run(laptop, "run", "--detach", "--then-stop", *RUN[1:])
     assert (status, out) == (0, "run mine is submitted as job mine\n"), err
     job = heads.listed["mine"]
+    assert job["metadata"]["then_stop"] == "true", "the head stops its workers, and needs no laptop"
     assert job["metadata"]["storage_path"] == f"s3://{laptop.outputs['bucket']}/runs"
     assert job["uri"] == f"s3://{laptop.outputs['bucket']}/runs/mine"
     until(lambda: not heads.documents.requests())

@@ -133,6 +133,16 @@ def test_job_has_its_limit_of_resubmissions(
     assert found["metadata"]["max_resubmissions"] == allowed
 
 
+@pytest.mark.parametrize(("words", "stops"), [([], None), (["--then-stop"], "true")])
+def test_job_says_that_its_workers_stop(
+    run: Run, on_head: list[str], submitted: list[Job], monkeypatch: pytest.MonkeyPatch, words: list[str], stops: str
+) -> None:
+    monkeypatch.setenv("CLUSTER_INFO", "info")  # the head of a stack
+    run(*words, *on_head, status="SUCCEEDED", driver_exit_code=0)
+    [found] = submitted
+    assert found["metadata"].get("then_stop") == stops
+
+
 @pytest.mark.parametrize(
     ("earlier", "says"),
     [

@@ -112,7 +112,19 @@ def node(ip_address: str, **used: float) -> NodeInfo:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> list[NodeInfo]:
+def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
+    """Ray's key-value store."""
+    values: dict[bytes, bytes] = {}
+    gcs = SimpleNamespace(
+        internal_kv_get=lambda key, timeout: values.get(key),
+        internal_kv_put=lambda key, value, overwrite, timeout: values.update({key: value}),
+    )
+    monkeypatch.setattr(sdk, "GcsClient", lambda gcs_address: gcs)
+    return values
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, stored: dict[bytes, bytes]) -> list[NodeInfo]:
     """The nodes that the GCS knows as alive."""
     nodes: list[NodeInfo] = []
 
@@ -134,6 +146,21 @@ def test_a_node_goes_by_its_own_use(cluster: list[NodeInfo], used: dict[str, flo
     assert demand.node_in_use("head:6379", "10.0.0.1") is in_use
     assert not demand.node_in_use("head:6379", "10.0.0.3")
     assert not demand.node_in_use("head:6379", "10.0.0.9"), "it has not joined yet"
+
+
+@pytest.mark.parametrize(
+    ("ago", "used", "in_use"),
+    [(None, 0.0, False), (5, 0.0, None), (5, 1.0, True), (130, 0.0, False), (-5, 0.0, False)],
+    ids=["not released", "released", "released and in use", "long ago", "by a clock that is ahead"],
+)
+def test_an_idle_node_may_be_released(
+    cluster: list[NodeInfo], stored: dict[bytes, bytes], ago: float | None, used: float, in_use: bool | None
+) -> None:
+    cluster += [node("10.0.0.1", GPU=used)]
+    if ago is not None:
+        demand.release_idle("head:6379")
+        stored[demand.RELEASED] = str(float(stored[demand.RELEASED]) - ago).encode()
+    assert demand.node_in_use("head:6379", "10.0.0.1") is in_use
 
 
 def test_silent_gcs_is_an_error() -> None:

@@ -27,15 +27,15 @@ class Node:
     now = 1000.0
 
     def __init__(self, url: str) -> None:
-        self.answer: bool | Exception = False
+        self.answer: bool | Exception | None = False
         self.protection = Protection(url, self._in_use)
 
-    def _in_use(self) -> bool:
+    def _in_use(self) -> bool | None:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
-    def passes(self, seconds: float, answer: bool | Exception) -> None:
+    def passes(self, seconds: float, answer: bool | Exception | None) -> None:
         """Let time pass while the question has this answer."""
         self.answer = answer
         end = self.now + seconds
@@ -70,6 +70,14 @@ def test_an_idle_node_is_released_once(agent: Agent, node: Node) -> None:
     node.passes(600, False)
     assert agent.states[-1] == RELEASE
     assert agent.states.count(RELEASE) == 1
+    node.passes(POLL_SECONDS, True)
+    assert agent.states[-1] == PROTECT
+
+
+def test_a_node_that_the_head_releases_does_not_wait(agent: Agent, node: Node) -> None:
+    node.passes(POLL_SECONDS, True)
+    node.passes(POLL_SECONDS, None)
+    assert agent.states == [PROTECT, RELEASE]
     node.passes(POLL_SECONDS, True)
     assert agent.states[-1] == PROTECT
 

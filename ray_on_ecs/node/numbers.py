@@ -1,0 +1,266 @@
+"""Numbers of workers of one kind: the calls of ECS and Auto Scaling that bring them to the demand.
+
+Functions without side effects: node/scaling.py asks AWS and makes the calls. They make for the numbers of the scaling
+alarms, which do the same minutes later and without a head. So a call that is repeated, lost, refused or made by two
+heads does no harm: two of the three set a number, and the third ends an instance that nothing needs.
+
+    out     the group's capacity at once, and the service's count as its instances come into service: ECS starts two
+            instances for a task that finds none
+    in      the service's count only after a run with --then-stop; the idle alarm lowers it otherwise
+    empty   an instance beyond the service's count that runs no task ends, and a request for one that EC2 does not have
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ray_on_ecs.cluster_info import Scaling
+from ray_on_ecs.contract import scale_out_stride
+from ray_on_ecs.node.demand import Need
+
+# Time in service before an instance without a task may end, and of an instance that does not register with ECS.
+EMPTY_SECONDS, UNREGISTERED_SECONDS = 120.0, 600.0
+# How long this head has seen what it ends: answers of AWS may be a minute old.
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
+STALE_SECONDS = 60.0
+
+Stage = Literal["coming", "in service", "not counted"]
+# Lifecycle states of EC2 Auto Scaling. The group's desired capacity does not include those that are not counted. A
+# state that is not listed counts as coming: the instance may be billed, and is not ended.
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-lifecycle.html
+STAGES: dict[str, Stage] = {
+    **dict.fromkeys(("Pending", "Pending:Wait", "Pending:Proceed"), "coming"),
+    "InService": "in service",
+    **dict.fromkeys(
+        ("ReplacingRootVolume", "ReplacingRootVolume:Wait", "ReplacingRootVolume:Proceed", "RootVolumeReplaced"),
+        "coming",
+    ),
+    **dict.fromkeys(
+        ("Terminating", "Terminating:Wait", "Terminating:Proceed", "Terminating:Retained", "Terminated"), "not counted"
+    ),
+    **dict.fromkeys(("Detaching", "Detached", "EnteringStandby", "Standby", "Quarantined"), "not counted"),
+    **dict.fromkeys(
+        (
+            *("Warmed:Pending", "Warmed:Pending:Wait", "Warmed:Pending:Proceed", "Warmed:Pending:Retained"),
+            *("Warmed:Terminating", "Warmed:Terminating:Wait", "Warmed:Terminating:Proceed"),
+            *("Warmed:Terminating:Retained", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Running"),
+            "Warmed:Hibernated",
+        ),
+        "not counted",
+    ),
+}
+# ECS's states of a container instance in which it takes tasks, of ACTIVE, DRAINING, REGISTERING, DEREGISTERING and
+# REGISTRATION_FAILED: an instance in another state is about to end, or to register.
+TAKES_TASKS = "ACTIVE"
+# Rollout states of a deployment. In a failed one ECS starts no tasks; during one it may be about to place a task on an
+# instance that is empty for a moment. Another state counts as in progress.
+COMPLETED, FAILED, IN_PROGRESS = "COMPLETED", "FAILED", "IN_PROGRESS"
+# Processes of a group that a person can suspend, and without which it does not follow its desired capacity.
+LAUNCH, TERMINATE = "Launch", "Terminate"
+
+
+@dataclass(frozen=True)
+class Member:
+    """Instance of an Auto Scaling group, as Auto Scaling describes it."""
+
+    instance_id: str
+    state: str = "InService"
+    is_protected: bool = True  # ECS's managed scaling ends the protection of an instance that it is about to end
+    is_healthy: bool = True
+
+    @property
+    def stage(self) -> Stage:
+        """Its part in the group's capacity."""
+        return STAGES.get(self.state, "coming")
+
+
+@dataclass(frozen=True)
+class Host:
+    """Instance as ECS describes it: its tasks, running and pending, and when it registered (Unix time)."""
+
+    tasks: int
+    registered_at: float
+    status: str = TAKES_TASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Answers of ECS and Auto Scaling about one kind of worker.
+
+    Attributes:
+        count: The service's desired count.
+        rollout: The rollout state of its deployments: COMPLETED, FAILED or IN_PROGRESS.
+        capacity: The group's desired capacity.
+        least: The group's minimum size.
+        most: The group's maximum size.
+        suspended: The group's suspended processes.
+        members: The group's instances.
+        hosts: ECS's description by instance ID; None if it was not asked.
+    """
+
+    count: int
+    rollout: str = COMPLETED
+    capacity: int
+    least: int = 0
+    most: int
+    suspended: frozenset[str] = frozenset()
+    members: tuple[Member, ...] = ()
+    hosts: Mapping[str, Host] | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Observations of this head: since when each instance has been empty, when it ended some, and an open request."""
+
+    empty_since: Mapping[str, float] = field(default_factory=dict)
+    ended: Mapping[str, float] = field(default_factory=dict)
+    open_since: float | None = None  # the group has requested more instances than it has and needs
+
+    def ending(self, instance_ids: Iterable[str], now: float) -> Memory:
+        """Return this memory with instances that are about to be ended, also if the answer is lost."""
+        return replace(self, ended={**self.ended, **dict.fromkeys(instance_ids, now)})
+
+
+@dataclass(frozen=True)
+class SetCount:
+    """Set the service's desired count."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class SetCapacity:
+    """Set the group's desired capacity."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Terminate an instance, and lower the group's desired capacity by one."""
+
+    instance_id: str
+
+
+Call = SetCount | SetCapacity | End
+
+
+def is_short(need: Need, limits: Scaling) -> bool:
+    """Return True if programs request more than there is, and the stack can start more."""
+    return need.requested > need.available and need.available < limits["max"] * limits["units"]
+
+
+def wanted(need: Need, limits: Scaling) -> int:
+    """Return the number of workers to scale out to, as the scaling alarm computes it; 0 without demand for more."""
+    number = need.in_use
+    if is_short(need, limits):
+        stride = scale_out_stride(limits["max"])
+        number = max(number, limits["min"], -(-_nodes_for(need, limits) // stride) * stride)
+    return min(number, limits["max"])
+
+
+def needed(need: Need, limits: Scaling) -> int:
+    """Return the number of workers below which none is stopped: the minimum, those in use and those requested."""
+    return max(limits["min"], need.in_use, min(_nodes_for(need, limits), limits["max"]))
+
+
+def left_by(need: Need, limits: Scaling, began_at: float, now: float) -> int:
+    """Return the number of workers after a run that stops its own, which began at a time.
+
+    Others' are those that are needed, and those that were idle when it began.
+    """
+    return max(needed(need, limits), need.in_use + sum(now - idle < began_at for idle in need.idle_seconds))
+
+
+def counted(view: View, memory: Memory) -> list[Member]:
+    """Return the instances that the group's capacity includes, without those that this head has just ended."""
+    return [
+        member for member in view.members if member.stage != "not counted" and member.instance_id not in memory.ended
+    ]
+
+
+def surplus(need: Need, limits: Scaling, view: View, memory: Memory) -> int:
+    """Return the number of instances beyond those that service, group and programs need."""
+    return len(counted(view, memory)) - max(needed(need, limits), view.count, view.least)
+
+
+def observe(view: View, memory: Memory, now: float, *, is_open: bool) -> Memory:
+    """Return the memory with what a view shows; `is_open` if the group requests more than it has and needs."""
+    ended = {key: moment for key, moment in memory.ended.items() if now - moment < 2 * STALE_SECONDS}
+    empty = [
+        member.instance_id
+        for member in counted(view, memory)
+        if view.hosts is not None and _is_empty(member, view.hosts.get(member.instance_id))
+    ]
+    since = {instance_id: memory.empty_since.get(instance_id, now) for instance_id in empty}
+    open_since = memory.open_since if memory.open_since is not None else now
+    return Memory(since, ended, open_since if is_open else None)
+
+
+def decide(
+    need: Need, limits: Scaling, view: View, memory: Memory, now: float, left: int | None = None
+) -> tuple[list[Call], Memory]:
+    """Return the calls to make, and the memory after this look.
+
+    Args:
+        need: The demand for this kind of worker.
+        limits: The stack's description of it.
+        view: The answers of AWS.
+        memory: The observations of the looks before.
+        now: Unix time.
+        left: The number of workers that a run with --then-stop leaves, if one has just ended.
+    """
+    most = min(limits["max"], view.most)
+    number = min(wanted(need, limits), most)
+    # A service's tasks need as many instances, whoever has set its count.
+    capacity = min(max(number, view.count), most)
+    has = len(counted(view, memory))
+    keeps = max(capacity, needed(need, limits), view.least, has)
+    memory = observe(view, memory, now, is_open=view.capacity > keeps and not memory.ended)
+    calls: list[Call] = []
+    if view.rollout != FAILED:
+        if view.capacity < capacity and LAUNCH not in view.suspended:
+            calls.append(SetCapacity(capacity))
+        in_service = sum(member.stage == "in service" for member in counted(view, memory))
+        if view.count < (count := min(number, in_service)):
+            calls.append(SetCount(count))
+    if calls:
+        return calls, memory
+    if left is not None and (count := max(left, needed(need, limits))) < view.count:
+        calls.append(SetCount(count))
+    elif view.capacity > keeps and memory.open_since is not None and now - memory.open_since >= STALE_SECONDS:
+        calls.append(SetCapacity(keeps))
+    else:
+        calls += _ends(need, limits, view, memory, now)
+    return calls, memory.ending([call.instance_id for call in calls if isinstance(call, End)], now)
+
+
+def _ends(need: Need, limits: Scaling, view: View, memory: Memory, now: float) -> list[End]:
+    """Return the ends of instances that nothing needs.
+
+    None while ECS may be about to place a task on one, or somebody else is about to end one.
+    """
+    members = counted(view, memory)
+    if view.hosts is None or view.rollout != COMPLETED or TERMINATE in view.suspended:
+        return []
+    placed = sum(host.tasks for member in members if (host := view.hosts.get(member.instance_id)))
+    if placed < view.count or view.capacity < len(members):
+        return []
+    ready = []
+    for instance_id, since in memory.empty_since.items():
+        host = view.hosts.get(instance_id)
+        age = now - (host.registered_at if host else since)
+        if now - since >= STALE_SECONDS and age >= (EMPTY_SECONDS if host else UNREGISTERED_SECONDS):
+            ready.append(instance_id)
+    return [End(instance_id) for instance_id in sorted(ready)[: max(0, surplus(need, limits, view, memory))]]
+
+
+def _nodes_for(need: Need, limits: Scaling) -> int:
+    return -(-need.requested // limits["units"])
+
+
+def _is_empty(member: Member, host: Host | None) -> bool:
+    is_ours = member.stage == "in service" and member.is_protected and member.is_healthy
+    return is_ours and (host is None or (host.tasks == 0 and host.status == TAKES_TASKS))

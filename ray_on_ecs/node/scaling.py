@@ -1,0 +1,245 @@
+"""Scaling of the workers by the head: a thread that sets ECS's and Auto Scaling's numbers as soon as demand is seen.
+
+The scaling alarms do the same some minutes later (infra/node_scaling.py), and without a head. So a failure costs one
+line, and the alarms go on. The thread runs in a stack, which describes its workers in the cluster info.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ray_on_ecs.aws import client
+from ray_on_ecs.cluster_info import ClusterInfo, Scaling, read_cluster_info
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, CPU_WORKERS_VARIABLE
+from ray_on_ecs.errors import failure_of
+from ray_on_ecs.jobs.record import ENDED, THEN_STOP, Job, goes_on, last_jobs
+from ray_on_ecs.node import api, demand, numbers, ports
+from ray_on_ecs.node.demand import Need
+from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
+# Between two looks at AWS while nothing is requested, and nothing is left to be ended.
+QUIET_SECONDS = 60.0
+# After its end a run with --then-stop stops its workers for this long; the idle alarm has the rest.
+THEN_STOP_SECONDS = 300.0
+# The time after which Ray has freed what the run used, and in which other runs that are under way make their demand
+# known, such as one that was queued behind it.
+FREE_SECONDS, SETTLE_SECONDS = 15.0, 60.0
+# Short, and without boto3's own repetitions: the next look tries again.
+LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 1}
+DESCRIBED = 100  # container instances in one call
+
+
+def start(list_jobs: Callable[[], list[Job]], is_up: threading.Event) -> None:
+    """Start the thread, if this is the head of a stack; it waits until Ray is up, and ends with this process."""
+    if os.environ.get(CLUSTER_INFO_VARIABLE):
+        threading.Thread(target=Scaler(list_jobs).run, args=(is_up,), name="scaling", daemon=True).start()
+
+
+class Scaler:
+    """Scaling of all kinds of workers.
+
+    Args:
+        list_jobs: Returns the head's jobs.
+        connect: Makes a client of an AWS service.
+        now: Returns the Unix time.
+        release: Tells the idle nodes to release their tasks.
+    """
+
+    def __init__(
+        self,
+        list_jobs: Callable[[], list[Job]],
+        connect: Callable[[str], Any] = lambda service: client(service, **LIMITS),
+        now: Callable[[], float] = time.time,
+        release: Callable[[], None] = lambda: demand.release_idle(ports.own_gcs()),
+    ) -> None:
+        self._list_jobs, self._connect, self._now, self._release = list_jobs, connect, now, release
+        self._services: dict[str, str] = {}  # names by capacity provider
+        self._memory: dict[str, Memory] = {}
+        self._left: dict[str, int] = {}  # workers that the last run with --then-stop leaves, by kind
+        self._stopped: set[str] = set()  # IDs of the jobs of these runs
+        self._quiet_until = float("-inf")
+        self._failing: set[str] = set()
+
+    def run(self, is_up: threading.Event) -> None:
+        """Look until the process ends, from when Ray is up."""
+        is_up.wait()
+        while True:
+            time.sleep(LOOK_SECONDS)
+            self.try_to("read demand and numbers", self.look_at_ray)
+
+    def look_at_ray(self) -> None:
+        """Look at the demand and scale; any of Ray's or boto3's errors if one doesn't answer."""
+        address = ports.own_gcs()
+        api.check_gcs(address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+        current = demand.read(address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+        info = read_cluster_info()
+        if info and "cluster" in info:
+            self.look(info, {"workers": current.of_workers, CPU_WORKERS: current.of_cpu_workers})
+
+    def look(self, info: ClusterInfo, needs: Mapping[str, Need]) -> None:
+        """Scale each kind of worker to its need, by the stack's description of them."""
+        now = self._now()
+        limits = {kind: each for kind, each in info["scaling"].items() if kind in needs and each["max"] > 0}
+        jobs = self._list_jobs()
+        ended = just_ended(jobs, now)
+        is_short = any(numbers.is_short(needs[kind], each) for kind, each in limits.items())
+        if not (is_short or ended or now >= self._quiet_until):
+            return
+        self._quiet_until = now + QUIET_SECONDS
+        if new := [job for job in ended if job["submission_id"] not in self._stopped]:
+            began_at = min(job["start_time"] for job in new) / 1000
+            # Once: ECS may stop other idle nodes than the run's, and its own are then left.
+            self._left = {kind: numbers.left_by(needs[kind], each, began_at, now) for kind, each in limits.items()}
+            self._stopped |= {job["submission_id"] for job in new}
+            if all(job["status"] in ENDED for job in jobs):  # else one may be between two starts of its workers
+                self.try_to("release idle nodes", self._release)
+        services = self._read_services(info["cluster"], limits)
+        groups = self._read_groups(limits)
+        for kind, each in limits.items():
+            if kind in services and kind in groups:
+                left = self._left.get(kind) if ended else None
+                self._scale(info["cluster"], kind, each, needs[kind], services[kind], groups[kind], left)
+
+    def _scale(
+        self,
+        cluster: str,
+        kind: str,
+        limits: Scaling,
+        need: Need,
+        service: dict[str, Any],
+        group: dict[str, Any],
+        left: int | None,
+    ) -> None:
+        memory = self._memory.get(kind, Memory())
+        view = view_of(service, group)
+        if numbers.surplus(need, limits, view, memory) > 0:
+            view = view_of(service, group, self._read_hosts(cluster, limits["provider"]))
+        calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)
+        if calls or view.hosts is not None or view.capacity > len(numbers.counted(view, memory)):
+            self._quiet_until = float("-inf")  # the next look sees the effect
+        for call in calls:
+            name = type(call).__name__
+            if not self.try_to(f"{name} of the {kind}", lambda call=call: self._make(call, cluster, service, group)):
+                break
+
+    def _make(self, call: Call, cluster: str, service: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+        logger.debug(f"scaling: {service['serviceName']}: {call}")
+        name = group["AutoScalingGroupName"]
+        if isinstance(call, SetCount):
+            self._connect("ecs").update_service(
+                cluster=cluster, service=service["serviceName"], desiredCount=call.number
+            )
+        elif isinstance(call, End):
+            self._connect("autoscaling").terminate_instance_in_auto_scaling_group(
+                InstanceId=call.instance_id, ShouldDecrementDesiredCapacity=True
+            )
+        else:
+            self._connect("autoscaling").set_desired_capacity(
+                AutoScalingGroupName=name, DesiredCapacity=call.number, HonorCooldown=False
+            )
+
+    def try_to(self, what: str, call: Callable[[], None]) -> bool:
+        """Call a function; print when it begins to fail and works again, and return False if it fails."""
+        cause = failure_of(call)
+        if cause and what not in self._failing:
+            self._failing.add(what)
+            logger.warning(f"scaling: {what}: {cause}; the alarms scale the workers meanwhile")
+        elif not cause and what in self._failing:
+            self._failing.discard(what)
+            logger.warning(f"scaling: {what}: works again")
+        return not cause
+
+    def _read_services(self, cluster: str, limits: Mapping[str, Scaling]) -> dict[str, dict[str, Any]]:
+        """Return ECS's description of the active services, by kind of worker."""
+        ecs = self._connect("ecs")
+        providers = {each["provider"]: kind for kind, each in limits.items()}
+        if not providers.keys() <= self._services.keys():
+            names = ecs.list_services(cluster=cluster, maxResults=10)["serviceArns"]
+            described = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
+            self._services = {_provider(service): service["serviceName"] for service in described}
+        names = [name for provider, name in self._services.items() if provider in providers]
+        found = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
+        active = [service for service in found if service["status"] == "ACTIVE" and _provider(service) in providers]
+        if len(active) < len(names):
+            self._services = {}  # `pulumi up` has replaced one
+        return {providers[_provider(service)]: service for service in active}
+
+    def _read_groups(self, limits: Mapping[str, Scaling]) -> dict[str, dict[str, Any]]:
+        """Return Auto Scaling's description of the groups that are not being deleted, by kind of worker."""
+        kinds = {each["group"]: kind for kind, each in limits.items()}
+        answer = self._connect("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[*kinds])
+        groups = [group for group in answer["AutoScalingGroups"] if not group.get("Status")]
+        return {kinds[group["AutoScalingGroupName"]]: group for group in groups}
+
+    def _read_hosts(self, cluster: str, provider: str) -> dict[str, Host]:
+        """Return ECS's description of a capacity provider's instances, by instance ID."""
+        ecs = self._connect("ecs")
+        pages = ecs.get_paginator("list_container_instances").paginate(cluster=cluster)
+        arns = [arn for page in pages for arn in page["containerInstanceArns"]]
+        hosts = {}
+        for begin in range(0, len(arns), DESCRIBED):
+            some = arns[begin : begin + DESCRIBED]
+            for each in ecs.describe_container_instances(cluster=cluster, containerInstances=some)[
+                "containerInstances"
+            ]:
+                if each.get("capacityProviderName") == provider:
+                    tasks = each["runningTasksCount"] + each["pendingTasksCount"]
+                    hosts[each["ec2InstanceId"]] = Host(tasks, each["registeredAt"].timestamp(), each["status"])
+        return hosts
+
+
+def just_ended(jobs: list[Job], now: float) -> list[Job]:
+    """Return the last jobs of the runs with --then-stop that ended a moment ago, and are not submitted again."""
+    others_run = any(job["status"] not in ENDED for job in jobs)
+    least = SETTLE_SECONDS if others_run else FREE_SECONDS
+    return [
+        job
+        for job in last_jobs(jobs)
+        if job["metadata"].get(THEN_STOP)
+        and not goes_on(job)
+        and least <= now - (job["end_time"] or 0) / 1000 < THEN_STOP_SECONDS
+    ]
+
+
+def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping[str, Host] | None = None) -> View:
+    """Return a view from the answers of DescribeServices and DescribeAutoScalingGroups."""
+    members = [
+        Member(
+            member["InstanceId"],
+            member["LifecycleState"],
+            member["ProtectedFromScaleIn"],
+            member["HealthStatus"] == "Healthy",
+        )
+        for member in group["Instances"]
+    ]
+    return View(
+        count=service["desiredCount"],
+        rollout=_rollout(service.get("deployments", ())),
+        capacity=group["DesiredCapacity"],
+        least=group["MinSize"],
+        most=group["MaxSize"],
+        suspended=frozenset(process["ProcessName"] for process in group.get("SuspendedProcesses", ())),
+        members=tuple(members),
+        hosts=hosts,
+    )
+
+
+def _rollout(deployments: Iterable[Mapping[str, Any]]) -> str:
+    """Return the state of a service's deployments: those that are not completed, the last one's failure first."""
+    states = {each["status"]: each.get("rolloutState", COMPLETED) for each in deployments}
+    if states.get("PRIMARY") == FAILED:
+        return FAILED
+    return COMPLETED if set(states.values()) <= {COMPLETED} else IN_PROGRESS
+
+
+def _provider(service: Mapping[str, Any]) -> str:
+    """Return the name of a service's capacity provider; empty without one."""
+    return next((each["capacityProvider"] for each in service.get("capacityProviderStrategy", ())), "")
