@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -11,7 +12,7 @@ import pulumi
 # not exist in this Region, no resource-based policies allow access, or …".
 DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
 ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
-NOTHING = ("empty result", "no results", "malformed", "validation", "invalidparameter", "invalidarn")
+NOTHING = ("empty result", "no results", "malformed", "validation", "invalidparameter", "invalidarn", "invalid value")
 # Rewrites the fields in a text as the keys of Pulumi.yaml, where RayClusterArgs.from_config has read them.
 AS_WRITTEN: ContextVar[Callable[[str], str]] = ContextVar("AS_WRITTEN", default=str)
 
@@ -26,8 +27,9 @@ class Refusal(pulumi.RunError):
 
     def __init__(self, subject: str, text: str) -> None:
         """Name the subject."""
-        self.subject, self.text = AS_WRITTEN.get()(subject), text
-        super().__init__(f"{self.subject}: {text}")
+        rewrite = AS_WRITTEN.get()
+        self.subject, self.text = rewrite(subject), rewrite(text)
+        super().__init__(f"{self.subject}: {self.text}")
 
 
 class SettingError(Refusal):
@@ -37,7 +39,7 @@ class SettingError(Refusal):
         """Name the field, its value, the rule it breaks and the way out."""
         rewrite = AS_WRITTEN.get()
         shown = rewrite(str(value)) if isinstance(value, bool) else repr(value)
-        super().__init__(field, f"{shown} {rewrite(problem)}; {rewrite(hint)}")
+        super().__init__(field, f"{shown} {problem}; {hint}")
 
 
 def warn(text: str) -> None:
@@ -47,7 +49,8 @@ def warn(text: str) -> None:
 
 def error_reason(error: Exception) -> str:
     """Reason in a provider's error message: its first bullet where it has a list, otherwise its first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"^invoke of \S+ failed: ", "", str(error).strip())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     bullets = [line.removeprefix("* ") for line in lines if line.startswith("* ")]
     return next(iter(bullets + lines), type(error).__name__)
 

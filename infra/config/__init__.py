@@ -6,9 +6,18 @@ Only this package reads the stack's configuration, and components do not import 
 from __future__ import annotations
 
 from infra.config.args import RayClusterArgs
-from infra.config.identity import check_identity, identity
+from infra.config.identity import check_identity, check_new, identity_of
 from infra.config.location import check_zone
 from infra.config.plan import Plan, make_plan
 from infra.config.runs import announce_runs
 
-__all__ = ["Plan", "RayClusterArgs", "announce_runs", "check_identity", "check_zone", "identity", "make_plan"]
+__all__ = [
+    "Plan",
+    "RayClusterArgs",
+    "announce_runs",
+    "check_identity",
+    "check_new",
+    "check_zone",
+    "identity_of",
+    "make_plan",
+]

@@ -8,7 +8,7 @@ answer from AWS are in plan.py.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Annotated, Any, get_args
@@ -36,7 +36,7 @@ TYPES: dict[type, tuple[tuple[type, ...], str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RayClusterArgs:
-    """Inputs of RayCluster, all optional. An Input may be an Output, which is then not checked.
+    """Inputs of RayCluster, all optional. An Input may be an Output; AWS is then not asked about its value.
 
     A VPC that the same program creates also requires availability_zones: one for each subnet, in the same order.
     """
@@ -87,7 +87,7 @@ class RayClusterArgs:
     """Create a NAT gateway; false creates VPC interface endpoints instead (no internet access)."""
     image_uri: Annotated[Text, rules.image] = ""
     """Existing training image to use instead of building docker/; no ECR repository is created then."""
-    registry_secret_arn: Text = ""
+    registry_secret_arn: Annotated[Text, rules.secret_arn] = ""
     """Secrets Manager secret with the user name and password of image_uri's registry."""
     bucket_name: Annotated[Text, rules.bucket] = ""
     """Existing S3 bucket for the runs, which outlives the cluster, instead of a new one."""
@@ -97,7 +97,7 @@ class RayClusterArgs:
     """Days to keep noncurrent versions of overwritten and deleted objects; 0 keeps none."""
     data_buckets: Annotated[Sequence[Text], rules.data_buckets] = ()
     """S3 buckets that training may also read, each as bucket or bucket/prefix."""
-    job_secrets: Sequence[Text] = ()
+    job_secrets: Annotated[Sequence[Text], rules.secret_arn] = ()
     """ARNs of Secrets Manager secrets that jobs may read with --secret NAME=ARN."""
     environment: Annotated[Mapping[str, Text], rules.environment] = field(default_factory=dict)
     """Environment variables of all containers, and so of all jobs; a change restarts every node."""
@@ -115,15 +115,15 @@ class RayClusterArgs:
     """Monthly AWS budget of the whole account in USD, for alert_email."""
     tags: Annotated[Mapping[str, Text], rules.tags] = field(default_factory=dict)
     """Tags for every resource."""
-    permissions_boundary: Text = ""
+    permissions_boundary: Annotated[Text, rules.policy_arn] = ""
     """ARN of the permissions boundary for all IAM roles."""
-    task_policy_arns: Sequence[Text] = ()
+    task_policy_arns: Annotated[Sequence[Text], rules.policy_arn] = ()
     """ARNs of managed policies for all task roles, e.g. arn:aws:iam::123456789012:policy/read-features."""
-    instance_policy_arns: Sequence[Text] = ()
+    instance_policy_arns: Annotated[Sequence[Text], rules.policy_arn] = ()
     """ARNs of managed policies for all instance roles, e.g. for Session Manager's encryption and logging."""
     role_path: Annotated[str, rules.role_path] = "/"
     """IAM path of all roles, e.g. /teams/ml/."""
-    kms_key_arn: Text = ""
+    kms_key_arn: Annotated[Text, rules.key_arn] = ""
     """ARN of a customer managed KMS key for bucket, disks, logs, secrets and repository; by default AWS keys."""
 
     def __post_init__(self) -> None:
@@ -136,9 +136,10 @@ class RayClusterArgs:
         for name, default in defaults().items():
             annotation = RayClusterArgs.__annotations__[name]
             value = _checked(name, getattr(self, name), default, annotation)
-            object.__setattr__(self, name, value)
             for rule in getattr(annotation, "__metadata__", ()):
                 rule(name, _plain(value))
+                value = _checked_later(name, value, rule)
+            object.__setattr__(self, name, value)
         rules.combinations(self)
 
     @staticmethod
@@ -209,9 +210,10 @@ class _CamelCase(RayClusterArgs):
 
     @staticmethod
     def as_written(text: str) -> str:
-        names = "|".join(defaults())
-        in_keys = re.sub(rf"\b({names})\b", lambda name: key_of(name[0]), text)
-        return re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), in_keys)
+        # A name within a value, such as an image's, belongs to the value.
+        names = rf"(?<![\w/.:@'-])({'|'.join(defaults())})(?![\w/@'-]|[.:]\w)"
+        in_keys = re.sub(names, lambda name: key_of(name[0]), text)
+        return re.sub(r"(?<![\w'/:])(True|False)(?![\w'])", lambda word: word[0].lower(), in_keys)
 
 
 class _Configured(_CamelCase):
@@ -257,8 +259,9 @@ def _checked(name: str, value: Any, default: Any, annotation: Any) -> Any:
     match default:
         case tuple():
             _check_elements(name, value, takes_outputs=Text in get_args(base))
-            if len({*_plain(tuple(value))}) < len(_plain(tuple(value))):
-                raise SettingError(name, ",".join(value), "contains a value twice", "list each value once")
+            value = tuple(value)
+            if len({*_plain(value)}) < len(_plain(value)):
+                raise SettingError(name, ",".join(_plain(value)), "contains a value twice", "list each value once")
         case dict():
             _check_elements(name, (*value, *value.values()), takes_outputs=Text in get_args(base))
     return kind(value)
@@ -273,6 +276,25 @@ def _check_elements(name: str, parts: Iterable[Any], *, takes_outputs: bool) -> 
             raise SettingError(name, part, "is not a string", "use text")
 
 
+def _checked_later(name: str, value: Any, rule: Callable[[str, Any], None]) -> Any:
+    """Value whose Outputs follow the rule, too, as soon as they are known."""
+
+    def held(part: Any, whole: Callable[[str], Any]) -> Any:
+        def check(text: Any) -> Any:
+            if isinstance(text, str):
+                rule(name, whole(text))
+            return text
+
+        return part.apply(check) if isinstance(part, pulumi.Output) else part
+
+    match value:
+        case tuple():
+            return tuple(held(part, lambda text: (text,)) for part in value)
+        case dict():
+            return {key: held(part, lambda text, key=key: {key: text}) for key, part in value.items()}
+    return held(value, str)
+
+
 def _plain(value: Any) -> Any:
     """Part of a value that is known while Pulumi plans."""
     match value:
@@ -281,7 +303,7 @@ def _plain(value: Any) -> Any:
         case tuple():
             return tuple(part for part in value if isinstance(part, str))
         case dict():
-            return {key: part for key, part in value.items() if isinstance(part, str)}
+            return {key: part if isinstance(part, str) else "" for key, part in value.items()}
     return value
 
 
@@ -301,7 +323,11 @@ def _read(name: str, default: Any) -> Any:
         case tuple():
             return tuple(parts)
         case dict():
-            return dict(_pair(name, part) for part in parts)
+            pairs = [_pair(name, part) for part in parts]
+            for key, _ in pairs:
+                if [other for other, _ in pairs].count(key) > 1:
+                    raise SettingError(name, key, "is set twice", "set each name once")
+            return dict(pairs)
     return value.strip()
 
 
@@ -322,16 +348,18 @@ def _check_keys() -> None:
     """
     project, keys = pulumi.get_project(), [key_of(name) for name in defaults()]
     secrets = pulumi.runtime.config.get_config_secret_keys_env()
-    for name in pulumi.runtime.get_config_env():
+    names = pulumi.runtime.get_config_env()
+    for name in names:
         namespace, _, key = name.rpartition(":")
-        if namespace not in (project, *PROVIDERS) and key in keys:
+        if namespace not in (project, *PROVIDERS) and key in keys and f"{project}:{key}" not in names:
             raise Refusal(name, f"belongs to another project; rename it to {project}:{key}")
         if namespace != project:
             continue
         if key not in keys:
-            nearest = get_close_matches(key, sorted(keys), n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else "Pulumi.yaml lists all keys."
-            raise Refusal(key, f"unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")
+            nearest = get_close_matches(key_of(key), sorted(keys), n=3)
+            hint = f"did you mean {' or '.join(nearest)}?" if nearest else "Pulumi.yaml lists all keys."
+            # Without a rewrite: worker_count is the unknown key here.
+            raise pulumi.RunError(f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")
         if name in secrets or pulumi.runtime.is_config_secret(name):
             raise Refusal(
                 key,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,12 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.errors import is_absent
+from ray_on_ecs.contract import RUNS_PREFIX
 
 REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
+# Storage classes whose objects have to be restored before they can be read.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
+ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 
 
 def get(name: str, opts: pulumi.InvokeOptions | None) -> Any:
@@ -33,28 +38,95 @@ def s3(region: str) -> Any:
     return boto3.Session(profile_name=aws.config.profile).client("s3", region_name=region, config=config)
 
 
-def facts(name: str, region: str, account: str, opts: pulumi.InvokeOptions | None) -> Any:
-    """Facts that the AWS provider has no data source for, each None if S3 does not tell."""
-    client = s3(region)
+def facts(name: str, region: str, account: str, opts: pulumi.InvokeOptions | None) -> Facts:
+    """Facts about a bucket."""
+    return Facts(name, s3(region), account)
 
-    def told(call: Callable[..., Any], **more: str) -> Any:
+
+class Facts:
+    """Facts that the AWS provider has no data source for; S3 is asked when one is read, and may refuse."""
+
+    def __init__(self, name: str, client: Any, account: str) -> None:
+        self._name, self._client, self._account = name, client, account
+
+    def _ask(self, call: Callable[..., Any], **more: str) -> Any:
         try:
-            return call(Bucket=name, **more)
+            return call(Bucket=self._name, **more)
         except (BotoCoreError, ClientError) as error:
             return {} if is_absent(str(error)) else None
 
-    versioning, lifecycle = told(client.get_bucket_versioning), told(client.get_bucket_lifecycle_configuration)
-    expire = lifecycle is None or any(
-        rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in lifecycle.get("Rules", [])
-    )
-    lock = (told(client.get_object_lock_configuration) or {}).get("ObjectLockConfiguration", {}).get("Rule", {})
-    default = lock.get("DefaultRetention", {})
-    encryption = told(client.get_bucket_encryption) or {"ServerSideEncryptionConfiguration": {"Rules": [{}]}}
-    [rule] = encryption["ServerSideEncryptionConfiguration"]["Rules"]
-    own = told(client.head_bucket) is None or told(client.head_bucket, ExpectedBucketOwner=account) is not None
-    return SimpleNamespace(
-        is_own=own,
-        versions_expire=expire or (versioning or {}).get("Status") != "Enabled",
-        retention=" ".join(f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in default),
-        kms_key=rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", ""),
-    )
+    @property
+    def is_own(self) -> bool:
+        """True if the bucket belongs to this account."""
+        head = self._client.head_bucket
+        return self._ask(head) is None or self._ask(head, ExpectedBucketOwner=self._account) is not None
+
+    @property
+    def versions_expire(self) -> bool:
+        """False if noncurrent versions of runs stay for ever."""
+        versioning = self._ask(self._client.get_bucket_versioning) or {}
+        rules = self._rules
+        return versioning.get("Status") != "Enabled" or rules is None or any(_expires_versions(each) for each in rules)
+
+    @property
+    def expiration(self) -> str:
+        """Age or date at which a lifecycle rule deletes runs, or empty."""
+        for rule in self._of_runs():
+            after = rule.get("Expiration", {})
+            if "Days" in after:
+                return f"after {after['Days']} days"
+            if "Date" in after:
+                return f"on {after['Date']:%Y-%m-%d}"
+        return ""
+
+    @property
+    def archive(self) -> str:
+        """Storage class of ARCHIVES to which a lifecycle rule moves runs, or empty."""
+        moves = [move["StorageClass"] for rule in self._of_runs() for move in rule.get("Transitions", ())]
+        return next((name for name in moves if name in ARCHIVES), "")
+
+    @property
+    def retention(self) -> str:
+        """Default retention of Object Lock, or empty."""
+        lock = (self._ask(self._client.get_object_lock_configuration) or {}).get("ObjectLockConfiguration", {})
+        default = lock.get("Rule", {}).get("DefaultRetention", {})
+        return " ".join(f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in default)
+
+    @property
+    def kms_key(self) -> str:
+        """KMS key that encrypts new objects, empty for S3's."""
+        answer = self._ask(self._client.get_bucket_encryption) or {}
+        [rule] = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules") or [{}]
+        return rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", "")
+
+    @property
+    def payer(self) -> str | None:
+        """BucketOwner or Requester."""
+        return (self._ask(self._client.get_bucket_request_payment) or {}).get("Payer")
+
+    @cached_property
+    def _rules(self) -> list[Any] | None:
+        """Enabled lifecycle rules, or None if S3 does not tell."""
+        answer = self._ask(self._client.get_bucket_lifecycle_configuration)
+        return None if answer is None else [rule for rule in answer.get("Rules", []) if rule["Status"] == "Enabled"]
+
+    def _of_runs(self) -> Iterator[Any]:
+        """Lifecycle rules for some objects of runs, which have no tags."""
+        for rule in self._rules or ():
+            prefix, has_tags = _filter(rule)
+            if not has_tags and (prefix.startswith(f"{RUNS_PREFIX}/") or f"{RUNS_PREFIX}/".startswith(prefix)):
+                yield rule
+
+
+def _expires_versions(rule: Any) -> bool:
+    """True for a lifecycle rule that ends the noncurrent versions of all runs."""
+    prefix, has_tags = _filter(rule)
+    return "NoncurrentVersionExpiration" in rule and f"{RUNS_PREFIX}/".startswith(prefix) and not has_tags
+
+
+def _filter(rule: Any) -> tuple[str, bool]:
+    """Prefix of a lifecycle rule, also in its older form, and True if it is for objects with tags."""
+    where = rule.get("Filter", {})
+    both = where.get("And", {})
+    prefix = rule.get("Prefix") or where.get("Prefix") or both.get("Prefix") or ""
+    return prefix, bool(where.get("Tag") or both.get("Tags"))

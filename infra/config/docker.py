@@ -13,7 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from infra.errors import SettingError, warn
@@ -29,20 +29,14 @@ HINT = (
 )
 
 
-def check(*, is_up: Callable[[], bool], preview: bool = True) -> None:
-    """Raise a SettingError if this machine can't build the image in a preview of a new stack; otherwise warn.
-
-    A stack that is up has its image, which is built again only when it changes. `is_up` is called only if needed. An
-    update without a preview begins nevertheless, with a warning: a planner in place of Pulumi's engine builds nothing.
-    """
+def check() -> SettingError | None:
+    """Return the reason why this machine can't build the image; warn if it can, but perhaps slowly or not for long."""
     problem = _problem()
-    if problem is None:
-        for doubt in _doubts():
-            warn(f"the image is built locally, and {doubt}")
-    elif not preview or is_up():
-        warn(f"{problem}; this machine could not build a changed image")
-    else:
-        raise SettingError("image_uri", "", f"is empty, so the image is built locally, but {problem}", HINT)
+    if problem:
+        return SettingError("image_uri", "", f"is empty, so the image is built locally, but {problem}", HINT)
+    for doubt in _doubts():
+        warn(f"the image is built locally, and {doubt}")
+    return None
 
 
 def _problem() -> str | None:

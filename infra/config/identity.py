@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import pulumi
 import pulumi_aws as aws
@@ -13,6 +14,9 @@ from infra.errors import Refusal, SettingError, warn
 from infra.tags import tags
 from infra.types import Location
 
+if TYPE_CHECKING:
+    from infra.config.plan import Plan
+
 DESTROY = "change it back, or `pulumi destroy` first"
 # Fields whose change would replace what instances use, and end half-way, or lose the runs.
 FIXED = {
@@ -20,11 +24,10 @@ FIXED = {
     "vpc_id": DESTROY,
     "vpc_cidr": DESTROY,
     "role_path": f"{DESTROY}: instances and tasks use these roles",
-    "permissions_boundary": f"{DESTROY}: instances and tasks use these roles",
 }
 
 
-def identity(args: RayClusterArgs, location: Location) -> dict[str, str]:
+def identity_of(args: RayClusterArgs, location: Location) -> dict[str, str]:
     """Values that can't change while a cluster is up; Outputs, which can't be compared, are left out."""
     fixed = {name: getattr(args, name) for name in FIXED}
     if location.existing:
@@ -34,15 +37,14 @@ def identity(args: RayClusterArgs, location: Location) -> dict[str, str]:
 
 
 def check_identity(
-    name: pulumi.Output[str], previous: pulumi.Output[Mapping[str, str]], current: Mapping[str, str], prefix: str
+    name: pulumi.Output[str], previous: pulumi.Output[Mapping[str, str]], current: Mapping[str, str]
 ) -> pulumi.Output[str]:
     """Name of the cluster, after a check that its identity is unchanged.
 
     Args:
-        name: Name of the cluster; known in a preview if this state has it.
+        name: Name of the cluster.
         previous: Identity at the first `pulumi up`.
         current: Identity now.
-        prefix: Name prefix of the cluster's components.
 
     Raises:
         Refusal: While Pulumi resolves the Output.
@@ -52,9 +54,32 @@ def check_identity(
         _refuse_change(previous, current)
         return name
 
-    if pulumi.runtime.is_dry_run():
-        name.apply(lambda text: None if isinstance(text, str) else _warn_of_second(prefix), run_with_unknowns=True)
     return pulumi.Output.all(name, previous).apply(lambda values: check(*values))
+
+
+def check_new(name: pulumi.Output[str], plan: Plan, prefix: str, opts: pulumi.InvokeOptions) -> None:
+    """In a preview, refuse a new cluster without an image or a network, and warn about another cluster of this name.
+
+    A cluster that is up, whose name a preview knows, has both already. An update can't tell, and is only warned.
+
+    Raises:
+        SettingError: While Pulumi resolves the Output.
+    """
+
+    def check(name: Any) -> None:
+        if isinstance(name, str):
+            if plan.image_problem:
+                warn(f"{plan.image_problem} (this machine could not build a changed image)")
+            return
+        _warn_of_second(prefix, opts)
+        for problem in (plan.image_problem, plan.network_problem):
+            if problem:
+                raise problem
+
+    if pulumi.runtime.is_dry_run():
+        name.apply(check, run_with_unknowns=True)
+    else:
+        check("")
 
 
 def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> None:
@@ -72,10 +97,10 @@ def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> N
         raise SettingError(key, current[key], f"differs from the cluster's, {was or 'none'}", FIXED[key])
 
 
-def _warn_of_second(prefix: str) -> None:
+def _warn_of_second(prefix: str, opts: pulumi.InvokeOptions) -> None:
     """Warn about a cluster of this name that another state has created."""
     try:
-        groups = aws.ec2.get_security_groups(tags=tags(f"{prefix}-network-tasks-group")).ids
+        groups = aws.ec2.get_security_groups(tags=tags(f"{prefix}-network-tasks-group"), opts=opts).ids
     except Exception:  # The SDK raises a bare Exception for every error of the provider.
         return
     if groups:

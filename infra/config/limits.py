@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from infra.config.args import RayClusterArgs
 from infra.definitions import policies
-from infra.errors import SettingError
+from infra.errors import Refusal
 from infra.types import Location, NodeSpec, known
 from ray_on_ecs.contract import secrets_prefix
 
@@ -46,7 +46,7 @@ def check(
     nodes: Sequence[NodeSpec],
     default_tags: Mapping[str, str],
 ) -> None:
-    """Raise a SettingError for a setting beyond a limit; `nodes` are head and workers, and Outputs are not counted."""
+    """Raise a Refusal for a setting beyond a limit; `nodes` are head and workers, and Outputs are not counted."""
     name = prefix + SUFFIX
     for limit in (*_of_roles(args, name, location, nodes), *_of_nodes(name, location, nodes)):
         _compare(limit)
@@ -61,8 +61,8 @@ def check(
 
 def _compare(limit: Limit) -> None:
     if limit.size > limit.most:
-        problem = f"make {limit.size} {limit.what}, of at most {limit.most}"
-        raise SettingError(limit.field, f"{limit.count} values", problem, limit.hint)
+        text = f"its {limit.count} values make {limit.size} {limit.what}, of at most {limit.most}; {limit.hint}"
+        raise Refusal(limit.field, text)
 
 
 def _of_nodes(name: str, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
@@ -80,7 +80,9 @@ def _of_nodes(name: str, location: Location, nodes: Sequence[NodeSpec]) -> Itera
 def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
     for field in ("task_policy_arns", "instance_policy_arns"):
         count = len(getattr(args, field))
-        yield Limit(field, count, count, 10, "managed policies of a role", "combine policies")
+        # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html: 10, and up to 25 on request.
+        most, less = (10, "combine policies, or set check_quotas to false if your account's quota is higher")
+        yield Limit(field, count, count, most if args.check_quotas else 25, "managed policies of a role", less)
     buckets, secrets = (
         [known(value) for value in values if known(value)] for values in (args.data_buckets, args.job_secrets)
     )

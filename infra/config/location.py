@@ -150,7 +150,7 @@ def locate(
     endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)
     by_type = _offerings(args, caller.region, worker_zones, opts)
     suitable = _common_zones(args, caller.region, zones, by_type, by_service)
-    _check_zones(args, worker_zones, suitable, existing)
+    _check_zones(args, caller.region, zones, worker_zones, suitable, by_type, by_service, existing)
     return Location(
         **vars(caller),
         zones=zones,
@@ -248,6 +248,10 @@ def _common_zones(
     needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
     common, others = {*zones}, [region]
     for key, value, offered in needs:
+        if not offered:
+            problem = f"is not offered in any zone of {region}"
+            hint = "check its spelling, and separate several by commas; or use another region"
+            raise SettingError(key, value, problem, hint if key != "nat_gateway" else "keep it at true")
         if not common & offered:
             problem = f"is not offered in any zone of {region}" + (
                 f" together with {' and '.join(others[1:])}" if others[1:] else ""
@@ -259,17 +263,34 @@ def _common_zones(
 
 
 def _check_zones(
-    args: RayClusterArgs, zones: Sequence[str], suitable: Sequence[str], existing: ExistingNetwork | None
+    args: RayClusterArgs,
+    region: str,
+    of_region: Sequence[str],
+    zones: Sequence[str],
+    suitable: Sequence[str],
+    by_type: Offerings,
+    by_service: Offerings,
+    existing: ExistingNetwork | None,
 ) -> None:
+    """Refuse a first zone without all types, and others, which are for workers alone, without theirs."""
     if existing and args.availability_zones and tuple(args.availability_zones) != tuple(existing.subnets):
         problem = f"must be the zones of subnet_ids, {', '.join(existing.subnets)}"
         hint = "use their zones in the same order, or leave it empty"
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
-    for zone in zones:
-        if zone not in suitable:
-            field = "subnet_ids" if existing else "availability_zones"
-            problem = f"does not offer {_types(args)}"
-            raise SettingError(field, zone, problem, f"use {' or '.join(suitable)}, or another type")
+    for_workers = set[str]().union(*(by_type[name] for name in args.worker_instance_types))
+    for_workers = for_workers.intersection(*by_service.values())
+    field = "subnet_ids" if existing else "availability_zones"
+    for number, zone in enumerate(zones):
+        fit = for_workers if number else suitable
+        if zone not in of_region:
+            problem = f"is not an availability zone of {region}"
+            raise SettingError(field, zone, problem, f"use {' or '.join(of_region)}, or set aws:region")
+        if zone not in fit:
+            types = " or ".join(args.worker_instance_types) if number else _types(args)
+            subnet = existing.subnets[zone] if existing else zone
+            problem = f"is in {zone}, which does not offer {types}" if existing else f"does not offer {types}"
+            hint = f"use {' or '.join(sorted(fit))}, or another type"
+            raise SettingError(field, subnet if isinstance(subnet, str) else zone, problem, hint)
 
 
 def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, set[str]]) -> tuple[str, ...]:

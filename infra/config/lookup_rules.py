@@ -20,6 +20,7 @@ GIB = 2**30
 # Names of the VPC's Route 53 Resolver in DHCP options; only it resolves private hosted zones.
 # https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html
 VPC_RESOLVERS = {"AmazonProvidedDNS", "169.254.169.253"}
+CUSTOM_DNS = "uses custom DNS servers ({})"
 EMPTY = ("",)
 PRIVATE = "use a private subnet, whose route table leads to a NAT gateway or to VPC endpoints"
 
@@ -47,7 +48,11 @@ class Rule(NamedTuple):
         if values[0] is None:
             return ""
         is_fit = self.fits(*values) if callable(self.fits) else values[0] in self.fits
-        return "" if is_fit else self.problem.format(values[0])
+        return "" if is_fit else self.problem.format(", ".join(values[0]) if _is_list(values[0]) else values[0])
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
 
 
 def warning(fields: str, fits: Collection[Any] | Callable[..., bool], problem: str, hint: str = "") -> Rule:
@@ -69,27 +74,24 @@ def arn(partition: str, region: str, account: str, *, shared: bool) -> list[Rule
 POLICY = [Rule("path", lambda path: not path.startswith("/aws-service-role/"), "is only for service-linked roles")]
 
 
-def key(arn: str) -> list[Rule]:
-    """Rules for a KMS key."""
-    return [
-        # An alias can move to another key, and data that is already encrypted does not follow it.
-        Rule("arn", (arn,), "is an alias of {}", "use that ARN"),
-        Rule("key_spec", ("SYMMETRIC_DEFAULT",), "is of type {}", "use a symmetric key"),
-        Rule("key_usage", ("ENCRYPT_DECRYPT",), "is for {}", "use a key for encryption"),
-        Rule("key_state enabled", lambda state, _: state == "Enabled", "is {}", "enable it, or use another"),
-        # Its policy admits only one service, and no grants.
-        Rule("key_manager", ("CUSTOMER",), "is managed by {}", "use your own key, or leave it empty for AWS keys"),
-        warning("valid_to", EMPTY, "has imported material that expires at {}, and all data with it", "import it again"),
-    ]
+KEY = [
+    Rule("key_spec", ("SYMMETRIC_DEFAULT",), "is of type {}", "use a symmetric key"),
+    Rule("key_usage", ("ENCRYPT_DECRYPT",), "is for {}", "use a key for encryption"),
+    Rule("key_state enabled", lambda state, _: state == "Enabled", "is {}", "enable it, or use another"),
+    # Its policy admits only one service, and no grants.
+    Rule("key_manager", ("CUSTOMER",), "is managed by {}", "use your own key, or leave it empty for AWS keys"),
+    warning("valid_to", EMPTY, "has imported material that expires at {}, and all data with it", "import it again"),
+]
 
 
 def encryption(field: str, key_arn: pulumi.Input[str], hint: str, *, is_warning: bool) -> list[Rule]:
     """The stack's roles may use the stack's key, unless it is an Output that could be any, and AWS's keys."""
     if not isinstance(key_arn, str):
         return []
-    names = ("", "secretsmanager", "s3", key_arn.rpartition("/")[2])
+    names = ("", key_arn.rpartition("/")[2])
     problem = "is encrypted with the KMS key {}, which the stack's roles can't use"
-    return [Rule(field, lambda key: (key or "").rpartition("/")[2] in names, problem, hint, is_warning)]
+    # An alias that could not be looked up may be of the stack's key.
+    return [Rule(field, lambda key: "alias/" in key or key.rpartition("/")[2] in names, problem, hint, is_warning)]
 
 
 def bucket(region: str, *, is_warning: bool) -> list[Rule]:
@@ -108,6 +110,21 @@ BUCKET = [
         "add a lifecycle rule with NoncurrentVersionExpiration",
     ),
     warning("retention", EMPTY, "locks objects for {}, so that deleted checkpoints stay billed", "use another"),
+    warning("expiration", EMPTY, "has a lifecycle rule that deletes the runs {}", "exclude runs/ from that rule"),
+    warning(
+        "archive",
+        EMPTY,
+        "has a lifecycle rule that moves the runs to {}, from where training can't read them",
+        "exclude runs/ from that rule",
+    ),
+]
+DATA_BUCKET = [
+    warning(
+        "payer",
+        ("BucketOwner",),
+        "makes its requester pay, and refuses requests without that header",
+        "copy it once: `aws s3 cp --request-payer requester`",
+    )
 ]
 
 
@@ -216,14 +233,13 @@ def vpc(account: str, region: str, vpc_id: str) -> list[Rule]:
     ]
 
 
-DHCP_OPTIONS = [
-    warning(
-        "domain_name_servers",
-        lambda servers: not servers or bool(VPC_RESOLVERS & set(servers)),
-        "uses custom DNS servers ({})",
-        "let these forward queries for *.internal to the VPC's resolver, or workers do not find the head",
-    )
-]
+def dhcp_options(cidr_block: str) -> list[Rule]:
+    """Rule for DNS servers: the VPC's resolver has names, and the third address of the VPC's first block."""
+    resolvers = {*VPC_RESOLVERS, str(ipaddress.ip_network(cidr_block)[2])}
+    hint = "let these forward queries for *.internal to the VPC's resolver, or workers do not find the head"
+    return [
+        warning("domain_name_servers", lambda servers: not servers or bool(resolvers & {*servers}), CUSTOM_DNS, hint)
+    ]
 
 
 def subnet(vpc_id: str, nodes: int) -> list[Rule]:

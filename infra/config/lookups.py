@@ -6,6 +6,7 @@ A denied call is a warning that names the IAM action, or a refusal where the pla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ class Question:
     Attributes:
         field: Setting.
         value: Name or ARN of the resource.
-        action: IAM action of the call; empty if AWS is not asked.
+        action: IAM action of the call.
         call: Raises an exception if the resource is absent or the caller lacks the permission.
         rules: Conditions on the answer.
         hint: Way out if the resource is absent or unfit.
@@ -75,10 +76,15 @@ def ask(question: Question, opts: Options = None) -> Any:
             problem = f"could not be looked up ({question.action}: {reason}), and {fate}"
             _tell(question, question.denied, problem, f"grant the caller {question.action}, or try again")
         return None
-    for rule in question.rules:
+    judge(question, question.rules, answer)
+    return answer
+
+
+def judge(question: Question, conditions: Sequence[Rule], answer: Any) -> None:
+    """Refuse an unfit answer with a SettingError, or warn about it."""
+    for rule in conditions:
         if problem := rule.problem_of(answer):
             _tell(question, WARN if rule.is_warning else REFUSE, problem, rule.hint or question.hint)
-    return answer
 
 
 def _tell(question: Question, consequence: str, problem: str, hint: str) -> None:
@@ -96,11 +102,10 @@ def check(args: RayClusterArgs, caller: Caller, opts: Options = None) -> pulumi.
         `image_uri`, with the current digest in place of a tag in this account's ECR.
     """
     for question in [*_policies(args), *_secrets(args), *_key(args)]:
-        if question.value.startswith("arn:") and question.value.count(":") >= 5:
+        if question.value.startswith("arn:"):
             _, partition, service, region, account, *_ = question.value.split(":")
             conditions = rules.arn(caller.partition, caller.region, caller.account, shared=service != "iam")
-            parts = SimpleNamespace(partition=partition, region=region, account=account)
-            ask(Question(question.field, question.value, "", lambda opts, parts=parts: parts, conditions))
+            judge(question, conditions, SimpleNamespace(partition=partition, region=region, account=account))
         ask(question, opts)
     for question in _buckets(args, caller):
         ask(question, opts)
@@ -128,8 +133,17 @@ def _secrets(args: RayClusterArgs) -> Iterator[Question]:
         to_use = f"use kms_key_arn or AWS's key{way}"
         conditions = rules.encryption("kms_key_id", args.kms_key_arn, to_use, is_warning=bool(way))
         for arn in named[field]:
-            call = partial(aws.secretsmanager.get_secret, arn=arn)
-            yield Question(field, arn, "secretsmanager:DescribeSecret", call, conditions, hint)
+            yield Question(field, arn, "secretsmanager:DescribeSecret", partial(_secret, arn), conditions, hint)
+
+
+def _secret(arn: str, opts: Options) -> aws.secretsmanager.GetSecretResult:
+    """A secret, with the ARN of its key in place of an alias."""
+    secret = aws.secretsmanager.get_secret(arn=arn, opts=opts)
+    key = secret.kms_key_id or ""
+    if "alias/" in key and "alias/aws/" not in key:
+        with suppress(Exception):  # denied: the alias stays
+            pulumi.set(secret, "kms_key_id", aws.kms.get_key(key_id=key, opts=opts).arn)
+    return secret
 
 
 def _key(args: RayClusterArgs) -> Iterator[Question]:
@@ -141,7 +155,7 @@ def _key(args: RayClusterArgs) -> Iterator[Question]:
     """
     for key in _known(args.kms_key_arn):
         call = partial(aws.kms.get_key, key_id=key)
-        yield Question("kms_key_arn", key, "kms:DescribeKey", call, rules.key(key))
+        yield Question("kms_key_arn", key, "kms:DescribeKey", call, rules.KEY)
     roles = {"AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com"} if args.kms_key_arn else {}
     if args.spot:
         roles["AWSServiceRoleForEC2Spot"] = "spot.amazonaws.com"
@@ -162,9 +176,13 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
     conditions = rules.bucket(region, is_warning=args.nat_gateway or bool(args.vpc_id))
+    to_use = "set kms_key_arn to that key, or add a policy to task_policy_arns"
+    of_facts = rules.DATA_BUCKET + rules.encryption("kms_key", key, to_use, is_warning=True)
     for source in _known(*args.data_buckets):
-        call = partial(buckets.get, source.partition("/")[0])
-        yield Question("data_buckets", source, "s3:ListBucket", call, conditions, "use existing buckets")
+        name, hint = source.partition("/")[0], "use existing buckets"
+        yield Question("data_buckets", source, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
+        facts = partial(buckets.facts, name, region, caller.account)
+        yield Question("data_buckets", source, "s3:GetEncryptionConfiguration", facts, of_facts, hint, IGNORE, IGNORE)
 
 
 def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[str]:
@@ -223,7 +241,7 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     vpc = ask(Question("vpc_id", vpc_id, "ec2:DescribeVpcs", call, conditions, hint), opts)
     if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
         call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
-        ask(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, rules.DHCP_OPTIONS), opts)
+        ask(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, rules.dhcp_options(vpc.cidr_block)), opts)
     conditions = rules.subnet(vpc_id, 1 + args.workers.max_count + args.cpu_workers.max_count)
     subnets: dict[str, pulumi.Input[str]] = {}
     for name in _known(*args.subnet_ids):

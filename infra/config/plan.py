@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, limits, lookups, prices, quotas
+from infra.config import docker, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
 from infra.definitions.sizing import InstanceType, TaskSize, cpu_worker_size, head_size, worker_size
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
+from infra.tags import stack_tags
 from infra.types import Location, NodeSpec, Scale
 
 
@@ -31,6 +32,8 @@ class Plan:
         gpus: Number of GPUs that a job requests by default.
         image_uri: Training image, pinned by its digest where that is known; empty to build one.
         default_tags: Default tags of the AWS provider.
+        image_problem: Reason why this machine can't build the image.
+        network_problem: Reason why AWS would refuse another network.
     """
 
     location: Location
@@ -39,6 +42,8 @@ class Plan:
     gpus: int
     image_uri: pulumi.Input[str]
     default_tags: Mapping[str, str]
+    image_problem: SettingError | None
+    network_problem: SettingError | None
 
     @property
     def hourly_usd(self) -> float | None:
@@ -65,8 +70,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     if args.is_stack:
         check_account(caller.account)
     image_uri = lookups.check(args, caller, opts)
-    if not args.image_uri:
-        docker.check(is_up=lambda: quotas.is_deployed(opts), preview=pulumi.runtime.is_dry_run())
+    image_problem, network_problem = None if args.image_uri else docker.check(), None
     existing = network_of_program(args)
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)
@@ -74,7 +78,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     nodes = _nodes(args, location, opts)
     lookups.check_machine_images(args, nodes.values(), opts)
     if args.check_quotas:
-        quotas.check(
+        network_problem = quotas.check(
             caller.region,
             *nodes.values(),
             new_network=not existing,
@@ -86,6 +90,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     if not existing:
         _check_room(args, sum(node.max_count for node in priced))
     tags = aws.get_default_tags(opts=opts).tags
+    rules.default_tags(tags, {*args.tags, "Name", *stack_tags()})
     limits.check(args, prefix, location, priced, tags)
     scales = {"workers": args.workers, "cpu-workers": args.cpu_workers}
     return Plan(
@@ -95,6 +100,8 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         gpus=args.workers.default_job_count * nodes["workers"].task.gpus,
         image_uri=image_uri,
         default_tags=tags,
+        image_problem=image_problem,
+        network_problem=network_problem,
     )
 
 

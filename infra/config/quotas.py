@@ -16,7 +16,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.errors import SettingError, error_reason, warn
-from infra.tags import stack_tags
 from infra.types import NodeSpec
 
 
@@ -59,12 +58,13 @@ def check(
     new_network: bool,
     nat_gateway: bool = True,
     opts: pulumi.InvokeOptions | None = None,
-) -> None:
+) -> SettingError | None:
     """Raise a SettingError for head and workers beyond a quota; warn once about quotas that can't be read.
 
-    `new_network` is false only if the VPC exists: that of a stack that is up already counts.
+    Returns:
+        The reason why AWS would refuse another network, which matters only to a new cluster.
     """
-    unread = []
+    unread, network_problem = [], None
     needed = {quota: [(node, _vcpus(node, quota)) for node in nodes] for quota in QUOTAS}
     quotas = [quota for quota, vcpus in needed.items() if any(count for _, count in vcpus)]
     if new_network:
@@ -80,13 +80,14 @@ def check(
             unread.append(f"{quota.name!r} (no value)")
         elif quota in needed:
             _check_vcpus(quota, needed[quota], region, answer.value)
-        elif used >= answer.value and not is_deployed(opts):
+        elif used >= answer.value:
             problem = f"is empty, so a VPC is created, but {region} has {used} of {answer.value:g} {quota.name}"
             less = "delete one, use an existing network (vpc_id and subnet_ids)"
-            raise SettingError("vpc_id", "", problem, HINT.format(quota.code, less))
+            network_problem = SettingError("vpc_id", "", problem, HINT.format(quota.code, less))
     if unread:
         problem = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
         warn(f"{problem}: {', '.join(unread)}; continuing")
+    return network_problem
 
 
 def _check_vcpus(quota: Quota, vcpus: list[tuple[NodeSpec, int]], region: str, allowed: float) -> None:
@@ -99,19 +100,6 @@ def _check_vcpus(quota: Quota, vcpus: list[tuple[NodeSpec, int]], region: str, a
     problem = f"needs {needed} vCPUs for {instances}, but the quota {quota.name!r} in {region} is {allowed:g}"
     less = "use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
     raise SettingError(largest.key, ",".join(largest.instance_types), problem, HINT.format(quota.code, less))
-
-
-def is_deployed(opts: pulumi.InvokeOptions | None = None) -> bool:
-    """True if a security group has the tag of this project or stack: also after a rename, or a failed `pulumi up`.
-
-    True as well if AWS does not say: a check that is for new stacks alone must not stop one that is up.
-    """
-    own = [aws.ec2.GetSecurityGroupsFilterArgs(name=f"tag:{key}", values=[tag]) for key, tag in stack_tags().items()]
-    try:
-        return any(aws.ec2.get_security_groups(filters=[tag], opts=opts).ids for tag in own)
-    except Exception as error:
-        warn(f"the stack could not be looked up with ec2:DescribeSecurityGroups ({error_reason(error)})")
-        return True
 
 
 def quota_of(instance_type: str, *, spot: bool = False) -> Quota | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from infra.definitions.containers import OWN_VARIABLES
 from infra.definitions.policies import ECR_IMAGE
-from infra.errors import SettingError
+from infra.errors import SettingError, warn
 from infra.tags import TAG_PREFIX
 from infra.types import known
 
@@ -40,6 +40,26 @@ SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
 EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+# General purpose buckets can't have the names of access points and of other kinds of buckets, nor of IP addresses.
+RESERVED_BUCKET = r"(xn--|sthree-|amzn-s3-demo-).*|.*(-s3alias|--ol-s3|\.mrap|--x-s3|--table-s3)|(\d+\.){3}\d+|.*\.\..*"
+# https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html
+POLICY_ARN = r"arn:[\w-]+:iam::(\d{12}|aws):policy/[\w+=,.@/-]+"
+SECRET_ARN = r"arn:[\w-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@!-]+"
+KEY_ARN = r"arn:[\w-]+:kms:[a-z0-9-]+:\d{12}:key/[\w-]+"
+VARIABLE = r"[A-Za-z_]\w*"
+# Variables of ECS, of AWS's credentials, which would replace those of the task role, and of the image.
+OWN_PREFIXES = ("ECS_", "AWS_ACCESS", "AWS_SECRET", "AWS_SESSION", "AWS_PROFILE", "AWS_CONTAINER_", "AWS_ROLE_")
+OWN_PREFIXES += (
+    "AWS_WEB_IDENTITY",
+    "AWS_SHARED_",
+    "AWS_CONFIG_FILE",
+    "RAY_ON_ECS_",
+    "PATH",
+    "PYTHONPATH",
+    "LD_PRELOAD",
+)
+LOG_VARIABLE = "RAY_ON_ECS_LOG"
+SECRET_VARIABLE = r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY)$"
 # Tags by which ECS finds its instances, and AWS's users this stack.
 OWN_TAGS = {"name", "amazonecsmanaged"}
 TAG_TEXT = r"[\w .:/=+\-@]{{{},{}}}"
@@ -55,7 +75,9 @@ def not_empty(field: str, values: Sequence[str]) -> None:
 
 def at_least_0(field: str, value: float) -> None:
     """A count, a number of days or an amount."""
-    if not 0 <= value < math.inf:
+    if not math.isfinite(value):
+        raise SettingError(field, value, "is not a finite number", "use e.g. 50, or 0")
+    if value < 0:
         raise SettingError(field, value, "must not be negative", "use a number, or 0")
 
 
@@ -126,11 +148,9 @@ def data_buckets(field: str, values: Sequence[str]) -> None:
 
 
 def _check_bucket(field: str, value: str, name: str, prefix: str) -> None:
-    # Directory buckets (S3 Express One Zone) need s3express:CreateSession, which the task roles don't have.
-    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-express-security-iam.html
-    if name.endswith("--x-s3"):
-        problem = "is a directory bucket, which needs other IAM permissions"
-        raise SettingError(field, value, problem, "use a general purpose bucket")
+    if re.fullmatch(RESERVED_BUCKET, name):
+        problem = "is a directory bucket, an access point or another name that S3 reserves"
+        raise SettingError(field, value, problem, "use the name of a general purpose bucket")
     if not re.fullmatch(BUCKET, name) or re.search(r"[*?\s]|//|^/|\$\{", prefix):
         hint = "use the name of a bucket, without s3:// and wildcards; only data_buckets take bucket/prefix"
         raise SettingError(field, value, "is not an S3 bucket", hint)
@@ -138,8 +158,39 @@ def _check_bucket(field: str, value: str, name: str, prefix: str) -> None:
 
 def environment(field: str, values: Mapping[str, str]) -> None:
     """Environment variables that the containers don't set themselves."""
-    for variable in values.keys() & OWN_VARIABLES:
-        raise SettingError(field, variable, "is reserved for the cluster's containers", "use another name")
+    for variable in values:
+        if variable in OWN_VARIABLES or (variable.startswith(OWN_PREFIXES) and variable != LOG_VARIABLE):
+            raise SettingError(field, variable, "is reserved for the cluster's containers", "use another name")
+        if not re.fullmatch(VARIABLE, variable, re.ASCII):
+            hint = "use letters, digits and _, e.g. NCCL_DEBUG=INFO"
+            raise SettingError(field, variable, "is not the name of an environment variable", hint)
+        if re.search(SECRET_VARIABLE, variable, re.I):
+            warn(
+                f"{field}: {variable} is plain in the state and in task definitions; give jobs secrets with job_secrets"
+            )
+
+
+def policy_arn(field: str, value: str | Sequence[str]) -> None:
+    """ARNs of IAM policies."""
+    _check_arns(field, value, POLICY_ARN, "an IAM policy", "arn:aws:iam::123456789012:policy/NAME")
+
+
+def secret_arn(field: str, value: str | Sequence[str]) -> None:
+    """ARNs of Secrets Manager secrets."""
+    example = "arn:aws:secretsmanager:us-west-2:123456789012:secret:NAME-a1b2c3"
+    _check_arns(field, value, SECRET_ARN, "a Secrets Manager secret", example)
+
+
+def key_arn(field: str, value: str) -> None:
+    """ARN of a KMS key: an alias can move to another key, and data that is already encrypted does not follow it."""
+    example = "arn:aws:kms:us-west-2:123456789012:key/KEY-ID"
+    _check_arns(field, value, KEY_ARN, "a KMS key", f"{example}, which `aws kms describe-key` prints also for an alias")
+
+
+def _check_arns(field: str, value: str | Sequence[str], pattern: str, kind: str, example: str) -> None:
+    for arn in (value,) if isinstance(value, str) else value:
+        if arn and not re.fullmatch(pattern, arn, re.ASCII):
+            raise SettingError(field, arn, f"is not the ARN of {kind}", f"use e.g. {example}")
 
 
 def tags(field: str, values: Mapping[str, str]) -> None:
@@ -161,6 +212,16 @@ def tags(field: str, values: Mapping[str, str]) -> None:
             raise SettingError(field, tag, "is not a valid tag for all AWS services", hint)
         if name.lower().startswith("aws:"):
             raise SettingError(field, tag, "uses the prefix aws:, which AWS reserves", hint)
+
+
+def default_tags(values: Mapping[str, str], own: Collection[str]) -> None:
+    """Default tags of the AWS provider, which it adds to the tags of a resource with other keys."""
+    tags("aws:defaultTags", {name: value for name, value in values.items() if name not in own})
+    folded = {name.lower(): name for name in own}
+    for name in values:
+        if folded.get(name.lower(), name) != name:
+            problem = f"differs only in case from the tag {folded[name.lower()]}, and IAM ignores case"
+            raise SettingError("aws:defaultTags", name, problem, "use the same case, or another key")
 
 
 def role_path(field: str, value: str) -> None:

@@ -20,8 +20,8 @@ from ray_on_ecs.signals import SIGNALLED, leave_terminals, open_terminals
 ABOUT = """\
 Train on your own cluster from your laptop.
 
-By default, commands use the cluster of the Pulumi stack that is selected in this folder, and reach it through AWS
-Session Manager. With --local they use this machine, and with --compose the cluster of docker/compose.yaml.
+By default, commands use the cluster of the Pulumi stack that is selected in this folder, and reach it through its S3
+bucket. With --local they use this machine, and with --compose the cluster of docker/compose.yaml.
 
 \b
   ray-on-ecs run --num-workers 2 train.py --lr 1  train with your script

@@ -18,8 +18,8 @@ PROJECT_FILES = ("Pulumi.yaml", "Pulumi.yml", "Pulumi.json")
 PULUMI_SECONDS = 120.0
 PULUMI = "https://www.pulumi.com/docs/install/"
 INSTALL_PULUMI = (
-    "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or --local "
-    "to use this machine"
+    "install Pulumi, or give the stack's outputs as --outputs FILE (pulumi stack output --json > FILE), or export "
+    "RAY_ON_ECS_CLUSTER=s3://BUCKET, or --local to use this machine"
 )
 # The output of a program that makes a RayCluster.
 CONNECTION = "connection"

@@ -59,7 +59,7 @@ def emulate(given: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     print("files and logs:", out)
     program = Program(given.project.resolve(), "first", given.stack, {}, given.region)
-    program = program.changed(dict(pair.split("=", 1) for pair in given.config))
+    program = program.changed(dict(given.config))
     first = Stack(out / "first", program)
     with aws.running(given.region, out / "aws.log") as url, provider_running(first.terraform):
         aws.create_prerequisites()

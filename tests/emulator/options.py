@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import botocore.session
+
 
 @dataclass
 class Step:
@@ -20,7 +22,35 @@ class Step:
 
 def changes(text: str) -> dict[str, str]:
     """Keys and values from key=value[,key=value]; a value may have commas."""
-    return dict(pair.split("=", 1) for pair in re.split(r",(?=[\w:.-]+=)", text) if pair)
+    return dict(map(pair, filter(None, re.split(r",(?=[\w:.-]+=)", text))))
+
+
+def pair(text: str) -> tuple[str, str]:
+    """A key and its value."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    if key == "aws:region":
+        raise argparse.ArgumentTypeError("aws:region is the option --region here")
+    return key, value
+
+
+def region(text: str) -> str:
+    """A region of any partition."""
+    session = botocore.session.get_session()
+    regions = [
+        name for kind in session.get_available_partitions() for name in session.get_available_regions("ec2", kind)
+    ]
+    if text not in regions:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a region of AWS, e.g. us-west-2")
+    return text
+
+
+def project(text: str) -> Path:
+    """Folder of a Pulumi program."""
+    if not (Path(text) / "Pulumi.yaml").is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} has no Pulumi.yaml")
+    return Path(text)
 
 
 def then(text: str) -> Step:
@@ -51,10 +81,10 @@ def options() -> argparse.ArgumentParser:
         prog="make emulate", description="The stack on an emulated AWS: see tests/emulator/README.md."
     )
     add = parser.add_argument
-    add("--project", type=Path, default=Path(), help="folder of the Pulumi program (this one)")
+    add("--project", type=project, default=Path(), help="folder of the Pulumi program (this one)")
     add("--stack", default="dev", help="the stack's name (dev)")
-    add("--config", action="append", default=[], metavar="KEY=VALUE", help="a key of the configuration")
-    add("--region", default="us-west-2", help="the region, of any partition (us-west-2)")
+    add("--config", action="append", type=pair, default=[], metavar="KEY=VALUE", help="a key of the configuration")
+    add("--region", type=region, default="us-west-2", help="the region, of any partition (us-west-2)")
     step: Any = {"action": "append", "dest": "steps", "default": []}
     add("--then", type=then, **step, metavar="KEY=VALUE[,…]", help="update the stack; stack=NAME renames it")
     add("--state", type=second, **step, metavar="NAME[,KEY=VALUE…]", help="create it again, under another state")

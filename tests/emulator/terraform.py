@@ -131,5 +131,6 @@ def warnings(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text from the first error on, without the frame that Terraform draws around a message."""
-    return " ".join(re.sub(r"[│╷╵]", " ", text[max(text.find("Error: "), 0) :]).split())
+    """Text from the first error on, without Terraform's frame and the place of a data source, as Pulumi shows it."""
+    line = " ".join(re.sub(r"[│╷╵]", " ", text[max(text.find("Error: "), 0) :]).split())
+    return re.sub(r"^Error: (.*?),? with data\..*", r"\1", line)

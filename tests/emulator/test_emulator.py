@@ -256,3 +256,28 @@ def test_replacement_comes_first_under_another_name(tmp_path: Path) -> None:
     assert after["aws_iam_role"]["a"]["lifecycle"] == {"create_before_destroy": True}
     assert after["aws_iam_role"]["b"] == {"name": "given"}
     assert after["aws_route"]["c"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--config", "workerCount"], "argument --config: 'workerCount' is not KEY=VALUE"),
+        (["--config", "=3"], "argument --config: '=3' is not KEY=VALUE"),
+        (["--config", "aws:region=eu-west-1"], "argument --config: aws:region is the option --region here"),
+        (["--then", "workerCount"], "argument --then: 'workerCount' is not KEY=VALUE"),
+        (["--then", "a=1,aws:region=x"], "argument --then: aws:region is the option --region here"),
+        (["--state", "copy,stack"], "argument --state: 'stack' is not KEY=VALUE"),
+        (["--region", "us-west2"], "argument --region: 'us-west2' is not a region of AWS, e.g. us-west-2"),
+        (["--project", "nowhere"], "argument --project: 'nowhere' has no Pulumi.yaml"),
+    ],
+)
+def test_mistakes_in_options_are_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        options().parse_args(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {line}\n")
+
+
+@pytest.mark.parametrize("region", ["us-west-2", "cn-north-1", "us-gov-west-1"])
+def test_regions_of_every_partition_are_taken(region: str) -> None:
+    assert options().parse_args(["--region", region, "--config", "tags=a=b,c=d"]).region == region

@@ -24,6 +24,7 @@ from pulumi.runtime import mocks, rpc
 
 from infra.config import buckets, docker, prices
 from infra.definitions.sizing import InstanceType, TaskSize
+from infra.errors import SettingError
 from infra.types import NodeSpec, Price
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
@@ -87,7 +88,7 @@ class Cloud(mocks.Mocks):
     region: str = REGION
     default_tags: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
-    docker: Callable[[Callable[[], bool], bool], list[str]] = lambda is_up, preview: []
+    image_problem: SettingError | None = None
     secret_keys: tuple[str, ...] = ()
     preview: bool = False
     is_up: bool = False
@@ -140,8 +141,7 @@ class Cloud(mocks.Mocks):
         clients = mock.patch.object(prices, "client", return_value=self)
         s3 = mock.patch.object(buckets, "s3", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
-        asked = mock.Mock(side_effect=lambda is_up, preview: self.messages.extend(self.docker(is_up, preview)))
-        no_docker = mock.patch.object(docker, "check", asked)
+        no_docker = mock.patch.object(docker, "check", return_value=self.image_problem)
         with environment, clients, s3, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
             drained()
         return results[0]

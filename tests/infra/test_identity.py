@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pulumi
@@ -9,12 +10,12 @@ import pytest
 
 from infra.choices import Choices, ChoicesArgs
 from infra.config import RayClusterArgs
-from infra.config.identity import check_identity, identity
+from infra.config.identity import check_identity, check_new, identity_of
 from infra.config.location import Caller, ask_caller, check_account, locate
+from infra.errors import SettingError
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud, group_tags
 
 OTHER = "999999999999"
-BOUNDARY = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
 
 
 def account(cloud: Cloud) -> Caller:
@@ -76,14 +77,21 @@ def test_a_missing_account_is_a_warning(cloud: Cloud, warnings: list[str]) -> No
 NAME = "ray-on-ecs-ray-dev-c0ffee"
 
 
-def name_of(cloud: Cloud, **fields: Any) -> str | None:
+def name_of(
+    cloud: Cloud,
+    image_problem: SettingError | None = None,
+    network_problem: SettingError | None = None,
+    **fields: Any,
+) -> str | None:
     """Name of the cluster after the check; a preview of a new cluster does not know it."""
 
     def program() -> pulumi.Output[str]:
         args = RayClusterArgs(**fields)
-        now = identity(args, locate(args, ask_caller(), None))
+        now = identity_of(args, locate(args, ask_caller(), None))
         choices = Choices("choices", ChoicesArgs(name=f"{CLUSTER}-ray", zones=["us-west-2a"], identity=now))
-        return check_identity(choices.cluster_name, choices.identity, now, CLUSTER)
+        plan = SimpleNamespace(image_problem=image_problem, network_problem=network_problem)
+        check_new(choices.cluster_name, plan, CLUSTER, pulumi.InvokeOptions(parent=choices))  # ty: ignore
+        return check_identity(choices.cluster_name, choices.identity, now)
 
     return cloud.value(cloud.run(program))
 
@@ -99,7 +107,6 @@ def test_an_unchanged_cluster_passes(change: dict[str, Any]) -> None:
         ({"account": OTHER}, f"aws:allowedAccountIds: the stack is in account {OTHER}, and these credentials are of"),
         ({"region": "eu-west-1"}, "aws:region: 'us-west-2', but this stack is up in eu-west-1; `pulumi config set"),
         ({"role_path": "/teams/"}, "role_path: '/' differs from the cluster's, /teams/; change it back, or `pulumi"),
-        ({"permissions_boundary": BOUNDARY}, f"permissions_boundary: '' differs from the cluster's, {BOUNDARY}; "),
         ({"vpc_id": "vpc-0b"}, "vpc_id: '' differs from the cluster's, vpc-0b; change it back, or `pulumi destroy`"),
         ({"bucket_name": "runs"}, "bucket_name: '' differs from the cluster's, runs; change it back, or copy the runs"),
         ({"vpc_cidr": "10.1.0.0/16"}, "vpc_cidr: '10.0.0.0/16' differs from the cluster's, 10.1.0.0/16; change"),
@@ -139,6 +146,38 @@ def test_an_update_creates_it_without_a_question(warnings: list[str]) -> None:
     cloud = Cloud(security_groups=(group_tags(),))
     assert name_of(cloud) == NAME
     assert not warnings
+
+
+IMAGE = SettingError("image_uri", "", "is empty, and Docker is not installed", "start it")
+NETWORK = SettingError("vpc_id", "", "is empty, and the quota is full", "delete one")
+
+
+@pytest.mark.parametrize("problem", [{"image_problem": IMAGE}, {"network_problem": NETWORK}], ids=["image", "network"])
+def test_only_a_preview_of_a_new_cluster_refuses_what_only_that_needs(
+    warnings: list[str], problem: dict[str, SettingError]
+) -> None:
+    [error] = problem.values()
+    with pytest.raises(SettingError) as refused:
+        name_of(Cloud(preview=True), **problem)
+    assert refused.value is error
+    expected = [f"{IMAGE} (this machine could not build a changed image)"] if error is IMAGE else []
+    for cloud in (Cloud(preview=True, is_up=True), Cloud()):
+        assert name_of(cloud, **problem) == NAME
+        assert warnings == expected
+        warnings.clear()
+
+
+def test_a_second_stack_of_the_project_is_new() -> None:
+    """The clusters of other stacks in the account say nothing about this one."""
+    cloud = Cloud(preview=True, stack="prod", security_groups=(group_tags(stack="dev"),))
+    with pytest.raises(SettingError):
+        name_of(cloud, network_problem=NETWORK)
+
+
+def test_the_question_goes_to_the_same_provider(warnings: list[str]) -> None:
+    cloud = Cloud(preview=True, security_groups=(group_tags(),))
+    name_of(cloud)
+    assert len(cloud.providers) == 1
 
 
 def test_a_denied_question_is_no_obstacle(warnings: list[str]) -> None:

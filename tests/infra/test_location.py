@@ -54,15 +54,34 @@ def test_configured_zones_keep_their_order(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(
     ("zone", "not_offered"),
-    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2d", {}), ("us-west-2-lax-1a", {}), ("usw2-az1", {})],
+    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2a", {"m5.xlarge": ("us-west-2a", "us-west-2b")})],
 )
 def test_an_unsuitable_zone_is_refused(cloud: Cloud, zone: str, not_offered: dict[str, tuple[str, ...]]) -> None:
     cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
         location(cloud, availability_zones=[zone])
     assert str(refused.value).startswith(
-        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.xlarge; use us-west-2a or us-west-2"
+        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.xlarge; use us-west-2"
     )
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [
+        "us-west-2d",
+        "us-west-2-lax-1a",
+        "usw2-az1",
+        "us-east-1b",
+        "us-west-2",
+        "us-west-2A",
+        "a",
+        "us-west-2a us-west-2b",
+    ],
+)
+@pytest.mark.parametrize("others", [[], ["us-west-2a"]], ids=["alone", "second"])
+def test_what_is_no_zone_of_the_region_is_refused(cloud: Cloud, zone: str, others: list[str]) -> None:
+    with pytest.raises(SettingError, match=f"^availability_zones: '{zone}' is not an availability zone of us-west-2; "):
+        location(cloud, availability_zones=[*others, zone])
 
 
 def test_a_zone_that_is_kept_must_still_suit(cloud: Cloud) -> None:
@@ -131,8 +150,23 @@ def test_unsuitable_subnets_are_refused(
 def test_one_unsuitable_subnet_of_two_is_named(cloud: Cloud) -> None:
     cloud.not_offered = {"g5.xlarge": ("us-west-2a",)}
     existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2a": "subnet-a"})
-    with pytest.raises(SettingError, match=r"^subnet_ids: 'us-west-2a' does not offer g5\.xlarge and "):
+    with pytest.raises(SettingError, match=r"^subnet_ids: 'subnet-a' is in us-west-2a, which does not offer g5"):
         location(cloud, existing)
+
+
+@pytest.mark.parametrize("field", ["availability_zones", "subnet_ids"])
+def test_only_the_first_zone_needs_the_types_of_the_head(cloud: Cloud, field: str) -> None:
+    cloud.not_offered = {"m5.xlarge": ("us-west-2a",)}
+
+    def place(*zones: str) -> tuple[str, ...]:
+        if field == "availability_zones":
+            return location(cloud, availability_zones=zones).worker_zones
+        subnets = {zone: f"subnet-{zone[-1]}" for zone in zones}
+        return location(cloud, ExistingNetwork(vpc_id="vpc-0a1b", subnets=subnets)).worker_zones
+
+    assert place("us-west-2b", "us-west-2a") == ("us-west-2b", "us-west-2a")
+    with pytest.raises(SettingError, match=rf"^{field}: '(us-west-2a|subnet-a)' .*does not offer g5.xlarge and m5"):
+        place("us-west-2a", "us-west-2b")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +187,7 @@ def test_denied_offerings_leave_configured_zones(
     [
         ("getInstanceTypeOfferings", "availability_zones: instance type offerings of us-west-2 could not be read "),
         ("getAvailabilityZones", "availability_zones: the zones of us-west-2 could not be read (ec2:DescribeAvailab"),
-        ("getRegion", "aws:region: AWS could not be called (invoke of aws:index/getRegion:getRegion failed: "),
+        ("getRegion", "aws:region: AWS could not be called (AccessDenied: not authorized ()"),
     ],
 )
 def test_denied_calls_are_one_line(cloud: Cloud, silent: str, line: str) -> None:

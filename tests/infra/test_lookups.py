@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -112,11 +113,15 @@ def disks(root: dict[str, str], data: dict[str, str] | None = None) -> dict[str,
     return {"block_device_mappings": mappings}
 
 
+def lifecycle(*rules: dict[str, Any]) -> dict[str, Any]:
+    """Enabled lifecycle rules of a bucket."""
+    return {"get_bucket_lifecycle_configuration": {"Rules": [{"Status": "Enabled", **rule} for rule in rules]}}
+
+
 # Unfit answers by function and the rule's fields.
 UNFIT: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("getPolicy", "path"): [{"path": "/aws-service-role/"}],
-    ("getSecret", "kms_key_id"): [{"kms_key_id": OTHER_KEY}, {"kms_key_id": "alias/teams"}],
-    ("getKey", "arn"): [{"arn": OTHER_KEY}],
+    ("getSecret", "kms_key_id"): [{"kms_key_id": OTHER_KEY}],
     ("getKey", "key_spec"): [{"key_spec": "RSA_2048"}, {"key_spec": "HMAC_256"}],
     ("getKey", "key_usage"): [{"key_usage": "SIGN_VERIFY"}, {"key_usage": "KEY_AGREEMENT"}],
     ("getKey", "key_state enabled"): [
@@ -152,6 +157,20 @@ UNFIT: dict[tuple[str, str], list[dict[str, Any]]] = {
             }
         }
     ],
+    ("S3", "expiration"): [
+        lifecycle({"Expiration": {"Days": 7}}),
+        lifecycle({"Expiration": {"Days": 7}, "Prefix": ""}),
+        lifecycle({"Expiration": {"Days": 7}, "Prefix": "runs"}),
+        lifecycle({"Expiration": {"Days": 7}, "Filter": {}}),
+        lifecycle({"Expiration": {"Days": 7}, "Filter": {"Prefix": "runs/faces-"}}),
+        lifecycle({"Expiration": {"Days": 7}, "Filter": {"ObjectSizeGreaterThan": 2**20}}),
+        lifecycle({"Expiration": {"Days": 7}, "Filter": {"And": {"Prefix": "runs/", "ObjectSizeLessThan": 9}}}),
+        lifecycle({"Expiration": {"Date": datetime(2027, 1, 1, tzinfo=UTC)}}),
+    ],
+    ("S3", "archive"): [
+        lifecycle({"Transitions": [{"Days": 30, "StorageClass": name}]}) for name in ("GLACIER", "DEEP_ARCHIVE")
+    ],
+    ("S3", "payer"): [{"get_bucket_request_payment": {"Payer": "Requester"}}],
     ("getImage", "image_size_in_bytes"): [{"image_size_in_bytes": 40 * 2**30}],
     ("getAmi", "state"): [{"state": "pending"}, {"state": "deregistered"}],
     ("getAmi", "architecture"): [{"architecture": "arm64"}, {"architecture": "i386"}],
@@ -209,7 +228,7 @@ HARMLESS: dict[str, str] = {
     # The ARN has account and region; a secret to be deleted is absent for the provider.
     "getSecret": "arn created_date description id last_changed_date name policy region tags type",
     # A replica of a multi-Region key is a key; custom key stores serve EBS, S3 and ECR.
-    "getKey": "aws_account_id cloud_hsm_cluster_id creation_date custom_key_store_id customer_master_key_spec "
+    "getKey": "arn aws_account_id cloud_hsm_cluster_id creation_date custom_key_store_id customer_master_key_spec "
     "deletion_date description expiration_model grant_tokens id key_id multi_region "
     "multi_region_configurations origin pending_deletion_window_in_days region xks_key_configurations",
     # Service-linked roles have only one form.
@@ -380,26 +399,72 @@ def test_each_field_of_an_answer_is_judged_or_harmless(row: Row) -> None:
 
 
 def test_silent_s3_says_nothing(cloud: Cloud, warnings: list[str]) -> None:
-    [row] = [row for row in ROWS if row.function == "S3"]
-    calls = ("bucket_versioning", "bucket_lifecycle_configuration", "object_lock_configuration", "bucket_encryption")
+    calls = (
+        *("bucket_versioning", "bucket_lifecycle_configuration", "object_lock_configuration", "bucket_encryption"),
+        "bucket_request_payment",
+    )
     cloud.s3_answers = {"head_bucket": "403", "head_bucket_by_owner": "403"} | {f"get_{call}": "403" for call in calls}
-    cloud.run(lambda: lookups.ask(row.question))
+    for row in [row for row in ROWS if row.function == "S3"]:
+        cloud.run(lambda row=row: lookups.ask(row.question))
     cloud.s3_answers = {**cloud.s3_answers, "get_bucket_versioning": {"Status": "Enabled"}}
-    cloud.run(lambda: lookups.ask(row.question))
+    for row in [row for row in ROWS if row.function == "S3"]:
+        cloud.run(lambda row=row: lookups.ask(row.question))
     assert not warnings
 
 
-EXPIRES = {"Rules": [{"Status": "Enabled", "NoncurrentVersionExpiration": {"NoncurrentDays": 7}}]}
+VERSIONS_EXPIRE = {"NoncurrentVersionExpiration": {"NoncurrentDays": 7}}
 
 
-def test_a_bucket_whose_versions_expire_is_fit(cloud: Cloud, warnings: list[str]) -> None:
+@pytest.mark.parametrize(
+    "rules",
+    [
+        lifecycle(VERSIONS_EXPIRE),
+        lifecycle({**VERSIONS_EXPIRE, "Prefix": ""}),
+        lifecycle({**VERSIONS_EXPIRE, "Filter": {"Prefix": "runs/"}}),
+        lifecycle(VERSIONS_EXPIRE, {"Expiration": {"Days": 7}, "Filter": {"Prefix": "logs/"}}),
+        lifecycle(VERSIONS_EXPIRE, {"Expiration": {"Days": 7}, "Filter": {"Tag": {"Key": "a", "Value": "b"}}}),
+        lifecycle(VERSIONS_EXPIRE, {"Expiration": {"ExpiredObjectDeleteMarker": True}}),
+        lifecycle(VERSIONS_EXPIRE, {"Status": "Disabled", "Expiration": {"Days": 7}}),
+        lifecycle(VERSIONS_EXPIRE, {"Transitions": [{"Days": 30, "StorageClass": "STANDARD_IA"}]}),
+        lifecycle(VERSIONS_EXPIRE, {"Transitions": [{"Days": 0, "StorageClass": "INTELLIGENT_TIERING"}]}),
+        lifecycle(VERSIONS_EXPIRE, {"Transitions": [{"Days": 30, "StorageClass": "GLACIER_IR"}]}),
+        lifecycle(VERSIONS_EXPIRE, {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7}}),
+    ],
+)
+def test_a_bucket_that_keeps_runs_and_ends_versions_is_fit(
+    cloud: Cloud, warnings: list[str], rules: dict[str, Any]
+) -> None:
     cloud.s3_answers = {
         "get_bucket_versioning": {"Status": "Enabled"},
-        "get_bucket_lifecycle_configuration": EXPIRES,
+        **rules,
         "get_object_lock_configuration": {"ObjectLockConfiguration": {"ObjectLockEnabled": "Enabled"}},
     }
     cloud.run(lambda: look_up(bucket_name="company-runs"))
     assert not warnings
+
+
+@pytest.mark.parametrize(
+    "where", [{"Prefix": "logs/"}, {"Filter": {"Prefix": "runs/a"}}, {"Filter": {"Tag": {"Key": "a", "Value": "b"}}}]
+)
+def test_a_rule_for_other_objects_ends_no_versions_of_runs(
+    cloud: Cloud, warnings: list[str], where: dict[str, Any]
+) -> None:
+    rule = lifecycle({**VERSIONS_EXPIRE, **where})
+    cloud.s3_answers = {"get_bucket_versioning": {"Status": "Enabled"}, **rule}
+    cloud.run(lambda: look_up(bucket_name="company-runs"))
+    [line] = warnings
+    assert "keeps noncurrent versions for ever" in line
+
+
+def test_an_alias_is_that_of_its_key(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.answers = {"getSecret": {"kmsKeyId": "alias/teams"}, "getKey": {"arn": KEY}}
+    cloud.run(lambda: look_up(**REGISTRY, kms_key_arn=KEY))
+    assert not warnings
+    cloud.answers["getKey"] = {"arn": OTHER_KEY}
+    with pytest.raises(SettingError, match=r"^registry_secret_arn: .* is encrypted with the KMS key .*key/2, "):
+        cloud.run(lambda: look_up(**REGISTRY))
+    cloud.silent = ("getKey",)
+    assert cloud.run(lambda: look_up(**REGISTRY))
 
 
 FOREIGN = [
@@ -427,13 +492,6 @@ def test_foreign_arns_are_recognized_before_a_call(
     with pytest.raises(SettingError, match=f"^{field}: '{value}' .*{name}"):
         cloud.run(lambda: look_up(**more))
     assert not cloud.calls
-
-
-@pytest.mark.parametrize("value", ["arn:", "arn:aws", "arn:aws:kms:us-west-2", "alias/company", "key", ":::::"])
-def test_what_is_no_arn_is_left_to_aws(cloud: Cloud, value: str) -> None:
-    cloud.absent = ("getKey",)
-    with pytest.raises(SettingError, match=f"^kms_key_arn: '{value}' could not be found "):
-        cloud.run(lambda: look_up(kms_key_arn=value))
 
 
 def test_policies_of_aws_are_attached_in_every_account(cloud: Cloud, warnings: list[str]) -> None:
