@@ -407,7 +407,6 @@ def test_wildcard_statements_have_conditions_or_are_harmless(everything: Cloud) 
         [*LOOK_AT_GROUPS, SPOT_PRICES],
         list(LOOK_AT_INSTANCE),
     )
-    cluster = f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/ray-on-ecs-ray-dev-c0ffee"
     for statement in wide:
         if statement["Action"] not in harmless:
             [[(key, value)]] = [condition.items() for condition in statement["Condition"].values()]
