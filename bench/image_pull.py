@@ -50,7 +50,7 @@ def _measure(blob: Path, kind: str) -> Layer:
     command = [UNPACK[kind], "-dc", str(blob)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        unpacked = sum(map(len, iter(partial(process.stdout.read, 1 << 20), b"")))  # ty: ignore[missing-attribute]
+        unpacked = sum(map(len, iter(partial(process.stdout.read, 1 << 20), b"")))  # ty: ignore[missing-union-attribute]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     with tempfile.TemporaryDirectory(dir=blob.parents[3]) as folder:
