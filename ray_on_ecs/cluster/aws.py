@@ -17,7 +17,7 @@ READ_SECONDS: float = 30
 ATTEMPTS: int = 3
 
 
-def call(service: str, stack: Stack, method: str, **arguments: Any) -> Any:
+def call(service: str, stack: Stack, method: str, /, **arguments: Any) -> Any:
     """Call AWS. A key that its answer lacks, at any depth, raises ResourceError when it is looked up.
 
     Raises:

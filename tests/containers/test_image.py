@@ -15,6 +15,19 @@ for folder, _, files in os.walk("/usr"):
             print(name)
 """
 
+# The large CUDA libraries that no other library links or loads by name.
+UNUSED = """
+import pathlib, subprocess, sysconfig
+packages = pathlib.Path(sysconfig.get_path("purelib"))
+files = [path for path in packages.rglob("*.so*") if not path.is_symlink()]
+stem = {str(path): path.name.partition(".so")[0].removeprefix("lib") for path in files}
+large = {stem[str(path)] for path in files if "/nvidia/" in str(path) and path.stat().st_size > 20e6}
+search = ["grep", "--text", "--only-matching", "--with-filename", "--fixed-strings", "--file=-", "--null", *stem]
+found = subprocess.run(search, input="\\n".join(large).encode(), capture_output=True, env={"LC_ALL": "C"}).stdout
+pairs = {tuple(line.decode().split("\\0")) for line in set(found.splitlines())}
+print(len(large), *sorted(large - {name for path, name in pairs if name != stem[path]}))
+"""
+
 
 def inside(engine: Engine, image: str, *command: str) -> str:
     """Run a command in a temporary container of the image and return its output."""
@@ -48,6 +61,12 @@ def test_cuda_libraries_are_not_duplicated(engine: Engine, image: str) -> None:
     assert len(cuda) > 20, "the search finds CUDA's libraries"
     twice = sorted(name for name in set(cuda) if cuda.count(name) > 1)
     assert not twice
+
+
+def test_each_large_cuda_library_is_loaded_by_another(engine: Engine, image: str) -> None:
+    number, *unused = inside(engine, image, "python", "-c", UNUSED).split()
+    assert int(number) > 15, "the search finds CUDA's libraries"
+    assert not unused
 
 
 def test_packages_are_complete(engine: Engine, image: str) -> None:
