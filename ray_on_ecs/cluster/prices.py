@@ -23,7 +23,7 @@ def total_usd(stack: Stack, info: ClusterInfo, instances: Iterable[InstanceKind]
     on_demand = info["prices"] or {}
     spot: Mapping[str, float] = {}
     if any(kind.market == SPOT for kind in rented):
-        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)))
+        spot = spot_prices(aws.call("ec2", stack, "describe_spot_price_history", **spot_question(info)), info)
     prices = [(spot if kind.market == SPOT else on_demand).get(kind.instance_type or "") for kind in rented]
     if None in prices:
         raise ResourceError("the stack has no price of a node")
