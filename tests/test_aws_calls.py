@@ -28,6 +28,9 @@ LAPTOP, SESSIONS, DEPLOYER = "trainer.json", "sessions.json", "deployer*.json"
 HEAD, WORKER, CPU_WORKER = "head", "worker", "cpu-worker"
 TASKS = HEAD, WORKER, CPU_WORKER
 ALL = LAPTOP, *TASKS
+LOOKERS = LAPTOP, HEAD
+# Who administers the account; these commands are in no policy of the project.
+ADMINISTRATOR = ""
 
 CLUSTER, BUCKET = "ray-on-ecs-ray-dev-c0ffee", "training-bucket"
 SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hf-a1b2c3"
@@ -45,6 +48,12 @@ RESOURCES: dict[str, tuple[str, ...]] = {
     "data": ("arn:aws:s3:::my-data/train/0.tar",) * 2,
     "cluster": (f"arn:aws:ecs:{OF_REGION}:cluster/{CLUSTER}",) * 2,
     "service": (f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-head-1a2b",) * 2,
+    "workers": (
+        f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-workers-1a2b",
+        f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-workers-service",
+    ),
+    "provider": (f"arn:aws:ecs:{OF_REGION}:capacity-provider/ray-on-ecs-workers-provider-1a2b",) * 2,
+    "target": (f"arn:aws:application-autoscaling:{OF_REGION}:scalable-target/0a1b",) * 2,
     "task": (f"arn:aws:ecs:{OF_REGION}:task/{CLUSTER}/0a1b",) * 2,
     "node": (f"arn:aws:ecs:{OF_REGION}:container-instance/{CLUSTER}/0a1b",) * 2,
     "cluster-info": (
@@ -97,19 +106,17 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("cluster/aws_status.py", "describe_auto_scaling_groups"): {
         LAPTOP: "autoscaling:DescribeAutoScalingGroups anything"
     },
-    ("cluster/aws_status.py", "describe_scaling_activities"): {
-        LAPTOP: "autoscaling:DescribeScalingActivities anything"
-    },
     ("cluster/aws_status.py", "describe_services"): {LAPTOP: "ecs:DescribeServices service"},
-    ("cluster/aws_status.py", "describe_tasks"): {LAPTOP: "ecs:DescribeTasks task"},
-    ("cluster/aws_status.py", "list_tasks"): {LAPTOP: "ecs:ListTasks node"},
+    ("cluster/prices.py", "describe_spot_price_history"): {LAPTOP: "ec2:DescribeSpotPriceHistory anything"},
+    ("cluster/scale_in.py", "describe_alarms"): {LAPTOP: "cloudwatch:DescribeAlarms anything"},
+    ("cluster/scale_in.py", "describe_scalable_targets"): {
+        LAPTOP: "application-autoscaling:DescribeScalableTargets anything"
+    },
     ("cluster/clusters.py", "head_bucket"): {LAPTOP: "s3:ListBucket bucket"},
     ("cluster/session.py", "start_session"): {SESSIONS: "ssm:StartSession instance, ssm:StartSession document"},
     ("cluster/session.py", "terminate_session"): {SESSIONS: "ssm:TerminateSession session"},
-    ("cli/doctor.py", "describe_alarms"): {LAPTOP: "cloudwatch:DescribeAlarms anything"},
     ("cli/doctor.py", "describe_instance_information"): {LAPTOP: "ssm:DescribeInstanceInformation anything"},
     ("cli/doctor.py", "get_caller_identity"): {LAPTOP: ""},
-    ("cli/status.py", "describe_spot_price_history"): {LAPTOP: "ec2:DescribeSpotPriceHistory anything"},
     ("cluster_info.py", "get_parameter"): {HEAD: "ssm:GetParameter cluster-info"},
     ("node/metrics.py", "put_metric_data"): {HEAD: "cloudwatch:PutMetricData anything"},
     ("node/replacement.py", "describe_auto_scaling_groups"): {WORKER: "autoscaling:DescribeAutoScalingGroups anything"},
@@ -117,6 +124,25 @@ CALLS: dict[tuple[str, str], Needs] = {
         WORKER: "autoscaling:DescribeAutoScalingInstances anything"
     },
     ("node/replacement.py", "set_instance_health"): {WORKER: "autoscaling:SetInstanceHealth group"},
+    ("node/scaling.py", "describe_auto_scaling_groups"): {HEAD: "autoscaling:DescribeAutoScalingGroups anything"},
+    ("node/scaling.py", "describe_container_instances"): {HEAD: "ecs:DescribeContainerInstances node"},
+    ("node/scaling.py", "describe_services"): {HEAD: "ecs:DescribeServices service"},
+    ("node/scaling.py", "list_container_instances"): {HEAD: "ecs:ListContainerInstances cluster"},
+    ("node/scaling.py", "list_services"): {HEAD: "ecs:ListServices anything"},
+    ("node/scaling.py", "set_desired_capacity"): {HEAD: "autoscaling:SetDesiredCapacity group"},
+    ("node/scaling.py", "terminate_instance_in_auto_scaling_group"): {
+        HEAD: "autoscaling:TerminateInstanceInAutoScalingGroup group"
+    },
+    ("node/scaling.py", "update_service"): {HEAD: "ecs:UpdateService workers"},
+    ("starting/look.py", "describe_auto_scaling_groups"): {LOOKERS: "autoscaling:DescribeAutoScalingGroups anything"},
+    ("starting/look.py", "describe_capacity_providers"): {LOOKERS: "ecs:DescribeCapacityProviders provider"},
+    ("starting/look.py", "describe_container_instances"): {LOOKERS: "ecs:DescribeContainerInstances node"},
+    ("starting/look.py", "describe_scaling_activities"): {LOOKERS: "autoscaling:DescribeScalingActivities anything"},
+    ("starting/look.py", "describe_services"): {LOOKERS: "ecs:DescribeServices service"},
+    ("starting/look.py", "describe_tasks"): {LOOKERS: "ecs:DescribeTasks task"},
+    ("starting/look.py", "list_container_instances"): {LOOKERS: "ecs:ListContainerInstances cluster"},
+    ("starting/look.py", "list_services"): {HEAD: "ecs:ListServices anything"},
+    ("starting/look.py", "list_tasks"): {LOOKERS: "ecs:ListTasks node"},
     ("run/zone_failover.py", "describe_auto_scaling_groups"): {HEAD: "autoscaling:DescribeAutoScalingGroups anything"},
     ("run/zone_failover.py", "describe_scaling_activities"): {HEAD: "autoscaling:DescribeScalingActivities anything"},
     ("run/zone_failover.py", "terminate_instance_in_auto_scaling_group"): {
@@ -161,6 +187,12 @@ CALLS: dict[tuple[str, str], Needs] = {
 TYPED: dict[str, Needs] = {
     "cloudwatch enable-alarm-actions": {LAPTOP: "cloudwatch:EnableAlarmActions alarm"},
     "ecs update-service": {DEPLOYER: "ecs:UpdateService service"},
+    "application-autoscaling register-scalable-target": {
+        DEPLOYER: "application-autoscaling:RegisterScalableTarget target"
+    },
+    "autoscaling resume-processes": {ADMINISTRATOR: ""},
+    "ec2 get-console-output": {ADMINISTRATOR: ""},
+    "iam create-service-linked-role": {ADMINISTRATOR: ""},
     "sso login": {LAPTOP: ""},
     "logs tail": {LAPTOP: "logs:FilterLogEvents log-group"},
 }
@@ -211,7 +243,7 @@ def services() -> frozenset[str]:
         and node.args
         and isinstance(node.args[0], ast.Constant)
         and node.args[0].value in known
-        and _name(node.func) in ("client", "call", "ask", "ask_aws", "_answer", "translated")
+        and _name(node.func) in ("client", "call", "ask", "ask_aws", "listed", "_answer", "translated", "_connect")
     )
 
 
@@ -229,7 +261,8 @@ def calls_in_sources() -> Iterator[tuple[str, str]]:
 
 
 def test_the_table_has_every_call() -> None:
-    assert {"s3", "ssm", "autoscaling", "cloudwatch", "ecs", "ec2", "sts", "secretsmanager"} == services()
+    scaling = {"application-autoscaling", "autoscaling"}
+    assert {"s3", "ssm", "cloudwatch", "ecs", "ec2", "sts", "secretsmanager", *scaling} == services()
     assert set(calls_in_sources()) == CALLS.keys()
 
 
@@ -249,7 +282,9 @@ def account() -> Cloud:
 def statements(who: str, account: Cloud) -> list[Any]:
     """The policy of a person, with the names of the stack, or that of a task."""
     if not who.endswith(".json"):
-        return json.loads(account.resources[f"{who}-task-role-policy"].inputs["policy"])["Statement"]
+        role = account.resources[f"{who}-task-role-policy"].inputs["role"]
+        of_role = [each for each in account.of_type("aws:iam/rolePolicy:RolePolicy") if each.inputs["role"] == role]
+        return [statement for each in of_role for statement in json.loads(each.inputs["policy"])["Statement"]]
     names = {
         "REGION": REGION,
         "ACCOUNT": ACCOUNT,
@@ -290,7 +325,10 @@ def decide(who: str, action: str, resource: str, account: Cloud) -> tuple[bool, 
 
 
 # Actions without resources, with which nothing can be changed; the machine image is AWS's.
-EVERYWHERE = {"autoscaling", "cloudwatch:DescribeAlarms", "ec2", "ssm:DescribeInstanceInformation"}
+EVERYWHERE = {
+    *("application-autoscaling:DescribeScalableTargets", "autoscaling", "cloudwatch:DescribeAlarms", "ec2"),
+    "ssm:DescribeInstanceInformation",
+}
 ROWS = sorted(
     {(name, *row) for table in (CALLS, TYPED, OTHERS) for key, needs in table.items() for row in rows(needs)
      for name in [" ".join(key) if isinstance(key, tuple) else key]}
@@ -301,7 +339,9 @@ ROWS = sorted(
 def test_who_makes_a_call_may_make_it(call: str, who: str, action: str, resource: str, account: Cloud) -> None:
     here, elsewhere = decide(who, action, resource, account)
     assert here, f"{who} lacks {action} on {RESOURCES[resource]} for {call}"
-    harmless = resource == "machine-image" or (resource == "anything" and {action, action.split(":")[0]} & EVERYWHERE)
+    harmless = resource in ("machine-image", "provider") or (
+        resource == "anything" and {action, action.split(":")[0]} & EVERYWHERE
+    )
     if who != DEPLOYER and not harmless:  # its names begin like those of the project's other stacks
         assert not elsewhere, f"{who} has {action} in other clusters"
 
