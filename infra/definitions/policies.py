@@ -67,7 +67,6 @@ WRITE_SECRETS = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
 WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": "the token is for the whole registry; the pull is restricted to a repository",
     "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
-    "ecs:ListServices": "returns names; a condition restricts the cluster",
     SPOT_PRICES: "spot prices are public and have no resource",
     **dict.fromkeys(
         (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
@@ -252,14 +251,9 @@ def scaling(*, cluster_arn: str, service_name: str, group_arn: str) -> Policy:
     may not pass; the head and its workers are one trust domain.
     """
     of_cluster, _, name = cluster_arn.partition(":cluster/")
-    in_cluster = {"Condition": {"ArnEquals": {"ecs:cluster": cluster_arn}}}
     return _policy(
         _allow([SET_COUNT], f"{of_cluster}:service/{name}/{service_name}"),
-        _allow(["ecs:DescribeServices"], f"{of_cluster}:service/{name}/*"),
         _allow([SET_CAPACITY, END_INSTANCE], group_arn),
-        _allow(["ecs:ListContainerInstances"], cluster_arn),
-        {**_allow(["ecs:DescribeContainerInstances"], f"{of_cluster}:container-instance/*"), **in_cluster},
-        {**_allow(["ecs:ListServices"], "*"), **in_cluster},
     )
 
 

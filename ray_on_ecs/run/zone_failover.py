@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from ray_on_ecs.aws import client
+from ray_on_ecs.aws import DENIED, client
 from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.starting.cause import explain
@@ -27,11 +27,10 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 20.0  # AWS throttles more frequent requests
 # Time without a new instance after which a zone that has only some of the instances is given up for another.
 PATIENCE = timedelta(minutes=5)
-# AWS's codes of requests that stay wrong, as for a subnet or an instance that is gone; and those of IAM and SCPs, which
-# only a person changes. After other failures, such as throttling or a lost answer, the next look repeats the request.
+# AWS's codes of requests that stay wrong, as for a subnet or an instance that is gone. A denied one only a person
+# changes. After other failures, such as throttling or a lost answer, the next look repeats the request.
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html
 INVALID = {"ValidationError"}
-DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 
 
 def autoscaling_client() -> Any:

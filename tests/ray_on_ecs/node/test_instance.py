@@ -61,6 +61,7 @@ def test_ray_starts_with_the_labels(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(worker.RECONNECT, worker.RECONNECT_SECONDS)  # so that what the code sets is taken back
     monkeypatch.setattr("sys.argv", ["ray-worker", "--num-cpus=4"])
     monkeypatch.setattr(worker, "join_blocker", lambda host: None)
+    monkeypatch.setattr(worker.notice, "start", lambda *_: None)  # its thread would go on after the test
     monkeypatch.setattr(worker.process, "ray_start", start)
     assert worker.start() == 0
     assert started[2:] == [*labels.flags(), "--num-cpus=4"]
