@@ -42,6 +42,8 @@ from ray_on_ecs.errors import one_line
 
 # Before a failed save is repeated: storage that fails, such as a full disk, needs time, and each copy blocks training.
 RETRY_SECONDS = 30.0
+# Between two saves for events that make it more probable that a node is reclaimed.
+EXTRA_SECONDS = 60.0
 # For the save in progress when a script fails: less than the 30 s that the runner gives it after SIGTERM.
 LAST_SECONDS = 20.0
 LAST_ATTEMPTS = 3  # to store the last state of a training
@@ -158,6 +160,7 @@ class Checkpointer:
         self._epoch_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._is_due = False
         self._saved_for: set[str] = set()
+        self._extra_at = -math.inf
         self._has_other_weights = False
         self._saved_step = 0
         self._taken_at = time.monotonic()
@@ -400,17 +403,18 @@ class Checkpointer:
     def _decide(self, seconds: float, events: set[str], is_step: bool) -> tuple[bool, float | None]:
         """Decide on rank 0, `seconds` before a node is reclaimed, on a save and the deadline of a stop (Unix time).
 
-        There is one save for each event that makes it more probable that a node is reclaimed.
+        There is one save for each event that makes it more probable that a node is reclaimed, at most one a minute.
         """
         elapsed = time.monotonic() - self._taken_at
         is_time = elapsed >= self._every_seconds or (self._save.error is not None and elapsed >= RETRY_SECONDS)
         deadline = None if math.isinf(seconds) else time.time() + seconds
-        is_extra = not events <= self._saved_for
+        is_extra = not events <= self._saved_for and time.monotonic() - self._extra_at >= EXTRA_SECONDS
         is_wanted = is_step or ((is_time or self._is_due or is_extra) and not self._save.is_busy)
         if is_wanted and is_extra and deadline is None:
             self._say(f"a node may be reclaimed: saving after step {self.step}")
         if is_wanted:
             self._saved_for |= events
+            self._extra_at = time.monotonic() if is_extra else self._extra_at
         return is_wanted, deadline
 
     def _stop(self, deadline: float) -> None:

@@ -212,6 +212,6 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
     if of_aws["estimated_hourly_usd"] is not None:
         cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
     yield "cost", f"{cost}; disk space, NAT and traffic are extra"
-    lines = "; ".join(each.line for each in of_aws["scale_in"].values())
+    lines = "; ".join(each.line for each in of_aws["scale_in"].values()) or unknown("workers", "scale-in")
     refused = "; ".join(f"{action} {why}" for action, why in of_aws["unknown"].items() if ":" in action)
-    yield "scale-in", lines + (f" (not known: {refused})" if refused else "") if lines else unknown("workers")
+    yield "scale-in", lines + (f" (not known: {refused})" if refused else "")

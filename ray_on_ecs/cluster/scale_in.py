@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ray_on_ecs.cluster import aws, prices
@@ -15,6 +16,9 @@ from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling
 from ray_on_ecs.errors import TrainingError, counted
 from ray_on_ecs.node.ray_status import WORKERS, Node
+
+# A deployment that waits for no run ends within minutes.
+LONG = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def describe(facts: Facts) -> ScaleIn | None:
     kind, scale = facts.kind, facts.scale
     key = "minWorkers" if kind == WORKERS else "minCpuWorkers"
     if not scale["max"]:
-        return None
+        return ScaleIn(f"no {kind} are configured ({key.replace('min', 'max')} is 0)") if kind == WORKERS else None
     if not scale["idle_minutes"]:
         return ScaleIn(f"idle {kind} keep running (idleTimeoutMinutes is 0)")
     if scale["min"] >= scale["max"]:
@@ -82,8 +86,8 @@ def describe(facts: Facts) -> ScaleIn | None:
 def _hindrances(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield what keeps idle nodes running, and the command that ends it."""
     names = facts.names
-    deployment = facts.service and facts.service.deployment
-    if deployment:
+    deployment = facts.service.deployment if facts.service else None
+    if deployment and (deployment.old_tasks or deployment.age(datetime.now(UTC)) >= LONG):
         yield f"{deployment}; ECS does not scale in before its end", ""
     if facts.alarm is not None and not facts.alarm:
         yield f"alarm {names['alarm']} is missing", "pulumi up"

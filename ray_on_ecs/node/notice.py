@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import threading
 import time
@@ -35,8 +34,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 # The instance writes the file every second; an older one may be from before a reboot.
 OLD_SECONDS = 60.0
-# So long before its time, a scheduled event is the end of the instance.
-EVENT_SECONDS = 300.0
+# A scheduled event is the end of its instance from so long before its time until so long after it.
+EVENT_SECONDS, SURVIVED_SECONDS = 300.0, 600.0
 # What is left of EC2's time once Ray's has passed: the last files are stored.
 STORE_SECONDS = 30.0
 # Ray's time on SIGTERM, and that for an end without a time.
@@ -65,10 +64,17 @@ EVENT_STATES = {"active": True, "completed": False, "canceled": False}
 
 @dataclass(frozen=True)
 class End:
-    """An end of the instance: a clause for the log, and its time (Unix time), or None if AWS does not name it."""
+    """End of the instance.
+
+    Attributes:
+        what: A clause for the log.
+        at: Its time (Unix time), or None if AWS does not name it.
+        is_event: True for a scheduled event, for which neither ECS nor EC2 Auto Scaling replaces the instance.
+    """
 
     what: str
     at: float | None
+    is_event: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,13 @@ class Notices:
     recommendation: str = ""
 
     def end(self, now: float) -> End | None:
-        """Return the first end that has begun, or is near."""
-        near = [event for event in self.events if event.at is not None and event.at - now <= EVENT_SECONDS]
-        return min([*self.ends, *near], key=lambda end: math.inf if end.at is None else end.at, default=None)
+        """Return the end that leaves the least time, of those that have begun or are near."""
+        near = [
+            event
+            for event in self.events
+            if event.at is not None and -SURVIVED_SECONDS <= event.at - now <= EVENT_SECONDS
+        ]
+        return min([*self.ends, *near], key=lambda end: deadline_of(end, now), default=None)
 
 
 def of_instance() -> Notices:
@@ -127,10 +137,14 @@ def wait_for_end() -> None:
         time.sleep(POLL_SECONDS)
 
 
-def start(release: Callable[[], None], drain: Callable[[float, str], None]) -> None:
-    """Start a Watch on a thread, on an instance of the stack; it ends with this process."""
+def start(
+    release: Callable[[], None], drain: Callable[[float, str], None], replace: Callable[[], None]
+) -> Callable[[], None]:
+    """Start a Watch on a thread, on an instance of the stack; it ends with this process. Return `Watch.stopping`."""
+    watch = Watch(release, drain, replace)
     if INSTANCE_FILE_VARIABLE in os.environ:
-        threading.Thread(target=Watch(release, drain).run, name="notice", daemon=True).start()
+        threading.Thread(target=watch.run, name="notice", daemon=True).start()
+    return watch.stopping
 
 
 class Watch:
@@ -139,21 +153,30 @@ class Watch:
     Args:
         release: Releases the task's protection for good.
         drain: Has Ray drain the node until a deadline (Unix time), for a reason.
+        replace: Has EC2 Auto Scaling replace the instance.
     """
 
-    def __init__(self, release: Callable[[], None], drain: Callable[[float, str], None]) -> None:
-        self._release, self._drain = release, drain
+    def __init__(
+        self, release: Callable[[], None], drain: Callable[[float, str], None], replace: Callable[[], None]
+    ) -> None:
+        self._release, self._drain, self._replace = release, drain, replace
         self._said: set[str] = set()
         self._what = ""
         self._deadline: float | None = None
-        self._is_released = False
+        self._is_released = self._is_replaced = False
+        self._releasing: threading.Thread | None = None
         self._failing: set[str] = set()
 
     def run(self) -> None:
         """Poll until the process ends."""
         while True:
-            self.poll()
+            self._try("the watch of this instance's notices", self.poll)
             time.sleep(POLL_SECONDS)
+
+    def stopping(self) -> None:
+        """Note SIGTERM, after which the container has no longer than ECS's stop timeout."""
+        if self._deadline is not None:
+            self._deadline = min(self._deadline, time.time() + _drain_seconds())
 
     def poll(self) -> None:
         """Look once. An end holds, whatever follows; a failure is tried again and costs one line."""
@@ -170,14 +193,29 @@ class Watch:
             if self._deadline is None or deadline < self._deadline:
                 self._what, self._deadline = end.what, deadline
                 self._say(f"{end.what}: draining this node")
+            if end.is_event and not self._is_replaced:
+                self._is_replaced = True
+                threading.Thread(target=self._replace, name="replace", daemon=True).start()
         if self._deadline is None:
             return
-        if not self._is_released:
-            self._is_released = self._try("the release of this task's protection", self._release)
+        self._release_soon()
         # Again and again: another head may not know of it, and on SIGTERM Ray sets a later deadline.
         if now < self._deadline:
             deadline = self._deadline
             self._try("the drain of this node", lambda: self._drain(deadline, self._what))
+
+    def _release_soon(self) -> None:
+        """Release the task first, but don't wait for an agent that hangs."""
+
+        def release() -> None:
+            self._is_released = self._try("the release of this task's protection", self._release)
+
+        if self._is_released:
+            return
+        if self._releasing is None or not self._releasing.is_alive():
+            self._releasing = threading.Thread(target=release, name="release", daemon=True)
+            self._releasing.start()
+        self._releasing.join(POLL_SECONDS)
 
     def _try(self, what: str, call: Callable[[], object]) -> bool:
         failure = failure_of(call)
@@ -198,8 +236,16 @@ class Watch:
 def deadline_of(end: End, now: float) -> float:
     """Return Ray's deadline for an end; without a time, or after it, the one that SIGTERM would set."""
     if end.at is None or end.at <= now:
-        return now + float(os.environ.get(DRAIN_VARIABLE) or DRAIN_SECONDS)
+        return now + _drain_seconds()
     return end.at - min(STORE_SECONDS, (end.at - now) / 2)
+
+
+def _drain_seconds() -> float:
+    """Return Ray's time on SIGTERM; a number that is none is its default, since Ray says so itself."""
+    try:
+        return float(os.environ.get(DRAIN_VARIABLE) or DRAIN_SECONDS)
+    except ValueError:
+        return DRAIN_SECONDS
 
 
 def _spot(notice: Any) -> End | None:
@@ -222,7 +268,7 @@ def _event(event: Any) -> End | None:
         is_due = code in EVENT_CODES and EVENT_STATES.get(state, False)
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
-    return End(f"{code} of this instance{_when(at)}", at) if is_due else None
+    return End(f"{code} of this instance{_when(at)}", at, is_event=True) if is_due else None
 
 
 def _iso(text: object) -> float | None:

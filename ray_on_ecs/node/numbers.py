@@ -19,6 +19,7 @@ from typing import Literal
 from ray_on_ecs.cluster_info import Scaling
 from ray_on_ecs.contract import scale_out_stride
 from ray_on_ecs.node.demand import Need
+from ray_on_ecs.starting.states import LIFECYCLE, Phase
 
 # Time in service before an instance without a task may end, and of an instance that does not register with ECS.
 EMPTY_SECONDS, UNREGISTERED_SECONDS = 120.0, 600.0
@@ -27,32 +28,7 @@ EMPTY_SECONDS, UNREGISTERED_SECONDS = 120.0, 600.0
 STALE_SECONDS = 60.0
 
 Stage = Literal["coming", "in service", "not counted"]
-# Lifecycle states of EC2 Auto Scaling. The group's desired capacity does not include those that are not counted. A
-# state that is not listed counts as coming: the instance may be billed, and is not ended.
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-lifecycle.html
-STAGES: dict[str, Stage] = {
-    **dict.fromkeys(("Pending", "Pending:Wait", "Pending:Proceed"), "coming"),
-    "InService": "in service",
-    **dict.fromkeys(
-        ("ReplacingRootVolume", "ReplacingRootVolume:Wait", "ReplacingRootVolume:Proceed", "RootVolumeReplaced"),
-        "coming",
-    ),
-    **dict.fromkeys(
-        ("Terminating", "Terminating:Wait", "Terminating:Proceed", "Terminating:Retained", "Terminated"), "not counted"
-    ),
-    **dict.fromkeys(("Detaching", "Detached", "EnteringStandby", "Standby", "Quarantined"), "not counted"),
-    **dict.fromkeys(
-        (
-            *("Warmed:Pending", "Warmed:Pending:Wait", "Warmed:Pending:Proceed", "Warmed:Pending:Retained"),
-            *("Warmed:Terminating", "Warmed:Terminating:Wait", "Warmed:Terminating:Proceed"),
-            *("Warmed:Terminating:Retained", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Running"),
-            "Warmed:Hibernated",
-        ),
-        "not counted",
-    ),
-}
-# ECS's states of a container instance in which it takes tasks, of ACTIVE, DRAINING, REGISTERING, DEREGISTERING and
-# REGISTRATION_FAILED: an instance in another state is about to end, or to register.
+# ECS's state of a container instance that takes tasks; another one is about to end, or to register.
 TAKES_TASKS = "ACTIVE"
 # Rollout states of a deployment. In a failed one ECS starts no tasks; during one it may be about to place a task on an
 # instance that is empty for a moment. Another state counts as in progress.
@@ -72,8 +48,14 @@ class Member:
 
     @property
     def stage(self) -> Stage:
-        """Its part in the group's capacity."""
-        return STAGES.get(self.state, "coming")
+        """Its part in the group's desired capacity, to which parked, ending and warmed instances do not belong.
+
+        A state that AWS has added counts as coming: the instance may be billed, and is not ended.
+        """
+        phase = LIFECYCLE.get(self.state, Phase.STARTING)
+        if phase is Phase.STARTING and not self.state.startswith("Warmed:"):
+            return "coming"
+        return "in service" if phase is Phase.RUNNING else "not counted"
 
 
 @dataclass(frozen=True)

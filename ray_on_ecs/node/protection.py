@@ -16,6 +16,7 @@ from typing import Any
 
 from ray_on_ecs.errors import failure_of, one_line
 from ray_on_ecs.node import api
+from ray_on_ecs.node.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,6 @@ EXPIRES_MINUTES = 15
 IDLE_SECONDS = 120.0
 # Longer than the agent's timeout for a call to ECS.
 TIMEOUT_SECONDS = 10.0
-# Shorter failures are not reported, for example while Ray starts.
-REPORT_SECONDS = 60.0
 
 
 def start(in_use: Callable[[], bool | None]) -> Callable[[], None]:
@@ -57,8 +56,7 @@ class Protection:
         self._is_set = False
         self._is_over = False
         self._updating = threading.Lock()
-        self._failing_since = math.inf
-        self._is_reported = False
+        self._outage = Outage("the protection of this task")
 
     def run(self) -> None:
         """Poll until the process ends."""
@@ -81,7 +79,11 @@ class Protection:
             self._needed_until = -math.inf
         # Also after a failed check: the protection may have to be renewed.
         update_failure = failure_of(lambda: self._update(now))
-        self._report(now, check_failure or update_failure)
+        cause = check_failure or update_failure
+        if cause:
+            logger.debug(f"the protection of this task has failed and is tried again ({cause})")
+        if line := self._outage.note(cause, now):
+            logger.warning(line)
 
     def release(self) -> None:
         """Release the task for good, because it stops: ECS may refuse to stop a protected one.
@@ -104,19 +106,6 @@ class Protection:
                 logger.debug("this node is idle or stops: releasing its task")
                 put(self._url, {"ProtectionEnabled": False})
                 self._is_set, self._set_at = False, -math.inf
-
-    def _report(self, now: float, cause: str | None) -> None:
-        """Print a failure that has lasted a while, and its end."""
-        if cause is None:
-            if self._is_reported:
-                logger.warning("the protection of this task works again")
-            self._failing_since, self._is_reported = math.inf, False
-            return
-        logger.debug(f"the protection of this task has failed and is tried again ({cause})")
-        self._failing_since = min(self._failing_since, now)
-        if not self._is_reported and now - self._failing_since >= REPORT_SECONDS:
-            self._is_reported = True
-            logger.warning(f"the protection of this task has failed for {REPORT_SECONDS:.0f} s ({cause}); trying again")
 
 
 def put(url: str, state: dict[str, Any]) -> None:

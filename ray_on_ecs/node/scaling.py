@@ -7,20 +7,24 @@ line, and the alarms go on. The thread runs in a stack, which describes its work
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.aws import client
 from ray_on_ecs.cluster_info import ClusterInfo, Scaling, read_cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, CPU_WORKERS_VARIABLE
 from ray_on_ecs.errors import failure_of
-from ray_on_ecs.jobs.record import ENDED, THEN_STOP, Job, goes_on, last_jobs
+from ray_on_ecs.jobs.record import THEN_STOP, Job, goes_on, last_jobs
 from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
+from ray_on_ecs.node.outage import Outage
+from ray_on_ecs.starting import deployments
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ class Scaler:
         self._left: dict[str, int] = {}  # workers that the last run with --then-stop leaves, by kind
         self._stopped: set[str] = set()  # IDs of the jobs of these runs
         self._quiet_until = float("-inf")
-        self._failing: set[str] = set()
+        self._outages: dict[str, Outage] = {}
 
     def run(self, is_up: threading.Event) -> None:
         """Look until the process ends, from when Ray is up."""
@@ -99,14 +103,15 @@ class Scaler:
             # Once: ECS may stop other idle nodes than the run's, and its own are then left.
             self._left = {kind: numbers.left_by(needs[kind], each, began_at, now) for kind, each in limits.items()}
             self._stopped |= {job["submission_id"] for job in new}
-            if all(job["status"] in ENDED for job in jobs):  # else one may be between two starts of its workers
+            if not any(map(goes_on, last_jobs(jobs))):  # else one may be between two starts of its workers
                 self.try_to("release idle nodes", self._release)
         services = self._read_services(info["cluster"], limits)
         groups = self._read_groups(limits)
         for kind, each in limits.items():
             if kind in services and kind in groups:
                 left = self._left.get(kind) if ended else None
-                self._scale(info["cluster"], kind, each, needs[kind], services[kind], groups[kind], left)
+                scale = partial(self._scale, info["cluster"], kind, each, needs[kind], services[kind], groups[kind])
+                self.try_to(f"read the instances of the {kind}", partial(scale, left))
 
     def _scale(
         self,
@@ -132,7 +137,6 @@ class Scaler:
 
     def _make(self, call: Call, cluster: str, service: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         logger.debug(f"scaling: {service['serviceName']}: {call}")
-        name = group["AutoScalingGroupName"]
         if isinstance(call, SetCount):
             self._connect("ecs").update_service(
                 cluster=cluster, service=service["serviceName"], desiredCount=call.number
@@ -143,19 +147,16 @@ class Scaler:
             )
         else:
             self._connect("autoscaling").set_desired_capacity(
-                AutoScalingGroupName=name, DesiredCapacity=call.number, HonorCooldown=False
+                AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=call.number, HonorCooldown=False
             )
 
     def try_to(self, what: str, call: Callable[[], None]) -> bool:
-        """Call a function; print when it begins to fail and works again, and return False if it fails."""
+        """Call a function; print a failure that lasts, and its end. Return False if it fails."""
         cause = failure_of(call)
-        if cause and what not in self._failing:
-            self._failing.add(what)
-            logger.warning(f"scaling: {what}: {cause}; the alarms scale the workers meanwhile")
-        elif not cause and what in self._failing:
-            self._failing.discard(what)
-            logger.warning(f"scaling: {what}: works again")
-        return not cause
+        outage = self._outages.setdefault(what, Outage(f"scaling: {what}"))
+        if line := outage.note(cause, self._now()):
+            logger.warning(line)
+        return cause is None
 
     def _read_services(self, cluster: str, limits: Mapping[str, Scaling]) -> dict[str, dict[str, Any]]:
         """Return ECS's description of the active services, by kind of worker."""
@@ -192,13 +193,15 @@ class Scaler:
             ]:
                 if each.get("capacityProviderName") == provider:
                     tasks = each["runningTasksCount"] + each["pendingTasksCount"]
-                    hosts[each["ec2InstanceId"]] = Host(tasks, each["registeredAt"].timestamp(), each["status"])
+                    registered = each.get("registeredAt")
+                    since = registered.timestamp() if registered else math.inf  # it is still to register
+                    hosts[each["ec2InstanceId"]] = Host(tasks, since, each["status"])
         return hosts
 
 
 def just_ended(jobs: list[Job], now: float) -> list[Job]:
     """Return the last jobs of the runs with --then-stop that ended a moment ago, and are not submitted again."""
-    others_run = any(job["status"] not in ENDED for job in jobs)
+    others_run = any(map(goes_on, last_jobs(jobs)))
     least = SETTLE_SECONDS if others_run else FREE_SECONDS
     return [
         job
@@ -222,7 +225,7 @@ def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping
     ]
     return View(
         count=service["desiredCount"],
-        rollout=_rollout(service.get("deployments", ())),
+        rollout=_rollout(service),
         capacity=group["DesiredCapacity"],
         least=group["MinSize"],
         most=group["MaxSize"],
@@ -232,12 +235,12 @@ def view_of(service: Mapping[str, Any], group: Mapping[str, Any], hosts: Mapping
     )
 
 
-def _rollout(deployments: Iterable[Mapping[str, Any]]) -> str:
+def _rollout(service: Mapping[str, Any]) -> str:
     """Return the state of a service's deployments: those that are not completed, the last one's failure first."""
-    states = {each["status"]: each.get("rolloutState", COMPLETED) for each in deployments}
-    if states.get("PRIMARY") == FAILED:
+    if deployments.failure(service) is not None:
         return FAILED
-    return COMPLETED if set(states.values()) <= {COMPLETED} else IN_PROGRESS
+    states = {each.get("rolloutState", COMPLETED) for each in service.get("deployments", ())}
+    return COMPLETED if states <= {COMPLETED} else IN_PROGRESS
 
 
 def _provider(service: Mapping[str, Any]) -> str:

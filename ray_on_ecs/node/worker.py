@@ -55,9 +55,9 @@ def start() -> int:
     # A name instead of an address: the next head, which Ray reconnects to, may have another address.
     head = f"{host}:{ports.GCS}"
     release = protection.start(partial(demand.node_in_use, head, own))
-    notice.start(release, Draining(head, own).drain)
+    is_stopping = notice.start(release, Draining(head, own).drain, replacement.request)
     arguments = [f"--address={head}", f"--node-ip-address={own}", *labels.flags(), *sys.argv[1:]]
-    return process.ray_start(arguments, before_stop=partial(before_stop, host, release))
+    return process.ray_start(arguments, before_stop=partial(before_stop, host, release, is_stopping))
 
 
 def check_gpus(expected: int) -> None:
@@ -94,8 +94,9 @@ def expected_gpus(arguments: list[str]) -> int:
     return parser.parse_known_args(arguments)[0].num_gpus
 
 
-def before_stop(host: str, release: Callable[[], None]) -> signal.Signals:
+def before_stop(host: str, release: Callable[[], None], is_stopping: Callable[[], None]) -> signal.Signals:
     """Release the task, whose protection could outlast this process; return the signal for Ray."""
+    is_stopping()
     if failure := failure_of(release):
         logger.warning(f"the release of this task's protection has failed ({failure})")
     return stop_signal(host)

@@ -17,10 +17,10 @@ from typing import Any
 from ray_on_ecs.aws import DENIED, client
 from ray_on_ecs.cluster_info import ClusterInfo, Zone
 from ray_on_ecs.errors import one_line
-from ray_on_ecs.starting.cause import explain
+from ray_on_ecs.starting.cause import explain, members
 from ray_on_ecs.starting.launches import RECENT, in_subnets, launch_line, newest_failure, without_ids
 from ray_on_ecs.starting.look import ACTIVITIES, WorkersLook
-from ray_on_ecs.starting.states import CAPACITY, SPOT
+from ray_on_ecs.starting.states import CAPACITY, SPOT, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -118,13 +118,13 @@ class ZoneFailover:
         latest = self._latest()
         if latest and latest != self._workers:  # such as one with more zones, which the line about a shortage asks for
             self._workers, self._is_last, self._invalid_zones = latest, False, set()
+            self._workers_look = self._workers_look.of(latest)
         groups = self._client.describe_auto_scaling_groups(AutoScalingGroupNames=[self._workers["group"]])
         group = next(iter(groups["AutoScalingGroups"]), None)
         if group is None:
+            self._show(f"Auto Scaling group {self._workers['group']} not found; pulumi up creates it")
             return
-        instances = [
-            instance for instance in group["Instances"] if not instance["LifecycleState"].startswith("Terminat")
-        ]
+        instances = members(group, Phase.RUNNING, Phase.STARTING)
         subnets = group["VPCZoneIdentifier"].split(",")
         names = self._zone_names(subnets)
         # None if the group is in a zone that is not the stack's, or in several.

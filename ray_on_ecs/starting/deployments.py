@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ray_on_ecs.errors import counted, one_line
@@ -28,6 +28,10 @@ class Deployment:
 
     since: str | None
     old_tasks: int
+
+    def age(self, now: datetime) -> timedelta:
+        """Return the time since its beginning, none if that is not known."""
+        return now - datetime.fromisoformat(self.since) if self.since else timedelta()
 
     def __str__(self) -> str:
         """Return what is in progress, and what it waits for."""
@@ -51,9 +55,9 @@ def in_progress(service: Mapping[str, Any]) -> Deployment | None:
 
 
 def failure(service: Mapping[str, Any]) -> str | None:
-    """Return ECS's reason for giving up a deployment of a service; None if it has given up none."""
+    """Return ECS's reason for giving up the last deployment of a service; None if it has not given it up."""
     for each in _all(service):
-        if states.ROLLOUTS.get(str(each.get("rolloutState"))) is Phase.FAILED:
+        if each.get("status") == "PRIMARY" and states.ROLLOUTS.get(str(each.get("rolloutState"))) is Phase.FAILED:
             return one_line(each.get("rolloutStateReason") or "ECS gives no reason").removesuffix(".")
     return None
 

@@ -128,6 +128,10 @@ class WorkersLook:
         self._info, self._ask = info, ask
         self._service: str | None = None
 
+    def of(self, info: ClusterInfo) -> WorkersLook:
+        """Return the looks at a changed stack."""
+        return WorkersLook(info, self._ask)
+
     def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
         """Return what AWS tells of the workers, with what it has told of their group."""
         known: dict[str, Any] = {"activities": activities, "types": self._info["types"], "gpus": self._info["gpus"]}

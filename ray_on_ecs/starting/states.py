@@ -21,7 +21,7 @@ class Phase(Enum):
     GONE = "gone"
     PARKED = "parked"  # by a person, until a person continues it
     FAILED = "failed"
-    WITHDRAWN = "withdrawn"  # failed if its message has a reason: see `is_failure`
+    WITHDRAWN = "withdrawn"  # failed if its message has a reason (launches.py)
 
 
 class State(NamedTuple):
@@ -264,7 +264,7 @@ UPDATE = "pulumi up --refresh --run-program repairs it"
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 CAPACITY = _error(
-    r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient|no Spot capacity|"
+    r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient (?!permission)|no Spot capacity|"
     r"Server\.SpotInstance(Termination|Shutdown)",
     "EC2 has no capacity",
     "add zones (availabilityZones or subnetIds), or types",
@@ -288,7 +288,7 @@ LAUNCH_ERRORS = {
         "take them on demand: pulumi config set spot false",
     ),
     "storage quota": _error(
-        r"VolumeLimitExceeded|MaxIOPSLimitExceeded|gp3 storage quota|volume storage",
+        r"VolumeLimitExceeded|MaxIOPSLimitExceeded|(gp|io|st|sc)\d storage|volume storage",
         "the account's quota of EBS storage has no room",
         "ask for more under Service Quotas (Amazon EBS)",
     ),
@@ -336,7 +336,9 @@ LAUNCH_ERRORS = {
         "add zones (availabilityZones or subnetIds), or types",
     ),
     "placement group": _error(
-        r"InvalidPlacementGroup|placement group\b.*(not exist|unknown)", "the placement group does not exist", UPDATE
+        r"InvalidPlacementGroup|placement group\b.*(not exist|unknown|deleted)",
+        "the placement group does not exist",
+        UPDATE,
     ),
     "template": _error(
         r"LaunchTemplate|launch template|InvalidGroup|security group\b.*not exist|InvalidKeyPair|"

@@ -21,7 +21,7 @@ from torch import nn
 from ray_on_ecs import Checkpointer, DistributedSampler, sdk
 from ray_on_ecs.checkpoint import collectives, index
 from ray_on_ecs.checkpoint.background import DivergedError
-from ray_on_ecs.checkpoint.checkpointer import ResumeError
+from ray_on_ecs.checkpoint.checkpointer import EXTRA_SECONDS, ResumeError
 from ray_on_ecs.checkpoint.dcp import Reader, Writer
 from ray_on_ecs.checkpoint.location import RUN_VARIABLE
 from ray_on_ecs.run.metrics import MetricsLog
@@ -174,13 +174,14 @@ def test_each_event_has_one_save(
     monkeypatch.setattr(collectives, "POLL_SECONDS", 0.0)
     monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
     checkpoint = Checkpointer(tmp_path / "checkpoints", model=model, every_seconds=None, keep_last=9)
-    for event in ("", "first", "first", "second", "second"):
+    for event in ("", "first", "first", "second", "third", "third"):
+        checkpoint._extra_at -= EXTRA_SECONDS / 2  # of two events within a minute, the later one waits
         (tmp_path / sdk.EXTRA_SAVE).write_text(event)
         assert not checkpoint.after_step()
         assert checkpoint.wait()
-    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000004"]
+    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000004", "step-000000006"]
     said = "ray-on-ecs: a node may be reclaimed: saving after step {}"
-    assert capsys.readouterr().out.splitlines() == [said.format(2), said.format(4)]
+    assert capsys.readouterr().out.splitlines() == [said.format(step) for step in (2, 4, 6)]
 
 
 def test_event_waits_for_the_save_in_progress(

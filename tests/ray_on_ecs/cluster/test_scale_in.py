@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -40,6 +40,15 @@ def line(**changed: Any) -> str:
     }
     found = describe(Facts(**facts | changed))
     return f"{found.line} | {found.fix}" if found else ""
+
+
+@pytest.mark.parametrize(("minutes", "old_tasks", "is_said"), [(1, 0, False), (11, 0, True), (1, 2, True)])
+def test_deployment_that_waits_for_nothing_ends_soon(minutes: int, old_tasks: int, is_said: bool) -> None:
+    begun = datetime.now(UTC) - timedelta(minutes=minutes)
+    primary = {"status": "PRIMARY", "rolloutState": "IN_PROGRESS", "createdAt": begun, "runningCount": 2}
+    old = [{"status": "ACTIVE", "runningCount": old_tasks}] if old_tasks else []
+    said = line(service=Service(8, 8, None, in_progress({"deployments": [primary, *old]})))
+    assert ("a deployment is in progress" in said) is is_said
 
 
 def test_active_alarm_is_scaling_in() -> None:
@@ -104,5 +113,6 @@ def test_deployment_of_each_state(state: str) -> None:
     assert (deployed(1, state=state) is not None) is (states.ROLLOUTS.get(state) is Phase.STARTING)
 
 
-def test_kind_without_nodes_has_no_line() -> None:
-    assert line(scale={"min": 0, "max": 0, "idle_minutes": 0}) == ""
+def test_kind_without_nodes_is_named() -> None:
+    said = line(scale={"min": 0, "max": 0, "idle_minutes": 0})
+    assert said.startswith("no workers are configured (maxWorkers is 0)")

@@ -3,6 +3,8 @@
 import json
 import os
 import threading
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from ray_on_ecs.node.notice import (
     OLD_SECONDS,
     SPOT_ACTIONS,
     STORE_SECONDS,
+    SURVIVED_SECONDS,
     End,
     Notices,
     Watch,
@@ -72,8 +75,9 @@ def test_active_event_is_an_end_shortly_before_its_time(code: str, state: str, i
     at, notices = NOW + 120, notice.parse({SCHEDULED_EVENTS: events(event(code, state))})
     assert [(each.at, code in each.what) for each in notices.events] == ([(at, True)] if is_due else [])
     assert notices.end(at - EVENT_SECONDS - 1) is None
-    for now in (at - EVENT_SECONDS, at + 3600):  # it is active until it has happened
+    for now in (at - EVENT_SECONDS, at + SURVIVED_SECONDS):
         assert (notices.end(now) is not None) == is_due
+    assert notices.end(at + SURVIVED_SECONDS + 1) is None, "a maintenance window may last hours"
 
 
 def test_first_end_with_a_time_counts() -> None:
@@ -135,7 +139,12 @@ class Instance:
         self.now, self.file = NOW, file
         self.calls: list[tuple[str, float]] = []
         self.failures: list[Exception] = []
-        self.watch = Watch(lambda: self._call("release", 0), lambda deadline, why: self._call("drain", deadline - NOW))
+        self.replaced = threading.Event()
+        self.watch = Watch(
+            lambda: self._call("release", 0),
+            lambda deadline, why: self._call("drain", deadline - NOW),
+            self.replaced.set,
+        )
 
     def time(self) -> float:
         return self.now
@@ -200,6 +209,68 @@ def test_only_an_earlier_deadline_replaces_one(instance: Instance) -> None:
     sooner = {**terminated, SPOT_ACTION: spot(at="2017-09-18T08:21:30Z")}
     assert instance.polls(sooner) == [("drain", 90 - STORE_SECONDS)]
     assert instance.polls({**terminated, SPOT_ACTION: spot()}) == [("drain", 90 - STORE_SECONDS)]
+
+
+def due_in(seconds: float) -> dict[str, str]:
+    """Return the texts of an instance with an event in some seconds."""
+    at = format_datetime(datetime.fromtimestamp(NOW + seconds, UTC), usegmt=True)
+    return {**QUIET, SCHEDULED_EVENTS: events(event(at=at))}
+
+
+def test_end_without_a_time_is_not_hidden_by_a_later_event(instance: Instance) -> None:
+    texts = {**due_in(280), LIFECYCLE_STATE: "Terminated"}
+    assert instance.polls(texts) == [("release", 0), ("drain", DRAIN_SECONDS)]
+
+
+def test_sigterm_does_not_lengthen_a_deadline(instance: Instance) -> None:
+    assert instance.polls(due_in(280))[-1] == ("drain", 280 - STORE_SECONDS)
+    instance.watch.stopping()
+    assert instance.polls(due_in(280)) == [("drain", 1 + DRAIN_SECONDS)]
+
+
+def test_sigterm_without_a_notice_sets_no_deadline(instance: Instance) -> None:
+    instance.watch.stopping()
+    assert instance.polls(QUIET, 3) == []
+
+
+def test_instance_with_a_scheduled_event_is_replaced(instance: Instance) -> None:
+    """Neither ECS nor EC2 Auto Scaling does it, and the task would wait on the instance."""
+    instance.polls(due_in(EVENT_SECONDS + 60), 2)
+    assert not instance.replaced.is_set()
+    instance.polls(due_in(EVENT_SECONDS), 2)
+    assert instance.replaced.wait(10)
+
+
+@pytest.mark.parametrize("texts", [SPOT, {LIFECYCLE_STATE: "Terminated"}], ids=["spot", "lifecycle"])
+def test_others_are_replaced_by_aws(instance: Instance, texts: dict[str, str]) -> None:
+    assert instance.polls(texts, 2)
+    assert not instance.replaced.is_set()
+
+
+def test_instance_that_survived_its_event_is_used_again(instance: Instance) -> None:
+    assert instance.polls(due_in(-SURVIVED_SECONDS - 1)) == []
+    notice.wait_for_end()
+
+
+def test_agent_that_hangs_holds_up_no_drain(instance: Instance) -> None:
+    goes_on = threading.Event()
+    drained: list[float] = []
+
+    def release() -> None:
+        goes_on.wait(30)
+
+    watch = Watch(release, lambda deadline, why: drained.append(deadline), lambda: None)
+    instance.tell(SPOT)
+    watch.poll()
+    watch.poll()
+    assert len(drained) == 2
+    goes_on.set()
+
+
+@pytest.mark.parametrize("text", ["90s", "ninety", ""])
+def test_drain_time_that_is_no_number_is_the_default(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(notice.DRAIN_VARIABLE, text)
+    assert notice.deadline_of(End("x", None), NOW) == NOW + DRAIN_SECONDS
 
 
 def test_failures_are_tried_again_and_cost_a_line_each(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,5 +339,5 @@ def test_nothing_is_watched_elsewhere(monkeypatch: pytest.MonkeyPatch, file: str
     if file:
         monkeypatch.setenv(INSTANCE_FILE_VARIABLE, file)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: begun.append(thread))
-    notice.start(lambda: None, lambda deadline, why: None)
+    notice.start(lambda: None, lambda deadline, why: None, lambda: None)
     assert len(begun) == threads

@@ -7,7 +7,7 @@ import pytest
 
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE, HEAD_STATE_VARIABLE
 from ray_on_ecs.jobs.machine import MachineJobs
-from ray_on_ecs.node import demand, head, metrics, process, protection, worker
+from ray_on_ecs.node import demand, head, metrics, outage, process, protection, worker
 from ray_on_ecs.node.protection import IDLE_SECONDS, POLL_SECONDS, RENEW_SECONDS, Protection
 from tests.ecs_agent import BLOCKED, DENIED, PROTECT, RELEASE, SET, Agent
 from tests.serving import serving
@@ -180,7 +180,7 @@ def test_silent_agent_is_asked_again(node: Node, agent: Agent) -> None:
 
 def test_a_failure_of_seconds_says_nothing(agent: Agent, node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(10):
-        node.passes(protection.REPORT_SECONDS, OSError("Ray still starts"))
+        node.passes(outage.REPORT_SECONDS, OSError("Ray still starts"))
         node.passes(POLL_SECONDS, False)
     assert capsys.readouterr().err == ""
 

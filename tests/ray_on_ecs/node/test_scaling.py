@@ -18,7 +18,7 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.record import FAILED, RUNNING, STOPPED, SUCCEEDED, THEN_STOP, Job
 from ray_on_ecs.node import numbers, scaling
 from ray_on_ecs.node.demand import Demand, Need
-from ray_on_ecs.node.numbers import STAGES, End, Host, Member, Memory, SetCapacity, SetCount, View
+from ray_on_ecs.node.numbers import End, Host, Member, Memory, SetCapacity, SetCount, View
 from ray_on_ecs.node.scaling import Scaler, just_ended, view_of
 from tests.aws import client
 from tests.scaling_api import EPOCH, Api, Refused
@@ -136,15 +136,15 @@ def test_each_suspended_process(process: str) -> None:
 # In
 
 
-def test_the_table_has_each_lifecycle_state() -> None:
-    assert STAGES.keys() == set(states("autoscaling", "LifecycleState"))
+# States of instances in the group's desired capacity.
+COUNTED = ("Pending", "InService", "Replacing", "RootVolume", "A new")
 
 
-@pytest.mark.parametrize("state", [*STAGES, "A new state"])
+@pytest.mark.parametrize("state", [*states("autoscaling", "LifecycleState"), "A new state"])
 def test_each_lifecycle_state(state: str) -> None:
     view = View(count=1, capacity=2, most=4, members=members("InService", state), hosts=empty(1, 0))
     is_counted = len(numbers.counted(view, Memory())) == 2
-    assert is_counted == (STAGES.get(state) != "not counted")
+    assert is_counted == state.startswith(COUNTED)
     assert calls(view, memory=seen("i-1")) == ([End("i-1")] if state == "InService" else [])
 
 
@@ -271,6 +271,7 @@ def job(
 
 
 ACTIVE = job(RUNNING, None, "b", then_stop=False)
+GOES_ON = {"max_resubmissions": "3"}
 
 
 @pytest.mark.parametrize(
@@ -289,9 +290,11 @@ ACTIVE = job(RUNNING, None, "b", then_stop=False)
         ([job(FAILED, driver_exit_code=None, metadata={"max_resubmissions": "3"})], []),
         ([job(FAILED, driver_exit_code=None, metadata={"max_resubmissions": "3", "resubmissions": "3"})], ["a"]),
         ([job(), job(RUNNING, None, start_time=1)], []),
+        ([job(ended=20), job(FAILED, 30, "b", then_stop=False, driver_exit_code=None, metadata=GOES_ON)], []),
     ],
     ids=["finished", "failed", "stopped", "without the flag", "runs", "just now", "freed", "another one begins",
-         "another one has begun", "long ago", "lost, and submitted again", "lost for good", "resumed"],
+         "another one has begun", "long ago", "lost, and submitted again", "lost for good", "resumed",
+         "another one is about to be submitted again"],
 )  # fmt: skip
 def test_runs_that_have_just_ended(jobs: list[Job], names: list[str]) -> None:
     assert [each["submission_id"] for each in just_ended(jobs, NOW)] == names
@@ -308,22 +311,44 @@ def test_a_refused_call_costs_one_line_and_the_others_go_on(capsys: pytest.Captu
     simulator = Simulator(4, [Run(2, 600, requested_at=25)], on_call=on_call).stay(1200)
     assert simulator.runs[0].began_at
     [line] = [line for line in capsys.readouterr().err.splitlines() if "SetCapacity" in line]
-    line = line.removeprefix("ray-head: scaling: SetCapacity of the workers: ")
-    assert line == "Refused: AccessDenied; the alarms scale the workers meanwhile"
+    line = line.removeprefix("ray-head: scaling: SetCapacity of the workers has failed for 60 s ")
+    assert line == "(Refused: AccessDenied); trying again"
 
 
-def test_a_call_that_works_again_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("failures", "lines"),
+    [(3, []), (10, ["has failed for 60 s (Refused: throttled); trying again", "works again"])],
+    ids=["short", "long"],
+)
+def test_a_call_that_works_again_is_said_once(
+    capsys: pytest.CaptureFixture[str], failures: int, lines: list[str]
+) -> None:
     attempts = itertools.count()
 
     def on_call(name: str) -> None:
-        if next(attempts) < 3:
+        if next(attempts) < failures:
             raise Refused("throttled")
 
     Simulator(4, [Run(2, 600, requested_at=25)], on_call=on_call).stay(600)
-    assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
-        "throttled; the alarms scale the workers meanwhile",
-        "works again",
-    ]
+    assert [line.rpartition("workers ")[2] for line in capsys.readouterr().err.splitlines()] == lines
+
+
+def test_one_kind_of_worker_does_not_hold_up_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def scale(scaler: Scaler, cluster: str, kind: str, *_: Any) -> None:
+        made.append(kind)
+        if kind == "workers":
+            raise KeyError("registeredAt")
+
+    monkeypatch.setattr(Scaler, "_scale", scale)
+    monkeypatch.setattr(Scaler, "_read_services", lambda self, cluster, limits: {kind: {} for kind in limits})
+    monkeypatch.setattr(Scaler, "_read_groups", lambda self, limits: {kind: {} for kind in limits})
+    limits = {"workers": LIMITS, "cpu-workers": LIMITS}
+    info: Any = {"cluster": "ray", "scaling": limits}
+    need = Need(available=0, requested=4, in_use=0)
+    Scaler(list, connect=lambda service: None).look(info, dict.fromkeys(limits, need))
+    assert made == ["workers", "cpu-workers"]
 
 
 def test_answers_are_asked_seldom_while_nothing_is_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,11 +457,12 @@ def test_only_the_head_of_a_stack_scales(monkeypatch: pytest.MonkeyPatch, variab
 
 def test_a_silent_ray_scales_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling.ports, "own_gcs", lambda: "127.0.0.1:9")
-    scaler = Scaler(list, connect=lambda service: pytest.fail(f"{service} was asked"))
-    for _ in range(3):
+    times = itertools.count(NOW, 30)
+    scaler = Scaler(list, connect=lambda service: pytest.fail(f"{service} was asked"), now=lambda: next(times))
+    for _ in range(4):
         assert not scaler.try_to("read demand and numbers", scaler.look_at_ray)
     [line] = capsys.readouterr().err.splitlines()
-    assert one_line(line).startswith("ray-head: scaling: read demand and numbers: ")
+    assert one_line(line).startswith("ray-head: scaling: read demand and numbers has failed for 60 s (")
 
 
 def test_the_simulator_has_unix_time() -> None:

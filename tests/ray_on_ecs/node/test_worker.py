@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -115,8 +116,9 @@ def test_stopping_worker_releases_its_task_first(
             raise failure
 
     monkeypatch.setattr(worker, "stop_signal", lambda host: done.append("asked the head") or signal.SIGTERM)
-    assert worker.before_stop("127.0.0.1", release) is signal.SIGTERM
-    assert done == ["released", "asked the head"]
+    noted = partial(done.append, "noted")
+    assert worker.before_stop("127.0.0.1", release, noted) is signal.SIGTERM
+    assert done == ["noted", "released", "asked the head"]
     assert ("the release of this task's protection has failed" in capsys.readouterr().err) == bool(failure)
 
 

@@ -421,11 +421,12 @@ def test_group_outside_the_zones_moves_to_the_first(zones: tuple[int, ...], grou
     assert waiting.lines == ["the workers are not in one of the stack's zones; moving the workers to us-east-1a"]
 
 
-def test_deleted_group_gives_no_message(group: Group) -> None:
+def test_deleted_group_is_named(group: Group) -> None:
     group.create(group.subnets[0])
     waiting = Watch(group)
     group.describe_auto_scaling_groups = lambda **given: {"AutoScalingGroups": []}
-    assert (waiting.look(), waiting.lines) == ("", [])
+    line = "Auto Scaling group workers not found; pulumi up creates it"
+    assert (waiting.look(), waiting.lines) == (line, [line])
 
 
 def test_capacity_is_checked_at_intervals(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
