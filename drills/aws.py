@@ -12,18 +12,21 @@ Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from drills import aws_checks
-from drills.aws_checks import Answer
+from drills.aws_checks import Answer, NotStarted
 from drills.aws_site import Site
+from ray_on_ecs.aws import DENIED, Refused
 from ray_on_ecs.cluster import aws
-from ray_on_ecs.cluster.clusters import choose
+from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, choose
 from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.signals import exit_status_of, stoppable
@@ -41,7 +44,8 @@ RESULTS = {True: "pass", False: "FAIL", None: "skipped"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks and print the block."""
-    parser = argparse.ArgumentParser(prog="python -m drills.aws", description="Check a stack on AWS.")
+    about = "Check a stack on AWS."
+    parser = argparse.ArgumentParser(prog="python -m drills.aws", description=about, allow_abbrev=False)
     parser.add_argument("--yes-this-costs-money", action="store_true", help="required: it starts a GPU instance")
     parser.add_argument("--stack", metavar="NAME", help="Pulumi stack (default: the selected one)")
     parser.add_argument("--outputs", metavar="FILE", help="file of pulumi stack output --json")
@@ -59,12 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find(stack: str | None, outputs: str | None) -> Site:
     """Return the site of the stack that is up; raise as `choose` does."""
+    if not (stack or outputs) and os.environ.get(CLUSTER_VARIABLE):
+        raise UsageError(f"{CLUSTER_VARIABLE}: names a bucket; the checks need the stack's outputs: unset it")
+    outputs = str(Path(outputs).expanduser().absolute()) if outputs else None  # the commands run in other folders
     cluster = choose(stack, outputs, local=False, compose=False)
     jobs = cluster.jobs(say)
     if cluster.stack is None or not isinstance(jobs, RemoteJobs):
-        raise UsageError("RAY_ON_ECS_CLUSTER: names a bucket; the checks need the stack's outputs: unset it")
+        raise UsageError("the checks need a stack on AWS; --stack or --outputs names it")
+    info = aws.workers(cluster.stack)
+    if not info["scaling"]["workers"]["max"]:
+        raise UsageError("the stack can have no GPU worker; pulumi config set maxWorkers 1 && pulumi up")
     flags = [word for name, value in (("--stack", stack), ("--outputs", outputs)) if value for word in (name, value)]
-    return Site(cluster.stack, aws.workers(cluster.stack), jobs, flags)
+    return Site(cluster.stack, info, jobs, flags)
 
 
 def drill(site: Site) -> int:
@@ -88,11 +98,14 @@ def drill(site: Site) -> int:
 
 
 def attempt(site: Site, check: Callable[[Site], Answer]) -> Answer:
-    """Make a check; an error of AWS or of a command is its answer."""
+    """Make a check; an error of AWS or of a command is its answer, and says nothing about AWS if it was denied."""
     try:
         return check(site)
+    except NotStarted as cause:
+        return None, one_line(cause)
     except TrainingError as cause:
-        return False, one_line(cause)
+        is_denied = isinstance(cause, Refused) and cause.code in DENIED
+        return False, f"not checked: {one_line(cause)}" if is_denied else one_line(cause)
 
 
 def block(site: Site, rows: Sequence[tuple[str, str, str]]) -> str:

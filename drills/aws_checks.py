@@ -31,6 +31,10 @@ except Exception as cause:
 Answer = tuple[bool | None, str]  # passed, or None if this stack can't answer; and AWS's answer in words
 
 
+class NotStarted(ResourceError):
+    """The drill's run has no worker."""
+
+
 def move(site: Site) -> Answer:
     """Let the head's role update the group, with $Latest and with a numbered version of its launch template."""
     if len(site.info["zones"]) < 2:
@@ -131,7 +135,7 @@ def drain(site: Site) -> Answer:
 def present(site: Site) -> dict[str, Any]:
     """Return the worker's task as ECS describes it now; ResourceError without one."""
     if not site.task:
-        raise ResourceError("no worker has started")
+        raise NotStarted("no worker has started: this check needs F")
     found = site.ecs("describe_tasks", tasks=[site.task["taskArn"]])["tasks"]
     if not found:
         raise ResourceError("ECS no longer knows the worker's task")

@@ -1,4 +1,4 @@
-"""SSM parameter with the workers' instance types, zones, prices and scaling, for runs and the command line.
+"""SSM parameter with the workers' instance types, zones, prices, groups and scaling, for head, runs and command line.
 
 See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/cluster/aws_status.py.
 """
@@ -41,7 +41,7 @@ class ClusterInfo(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:ClusterInfo", name, None, opts)
         parameter = aws.ssm.Parameter(
             f"{name}-parameter",
-            description="Instance types, zones and prices of the Ray workers",
+            description="Instance types, zones, prices, groups and scaling of the Ray workers",
             type="String",
             # Not a secret, so a preview can show its changes.
             insecure_value=pulumi.Output.json_dumps(_document(args)),

@@ -160,6 +160,10 @@ class RunConfig:
         metavar="NAME",
     )
     storage_path: str = _run("results", "folder or s3://bucket/prefix with the folders of the runs", metavar="PATH")
+    then_stop: bool = _run(
+        False,
+        "when the run has ended, stop the workers that it used and no other run uses, instead of after the idle time",
+    )
     cloudwatch_namespace: str | None = _run(
         None, "CloudWatch namespace to publish the run's metrics to (default: none)", metavar="NAMESPACE"
     )

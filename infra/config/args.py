@@ -318,6 +318,9 @@ def _read(name: str, default: Any) -> Any:
         raise SettingError(name, error.value, problem, hint.format(default or 5)) from error
     if not isinstance(value, str):
         return value
+    if isinstance(default, tuple | dict) and value.strip().startswith(("[", "{")):
+        hint = f"use `pulumi config set {key} {'a,b' if isinstance(default, tuple) else 'a=1,b=2'}`, without --path"
+        raise SettingError(name, value, "is JSON", hint)
     parts = [part.strip() for part in value.split(",") if part.strip()]
     match default:
         case tuple():

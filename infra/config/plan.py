@@ -92,6 +92,8 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     tags = aws.get_default_tags(opts=opts).tags
     rules.default_tags(tags, {*args.tags, "Name", *stack_tags()})
     limits.check(args, prefix, location, priced, tags)
+    if not args.workers.max_count:
+        warn("max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2")
     scales = {"workers": args.workers, "cpu-workers": args.cpu_workers}
     return Plan(
         location=location,

@@ -17,7 +17,16 @@ from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags
-from ray_on_ecs.cli.run_flags import NEEDLESS, NEEDLESS_FLAGS, Needless, Own, RunCommand, Setting, settings_of
+from ray_on_ecs.cli.run_flags import (
+    NEEDLESS,
+    NEEDLESS_FLAGS,
+    Needless,
+    Own,
+    RunCommand,
+    Setting,
+    flags_after_script,
+    settings_of,
+)
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cluster.clusters import Cluster
@@ -64,7 +73,7 @@ Exit status:
   130  Ctrl-C, or 129 after the terminal was closed: see above
 """
 # Settings that a run may need again: the script may need its packages.
-KEPT = ("requirements", "env", "input", "metric")
+KEPT = ("requirements", "env", "input", "metric", THEN_STOP)
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = SIGNALLED + signal.SIGHUP
 
@@ -75,7 +84,6 @@ def _run(
     detach: bool,
     fetch: str | None,
     as_json: bool,
-    then_stop: bool,
     max_resubmissions: int,
     command: tuple[str, ...],
     **settings: Any,
@@ -92,10 +100,10 @@ def _run(
     values = secrets.take_from_environment(config.secret)
     for hint in secret_hints(config.variables):
         note(hint)
-    if "--local" in command[1:] and not flags["local"]:
-        note(f"--local after {command[0]} goes to the script; before it, it means this machine")
+    for name in flags_after_script(config):
+        note(f"{name} after {command[0]} goes to the script; before it, it is a flag of this command")
     cluster = chosen(flags)
-    if then_stop and not cluster.starts_workers:
+    if config.then_stop and not cluster.starts_workers:
         raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
     config = _on_cluster(cluster, config, given)
     name = str(config.run_name)
@@ -115,7 +123,7 @@ def _run(
     earlier = _earlier_command(storage, of_document, config)
     resubmissions = 0 if cluster.ends_with_command else max_resubmissions  # only a head does that
     metadata = {MAX_RESUBMISSIONS: str(resubmissions), OWNER: user_name(), SUBMITTED: f"{time.time():.3f}"}
-    if then_stop:
+    if config.then_stop:
         metadata[THEN_STOP] = "true"
     if values:
         metadata[SECRETS] = json.dumps([storage.uri, *values])
@@ -188,6 +196,8 @@ def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunCo
     except NoBucket as cause:
         raise UsageError(one_line(cause)) from cause
     except OSError as cause:
+        if isinstance(error := getattr(cause, "error", None), TrainingError):
+            raise error from cause
         cure = "give another folder as --storage-path" if storage.is_local else "try again"
         raise StorageError(f"{storage.uri} can't be read ({one_line(cause)}); {cure}") from cause
     settings = earlier.get("settings", {})
@@ -255,12 +265,6 @@ _own = [
     Own("Run", "--detach", is_flag=True, help="Submit the run, and end without following it."),
     Own("Run", "--fetch", metavar="DIR", help="Copy the results to DIR at the end, like the command fetch."),
     Own("Run", "--json", "as_json", is_flag=True, help="With --detach, print the name and the job of the run as JSON."),
-    Own(
-        "Run",
-        flag(THEN_STOP),
-        is_flag=True,
-        help="When the run has ended, stop its workers that no other run uses, instead of after the idle time.",
-    ),
     Own(
         "Fault tolerance",
         flag(MAX_RESUBMISSIONS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import Field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -54,6 +55,8 @@ NEEDLESS_FLAGS = {
     "-t": 1,
     "--use-env": 0,
 }
+# Flags of this command that scripts seldom have.
+SELDOM = ("--local", "--compose", "--detach", "--then-stop", "--run-name", "--max-resubmissions")
 NEEDLESS = "needless"
 # torchrun's words for "as many as there are devices".
 EVERY_DEVICE = ("auto", "gpu", "cpu")
@@ -179,6 +182,26 @@ def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
         note(f"the packages of {script.name} are those of its inline metadata; --requirements FILE takes precedence")
         config = replace(config, requirements=config.command[0])
     return replace(config.named(), requirements=config.requirements_in_folder), frozenset(given)
+
+
+def flags_after_script(config: RunConfig) -> list[str]:
+    """Return the flags of this command among the script's arguments that the script's text does not have.
+
+    Of a module or a program, whose text is not read, only those that scripts seldom have.
+    """
+    known = {name for spec in SETTINGS for name in flags_of(spec) if name.startswith("--")} | {*SELDOM}
+    typed = [word.partition("=")[0] for word in config.command[1:]]
+    text = ""
+    if not (config.module or config.no_python):
+        with suppress(OSError):
+            text = (config.folder / config.command[0]).read_text(errors="replace")
+    else:
+        known = {*SELDOM}
+    return [name for name in typed if name in known and not {name, name[2:].replace("-", "_")} & {*_words(text)}]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"(?:--)?[\w-]+", text)
 
 
 def given_settings(typed: Mapping[str, Any]) -> dict[str, Any]:

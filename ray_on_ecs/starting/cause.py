@@ -100,7 +100,8 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
         return short_lives
     most = group.get("MaxSize")
     if needed is not None and most is not None and needed > most:
-        return f"{counted(needed, 'instance')} are needed, and maxWorkers is {most}; raise it, or ask for fewer workers"
+        fewer = ", or ask for fewer workers" if most else ""
+        return f"the run needs {counted(needed, 'instance')}, and maxWorkers is {most}; raise it{fewer}"
     for process in group.get("SuspendedProcesses") or ():
         if process.get("ProcessName") == "Launch":
             why = one_line(process.get("SuspensionReason") or "AWS gives no reason")
@@ -122,8 +123,8 @@ def _not_requested(group: Document | None, needed: int | None) -> str:
         return ""
     return (
         f"the group is asked for {requested} of {counted(needed, 'instance')}, {minutes(SLOW)} after the run asked: "
-        "its alarm workers-short is missing or disabled, or the head publishes no demand; pulumi up --refresh "
-        "--run-program repairs the alarm"
+        "the head's calls fail (its log says why), and alarm workers-short is missing or disabled, or gets no demand; "
+        "pulumi up --refresh --run-program repairs the alarm"
     )
 
 

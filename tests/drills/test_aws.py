@@ -15,7 +15,7 @@ import pytest
 from drills import aws, aws_checks
 from drills.aws_site import Site
 from ray_on_ecs.aws import Refused
-from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.jobs.remote import SILENT_SECONDS
 from tests.aws import client
 from tests.front import Front
@@ -231,6 +231,33 @@ def test_run_of_another_user_ends_the_drill() -> None:
     assert cloud.runs == {"night"}
 
 
+@pytest.mark.parametrize("flag", ["--y", "--yes", "--yes-this-costs"])
+def test_money_flag_has_no_short_form(flag: str) -> None:
+    with mock.patch.object(aws, "find", side_effect=AssertionError), pytest.raises(SystemExit) as ended:
+        aws.main([flag])
+    assert ended.value.code == 2
+
+
+def test_checks_without_a_worker_say_nothing_about_aws() -> None:
+    cloud = Cloud()
+    for check in (aws_checks.agent, aws_checks.deploy, aws_checks.drain):
+        assert aws.attempt(cloud, check) == (None, "no worker has started: this check needs F")
+
+
+def test_denied_check_is_not_checked() -> None:
+    def check(site: Site) -> aws_checks.Answer:
+        raise Refused("AccessDeniedException", "not allowed")
+
+    passed, answer = aws.attempt(Cloud(), check)
+    assert (passed, answer.startswith("not checked: ")) == (False, True)
+
+
+def test_bucket_of_a_cluster_is_refused_before_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_CLUSTER", "s3://bucket")
+    with mock.patch.object(aws, "choose", side_effect=AssertionError), pytest.raises(UsageError, match="unset it"):
+        aws.find(None, None)
+
+
 def test_money_flag_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch.object(aws, "find", side_effect=AssertionError), pytest.raises(SystemExit) as ended:
         aws.main([])
@@ -251,7 +278,9 @@ def test_run_under_way_refuses_a_real_stack(
         assert aws.main(["--yes-this-costs-money", *laptop.outputs_flag()]) == 2
         head.jobs = []
         laptop.put_state()
-        site = aws.find(None, laptop.outputs_flag()[1])
+        monkeypatch.chdir(Path(laptop.outputs_flag()[1]).parent)
+        site = aws.find(None, Path(laptop.outputs_flag()[1]).name)
+        assert site.flags == ["--outputs", laptop.outputs_flag()[1]], "its commands run in other folders"
         site.check_unused()
         laptop.undo.close()
     assert "stack outputs: run run-0 is under way" in capsys.readouterr().err

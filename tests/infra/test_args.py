@@ -310,6 +310,18 @@ def test_names_are_checked_also_of_later_values(cloud: Cloud, field: str, value:
         cloud.run(program)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("availabilityZones", '["us-west-2b","us-west-2a"]'), ("workerInstanceTypes", "[]"), ("dataBuckets", ' ["a"]'),
+     ("tags", '{"team":"vision"}'), ("environment", '[{"A": 1}]')],
+)  # fmt: skip
+def test_lists_as_json_are_refused(cloud: Cloud, key: str, value: str) -> None:
+    with pytest.raises(
+        SettingError, match=rf"^{key}: .* is JSON; use `pulumi config set {key} a[,=].*`, without --path"
+    ):
+        load(cloud, **{key: value})
+
+
 @pytest.mark.parametrize("key", ["tags", "environment"])
 @pytest.mark.parametrize("value", ["A=1,A=2", "A=1,B=2,A=1", "A=1, A =1"])
 def test_a_name_that_is_set_twice_is_refused(cloud: Cloud, key: str, value: str) -> None:

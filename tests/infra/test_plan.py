@@ -159,6 +159,13 @@ def test_a_full_vpc_quota_is_a_problem_of_new_clusters(cloud: Cloud) -> None:
     assert plan(cloud).network_problem is None
 
 
+def test_a_stack_without_gpu_workers_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
+    plan(cloud, worker_count=0, max_workers=1)
+    assert not warnings
+    plan(cloud, worker_count=0)
+    assert warnings == ["max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2"]
+
+
 def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) -> None:
     made = plan(cloud, spot=True)
     assert (made.nodes["workers"].spot_count, made.nodes["workers"].on_demand_count) == (2, 0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_on_ecs.cli.run_flags import flags_after_script
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import UsageError
 from tests.settings import parse
@@ -17,6 +18,33 @@ def test_arguments_after_the_script_belong_to_it() -> None:
     found = config("--run-name", "mine", "train.py", "--epochs", "3", "--run-name", "other", "-m")
     assert found.run_name == "mine"
     assert found.command == ("train.py", "--epochs", "3", "--run-name", "other", "-m")
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "named"),
+    [
+        ("print()", "--then-stop", ["--then-stop"]),
+        ("print()", "--num-workers=3 --then-stop -x", ["--num-workers", "--then-stop"]),
+        ("parser.add_argument('--num-workers')", "--num-workers 3 --detach", ["--detach"]),
+        ("class Arguments:\n    run_name: str", "--run-name a", []),
+        ("print()", "--epochs 3", []),
+        ("print()", "--local", ["--local"]),
+    ],
+)
+def test_flags_of_the_command_after_the_script_are_named(
+    tmp_path: Path, text: str, typed: str, named: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert flags_after_script(config("--working-dir", str(tmp_path), "train.py", *typed.split())) == named
+
+
+@pytest.mark.parametrize(("typed", "named"), [("--num-workers 3", []), ("--then-stop", ["--then-stop"])])
+def test_of_a_module_only_unmistakable_flags_are_named(typed: str, named: list[str]) -> None:
+    assert flags_after_script(config("-m", "package.train", *typed.split())) == named
+
+
+def test_command_that_continues_a_run_stops_its_workers_too() -> None:
+    assert "--then-stop" in config("--then-stop", "--run-name", "mine", "train.py").next_command()
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["stack", "local"])

@@ -297,7 +297,7 @@ def test_suspended_launches_are_named() -> None:
 
 
 def test_run_beyond_the_maximum_is_named() -> None:
-    assert said(HEALTHY, 3) == "3 instances are needed, and maxWorkers is 2; raise it, or ask for fewer workers"
+    assert said(HEALTHY, 3) == "the run needs 3 instances, and maxWorkers is 2; raise it, or ask for fewer workers"
 
 
 def test_instances_that_nobody_requests_are_named() -> None:
