@@ -40,7 +40,7 @@ def _measure(bench: Bench, names: list[str]) -> int:
         comparisons: list[Comparison] = []
         for comparison in BENCHMARKS[name](bench):
             comparisons.append(comparison)
-            # What is measured is kept, even if the next measurement fails.
+            # Results are kept, even if the next measurement fails.
             documents[name] = report.document(name, comparisons, bench.seeds)
             report.write(documents[name], list(BENCHMARKS))
     Console().print(report.table(list(documents.values())))

@@ -90,7 +90,11 @@ class RunConfig:
         choices=("auto", "cuda", "cpu"),
     )
     worker_timeout: float = _resources(
-        600.0, "seconds to wait for nodes to join the cluster", type=float, at_least=0.0, metavar="SECONDS"
+        600.0,
+        "seconds to wait for nodes to join the cluster; on a stack the default is 1800",
+        type=float,
+        at_least=0.0,
+        metavar="SECONDS",
     )
     working_dir: str = _files(".", "folder with the code; the script starts in the run's own copy of it", metavar="DIR")
     include: tuple[str, ...] = _many_files(

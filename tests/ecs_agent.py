@@ -9,7 +9,7 @@ from ray_on_ecs.node.protection import EXPIRES_MINUTES
 PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
 RELEASE = {"ProtectionEnabled": False}
 TASK = "arn:aws:ecs:us-west-2:123456789012:task/ray/1"
-# What the agent answers with, by AWS's documentation of the endpoint and the agent's source.
+# The agent's answers, by AWS's documentation of the endpoint and the agent's source.
 SET = {"protection": {"ExpirationDate": "2026-10-06T02:29:16Z", "ProtectionEnabled": True, "TaskArn": TASK}}
 BLOCKED = {"failure": {"Arn": TASK, "Detail": None, "Reason": "DEPLOYMENT_BLOCKED"}}
 DENIED = {"requestID": "1", "error": {"Arn": TASK, "Code": "AccessDeniedException", "Message": "not authorized"}}

@@ -33,7 +33,7 @@ OPERATORS: dict[str, Callable[[str, str], bool]] = {
 
 
 def is_allowed(statements: Iterable[Mapping[str, Any]], action: str, resource: str, context: Context) -> bool:
-    """Whether a statement allows the request and none denies it."""
+    """True if a statement allows the request and none denies it."""
     effects = {each["Effect"] for each in statements if _applies(each, action, resource, context)}
     return effects == {"Allow"}
 

@@ -23,13 +23,13 @@ from tests.infra.stacks import EVERYTHING, KEY, deploy
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "ray_on_ecs"
-# Who makes a call: people by their policy, and tasks by their role.
+# Callers: people by their policy, and tasks by their role.
 LAPTOP, SESSIONS, DEPLOYER = "trainer.json", "sessions.json", "deployer*.json"
 HEAD, WORKER, CPU_WORKER = "head", "worker", "cpu-worker"
 TASKS = HEAD, WORKER, CPU_WORKER
 ALL = LAPTOP, *TASKS
 LOOKERS = LAPTOP, HEAD
-# Who administers the account; these commands are in no policy of the project.
+# The account's administrator, whose commands are not in a policy of the project.
 ADMINISTRATOR = ""
 
 CLUSTER, BUCKET = "ray-on-ecs-ray-dev-c0ffee", "training-bucket"
@@ -203,7 +203,7 @@ OTHERS: dict[str, Needs] = {
         SESSIONS: "ssm:ResumeSession session, ssm:TerminateSession session, ssmmessages:OpenDataChannel session"
     },
 }
-# What AWS also requires for a call, and a policy withholds on purpose.
+# Permissions that AWS also requires for a call, and a policy withholds on purpose.
 WITHHELD: dict[tuple[str, str], str] = {
     # AWS validates that the caller may launch from the template of a group with its latest version. A job with these
     # rights could start any instances, so the move is refused, and a waiting run says so.
@@ -303,7 +303,7 @@ def statements(who: str, account: Cloud) -> list[Any]:
 
 
 def rows(needs: Needs) -> Iterator[tuple[str, str, str]]:
-    """Who needs which action on which resource."""
+    """Callers with the actions and resources that they need."""
     for callers, text in needs.items():
         for who in as_list(callers) if isinstance(callers, str) else callers:
             for need in filter(None, text.split(", ")):
@@ -312,7 +312,7 @@ def rows(needs: Needs) -> Iterator[tuple[str, str, str]]:
 
 
 def decide(who: str, action: str, resource: str, account: Cloud) -> tuple[bool, bool]:
-    """Whether the request is allowed, and whether it would be for another cluster's resource."""
+    """Decisions on the request, and on the same one for another cluster's resource."""
     arn = RESOURCES[resource][who in TASKS]
     context = dict(CONTEXT)
     if resource.startswith("key-by-"):

@@ -27,7 +27,7 @@ class ScaleIn:
 
     Attributes:
         line: What stops idle nodes, or keeps them running.
-        is_hindered: Whether something that nobody has configured keeps them running.
+        is_hindered: True if something other than the configuration keeps them running.
         fix: The command that ends that.
     """
 

@@ -36,12 +36,12 @@ POLL_SECONDS = 1.0
 OLD_SECONDS = 60.0
 # A scheduled event is the end of its instance from so long before its time until so long after it.
 EVENT_SECONDS, SURVIVED_SECONDS = 300.0, 600.0
-# What is left of EC2's time once Ray's has passed: the last files are stored.
+# The rest of EC2's time after Ray's deadline, in which the last files are stored.
 STORE_SECONDS = 30.0
 # Ray's time on SIGTERM, and that for an end without a time.
 DRAIN_VARIABLE, DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 90.0
 
-# What EC2 does with a Spot Instance.
+# Actions of EC2 at a Spot interruption.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 SPOT_ACTIONS = {"terminate": "terminates", "stop": "stops", "hibernate": "hibernates"}
 # True if an instance on the way into the state stops.

@@ -196,7 +196,7 @@ def decide(
     """
     most = min(limits["max"], view.most)
     number = min(wanted(need, limits), most)
-    # A service's tasks need as many instances, whoever has set its count.
+    # A service's tasks need as many instances, also if a person or an alarm has set its count.
     capacity = min(max(number, view.count), most)
     has = len(counted(view, memory))
     keeps = max(capacity, needed(need, limits), view.least, has)
@@ -222,7 +222,7 @@ def decide(
 def _ends(need: Need, limits: Scaling, view: View, memory: Memory, now: float) -> list[End]:
     """Return the ends of instances that nothing needs.
 
-    None while ECS may be about to place a task on one, or somebody else is about to end one.
+    None while ECS may be about to place a task on one, or another caller is about to end one.
     """
     members = counted(view, memory)
     if view.hosts is None or view.rollout != COMPLETED or TERMINATE in view.suspended:

@@ -135,7 +135,7 @@ class Mark:
         step: The greatest step so far, or None.
         stored_at: When its newest stored file that is not a log was written (Unix time), or None.
         stored: The name of that file.
-        is_beyond: Whether rank 0's steps or epochs are beyond those of all starts before; None if that is not known.
+        is_beyond: True if rank 0's steps or epochs are beyond those of all starts before; None if that is not known.
     """
 
     step: int | None = None

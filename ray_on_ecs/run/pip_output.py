@@ -31,7 +31,7 @@ PASSED_OVER = re.compile(
 LONG = 150
 # The mark below a requirement that pip repeats.
 CARET = re.compile(r"\s+~*\^\s*(\(.*\))?")
-# What follows from a reason.
+# Consequence of a reason.
 CURES = {
     r"Cannot find command 'git'": "git is not installed here: install it, or name a release of the package",
     r"could not read Username|Authentication failed": "give a token: git+https://${TOKEN}@host/x and --secret TOKEN",

@@ -73,7 +73,7 @@ class Restarts:
 
     @property
     def is_beyond(self) -> bool | None:
-        """Whether the current start has got further than those before; None if that is not known."""
+        """True if the current start has got further than those before; None if that is not known."""
         return self._extent.is_beyond(self._best)
 
     def look(self, extent: Extent) -> None:

@@ -221,7 +221,7 @@ class ZoneFailover:
     ) -> str | None:
         """Change something in AWS; return the error's code, empty without an answer, and None if it is done.
 
-        A failure is one line, unless its code means that somebody else has done it.
+        A failure is one line, unless its code means that another caller has done it.
         """
         try:
             call(**given)

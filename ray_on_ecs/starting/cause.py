@@ -117,7 +117,7 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
 
 
 def _not_requested(group: Document | None, needed: int | None) -> str:
-    """Return that nobody has asked the group for the instances that a run needs."""
+    """Return the line for a group that has not been asked for the instances of a run."""
     requested = (group or {}).get("DesiredCapacity")
     if requested is None or needed is None or requested >= needed:
         return ""

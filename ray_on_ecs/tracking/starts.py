@@ -132,7 +132,7 @@ class _Open:
 
     @property
     def has_waited(self) -> bool:
-        """Whether it has waited for a node, or still may."""
+        """True if it has waited for a node, or still may."""
         return self.moments.get("joined", math.inf) > self.requested
 
     def document(self, until: float, *, is_over: bool) -> Start:
@@ -158,12 +158,12 @@ class Starts:
 
     @property
     def needs_places(self) -> bool:
-        """Whether a start waits for its workers."""
+        """True while a start waits for its workers."""
         return self._open is not None and "joined" not in self._open.moments
 
     @property
     def is_open(self) -> bool:
-        """Whether a start goes on."""
+        """True while a start goes on."""
         return self._open is not None
 
     def request(self, now: float) -> None:

@@ -299,7 +299,7 @@ def test_ray_data_requests_cpus_until_it_ends(environment: dict[str, str]) -> No
 
 
 def lines_of(script: str, *arguments: str, environment: dict[str, str]) -> list[Any]:
-    """What a script prints as JSON, one line each."""
+    """Lines that a script prints, as JSON."""
     lines = _run(script, *arguments, environment=environment).stdout.splitlines()
     return [json.loads(line) for line in lines if line.startswith(("{", "["))]
 

@@ -479,7 +479,7 @@ def test_stack_bucket_needs_no_region_lookup(outputs: Path, monkeypatch: pytest.
 
 
 def test_windows_is_refused_in_one_line() -> None:
-    """What Python lacks on Windows is taken away; any of it would be a traceback."""
+    """Without the parts that Python lacks on Windows, any of which would be a traceback."""
     program = """
 import os, signal, sys
 os.name = "nt"

@@ -29,7 +29,7 @@ def wait():
 
 process.run_node("ray-x", wait)
 """
-# What `ray start --block` does: SIGTERM drains, and ends it with 1.
+# Like `ray start --block`: SIGTERM drains, and ends it with 1.
 RAY = """#!/bin/sh
 trap 'echo drained; exit {status}' TERM
 echo "ray $*"

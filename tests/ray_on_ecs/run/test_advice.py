@@ -1,4 +1,4 @@
-"""What mends a script's error, by the code and the error's line."""
+"""Advice on a script's error, by the code and the error's line."""
 
 from pathlib import Path
 

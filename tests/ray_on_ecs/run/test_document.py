@@ -66,7 +66,7 @@ def test_settings_and_code_are_read_as_written(storage: RunStorage) -> None:
 
 
 def test_every_setting_is_written(storage: RunStorage) -> None:
-    switches = ("no_python", "mpi", "per_node", "driver", "no_driver")
+    switches = ("no_python", "mpi", "per_node", "driver", "no_driver", "then_stop")
     apart = {"run_name", "storage_path", "working_dir", *switches}
     assert {spec.name for spec in SETTINGS} - apart <= OTHER.keys()
     for name in switches:

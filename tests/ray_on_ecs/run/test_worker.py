@@ -342,7 +342,7 @@ def test_start_that_ends_before_all_have_met_starts_nothing(workers: Workers) ->
 
 
 def test_driver_that_is_lost_ends_the_script(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the script leaves is not stored: its worker does not know how the others have ended."""
+    """Files that the script leaves are not stored: its worker does not know how the others have ended."""
     workers.until_begun()
     until(lambda: list(Path(workers.storage.path()).rglob("begun")))
     monkeypatch.setattr(exchange_module, "DRIVER_LOST_SECONDS", 1.0)

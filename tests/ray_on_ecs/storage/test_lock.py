@@ -1,4 +1,4 @@
-"""Who may train a run: real processes, on a disk and in an S3 with conditional writes."""
+"""Lock of a run: real processes, on a disk and in an S3 with conditional writes."""
 
 import json
 import os

@@ -38,7 +38,7 @@ def start(parts: dict[str, float], *, is_over: bool = True) -> Start:
 
 
 def check(parts: dict[str, float], whole: float) -> None:
-    """What holds of any parts, and of the line that shows them."""
+    """Assert the rules of all parts, and of the line that shows them."""
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) == pytest.approx(whole)
     line = describe(start(parts))
