@@ -76,7 +76,8 @@ def describe(facts: Facts) -> ScaleIn | None:
     if hindrance := next(_hindrances(facts), None):
         cost = f"; {facts.idle} meanwhile" if facts.idle else ""
         return ScaleIn(f"idle {kind} keep running: {hindrance[0]}{cost}", True, hindrance[1])
-    if facts.alarm and facts.alarm.get("StateValue") == "ALARM":
+    is_settled = facts.service is None or facts.service.deployment is None
+    if is_settled and facts.alarm and facts.alarm.get("StateValue") == "ALARM":
         since = facts.alarm.get("StateUpdatedTimestamp")
         return ScaleIn(f"scaling in {kind}" + (f" since {since:%H:%M} UTC" if since else ""))
     minimum = f", down to {scale['min']} ({key})" if scale["min"] else ""

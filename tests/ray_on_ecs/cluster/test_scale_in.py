@@ -49,6 +49,7 @@ def test_deployment_that_waits_for_nothing_ends_soon(minutes: int, old_tasks: in
     old = [{"status": "ACTIVE", "runningCount": old_tasks}] if old_tasks else []
     said = line(service=Service(8, 8, None, in_progress({"deployments": [primary, *old]})))
     assert ("a deployment is in progress" in said) is is_said
+    assert "scaling in" not in said, "ECS does not scale in during a deployment"
 
 
 def test_active_alarm_is_scaling_in() -> None:
