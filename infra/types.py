@@ -173,7 +173,7 @@ class NetworkRef:
     network: pulumi.Resource
 
     def zones(self, zones: Sequence[str]) -> Sequence[pulumi.Input[str]]:
-        """Zones of a node, or the head's if it has none of its own choice."""
+        """Zones of a node, or the head's if it has not chosen any."""
         return zones or [self.zone]
 
     def subnets_in(self, zones: Sequence[str]) -> list[pulumi.Input[str]]:

@@ -7,12 +7,11 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-import boto3
 import pulumi
 import pulumi_aws as aws
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from infra.config.clients import client
 from infra.errors import is_absent
 from ray_on_ecs.contract import RUNS_PREFIX
 
@@ -32,15 +31,9 @@ def get(name: str, opts: pulumi.InvokeOptions | None) -> Any:
         raise
 
 
-def s3(region: str) -> Any:
-    """S3 client, with the credentials of the environment or of the stack's `aws:profile`."""
-    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return boto3.Session(profile_name=aws.config.profile).client("s3", region_name=region, config=config)
-
-
 def facts(name: str, region: str, account: str, opts: pulumi.InvokeOptions | None) -> Facts:
     """Facts about a bucket."""
-    return Facts(name, s3(region), account)
+    return Facts(name, client("s3", region), account)
 
 
 class Facts:

@@ -89,6 +89,7 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
     )
     here = f"{location.region}:{location.account}"
     ssm = f"arn:{location.partition}:ssm:{here}:parameter"
+    cluster = f"arn:{location.partition}:ecs:{here}:cluster/{name}"
     group = f"arn:{location.partition}:autoscaling:{here}:autoScalingGroup:{36 * 'x'}:autoScalingGroupName/{name}"
     # The head's task role has the longest policies: one for tasks, and one for each kind of worker.
     policy = policies.training(
@@ -98,7 +99,7 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
         tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
         metrics_namespace=f"ray-on-ecs/{name}",
         parameter_arn=f"{ssm}/{name}",
-        cluster_arn=f"arn:{location.partition}:ecs:{here}:cluster/{name}",
+        cluster_arn=cluster,
         group_arn=group if any(node.moves for node in nodes) else None,
         data_buckets=buckets,
         secrets_arn=f"{ssm}{secrets_prefix(name)}/*",
@@ -106,7 +107,6 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
         job_secrets=secrets,
         kms_key_arn=known(args.kms_key_arn),
     )
-    cluster = f"arn:{location.partition}:ecs:{here}:cluster/{name}"
     scaling = policies.scaling(cluster_arn=cluster, service_name=name, group_arn=group)
     # IAM does not count white space.
     size = sum(len("".join(json.dumps(each).split())) for each in (policy, *[scaling] * (len(nodes) - 1)))

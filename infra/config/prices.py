@@ -12,12 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import boto3
-import pulumi_aws as aws
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
+from infra.config.clients import client
 from infra.definitions.sizing import GP3_MIB
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec, Price
@@ -149,10 +147,3 @@ def usd(prices: Any, region: str, unit: str, product: Mapping[str, str]) -> floa
         what = product.get("instanceType", product.get("productFamily"))
         raise LookupError(f"{len(distinct)} prices of {what} in {region}")
     return distinct.pop()
-
-
-def client(service: str, region: str) -> Any:
-    """boto3 client with the credentials of the environment or of the stack's `aws:profile`."""
-    # Prices are optional, so a preview without internet access must not wait for boto3's default retries.
-    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return boto3.Session(profile_name=aws.config.profile).client(service, region_name=region, config=config)

@@ -120,7 +120,7 @@ def user_data(cluster_name: str) -> str:
             ("ECS_IMAGE_PULL_INACTIVITY_TIMEOUT", "ECS_CONTAINER_CREATE_TIMEOUT", "ECS_CONTAINER_START_TIMEOUT"), "10m"
         ),
         "ECS_RESERVED_MEMORY": "256",
-        # At a Spot interruption notice, the agent has ECS stop the tasks, once the worker has released its own. Without
+        # At a Spot interruption notice, the agent has ECS stop the task, once the worker has released it. Without
         # effect on on-demand instances.
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
     }

@@ -149,7 +149,7 @@ def needed(need: Need, limits: Scaling) -> int:
 
 
 def left_by(need: Need, limits: Scaling, began_at: float, now: float) -> int:
-    """Return the number of workers after a run that stops its own, which began at a time.
+    """Return the number of workers that stay after a run with --then-stop, which began at a time.
 
     Others' are those that are needed, and those that were idle when it began.
     """

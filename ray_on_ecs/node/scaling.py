@@ -25,6 +25,7 @@ from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
 from ray_on_ecs.node.outage import Outage
 from ray_on_ecs.starting import deployments
+from ray_on_ecs.starting.look import provider_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Scaler:
         self._quiet_until = now + QUIET_SECONDS
         if new := [job for job in ended if job["submission_id"] not in self._stopped]:
             began_at = min(job["start_time"] for job in new) / 1000
-            # Once: ECS may stop other idle nodes than the run's, and its own are then left.
+            # Once: ECS may stop other idle nodes, and the run's nodes stay in their place.
             self._left = {kind: numbers.left_by(needs[kind], each, began_at, now) for kind, each in limits.items()}
             self._stopped |= {job["submission_id"] for job in new}
             if not any(map(goes_on, last_jobs(jobs))):  # else one may be between two starts of its workers
@@ -165,13 +166,13 @@ class Scaler:
         if not providers.keys() <= self._services.keys():
             names = ecs.list_services(cluster=cluster, maxResults=10)["serviceArns"]
             described = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
-            self._services = {_provider(service): service["serviceName"] for service in described}
+            self._services = {provider_of(service): service["serviceName"] for service in described}
         names = [name for provider, name in self._services.items() if provider in providers]
         found = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
-        active = [service for service in found if service["status"] == "ACTIVE" and _provider(service) in providers]
+        active = [service for service in found if service["status"] == "ACTIVE" and provider_of(service) in providers]
         if len(active) < len(names):
             self._services = {}  # `pulumi up` has replaced one
-        return {providers[_provider(service)]: service for service in active}
+        return {providers[provider_of(service)]: service for service in active}
 
     def _read_groups(self, limits: Mapping[str, Scaling]) -> dict[str, dict[str, Any]]:
         """Return Auto Scaling's description of the groups that are not being deleted, by kind of worker."""
@@ -241,8 +242,3 @@ def _rollout(service: Mapping[str, Any]) -> str:
         return FAILED
     states = {each.get("rolloutState", COMPLETED) for each in service.get("deployments", ())}
     return COMPLETED if states <= {COMPLETED} else IN_PROGRESS
-
-
-def _provider(service: Mapping[str, Any]) -> str:
-    """Return the name of a service's capacity provider; empty without one."""
-    return next((each["capacityProvider"] for each in service.get("capacityProviderStrategy", ())), "")

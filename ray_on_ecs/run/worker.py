@@ -95,7 +95,7 @@ class Script:
         self.deadline: float | None = None
         self.exchange = exchange
         self.reports = ReportReader(exchange)
-        # That of before its start is no news: it has just read its last checkpoint.
+        # An earlier recommendation needs no save: the script has just read its last checkpoint.
         self._recommendation = notice.of_instance().recommendation
 
     def tell(self, name: str, text: str) -> None:

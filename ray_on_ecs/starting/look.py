@@ -71,7 +71,7 @@ class Look:
 
     def group_of(self, service: Document | None) -> str | None:
         """Return the name of a service's Auto Scaling group."""
-        provider = _provider(service)
+        provider = provider_of(service)
         which = {"capacityProviders": [provider]}
         found = self.listed("ecs", "describe_capacity_providers", "capacityProviders", **which) if provider else ()
         arns = [(each.get("autoScalingGroupProvider") or {}).get("autoScalingGroupArn") for each in found or ()]
@@ -90,7 +90,7 @@ class Look:
             which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
             known["activities"] = self.listed("autoscaling", "describe_scaling_activities", "Activities", **which)
         known["stopped"] = self._stopped(service) if service else None
-        known["instances"] = self._instances(provider) if (provider := _provider(service)) else None
+        known["instances"] = self._instances(provider) if (provider := provider_of(service)) else None
         return Nodes(service=service, group=group, unknown=self.unknown, **known)
 
     def _stopped(self, service: Document) -> list[Document] | None:
@@ -111,9 +111,10 @@ class Look:
         return None if arns is None or (arns and not described) else described
 
 
-def _provider(service: Document | None) -> str | None:
+def provider_of(service: Document | None) -> str:
+    """Return the name of a service's capacity provider; empty without one."""
     strategy = (service or {}).get("capacityProviderStrategy") or ()
-    return strategy[0].get("capacityProvider") if strategy else None
+    return strategy[0].get("capacityProvider") or "" if strategy else ""
 
 
 class WorkersLook:

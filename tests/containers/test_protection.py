@@ -17,7 +17,7 @@ from tests.waiting import until
 PROTECT = {"ProtectionEnabled": True, "ExpiresInMinutes": EXPIRES_MINUTES}
 RELEASE = {"ProtectionEnabled": False}
 DONE = "/tmp/done"
-# A worker on an instance of its own, and the notice there.
+# A worker on a separate instance, and the notice there.
 INSTANCE = {INSTANCE_FILE_VARIABLE: "/tmp/instance.json"}
 NOTICE = json.dumps({SPOT_ACTION: json.dumps({"action": "terminate"})})
 # ECS's agent on an instance: prints the requests of each node.

@@ -139,7 +139,7 @@ class Cloud(mocks.Mocks):
 
         environment = mock.patch.dict(os.environ, {"PULUMI_CONFIG": json.dumps(config)})  # as the engine does
         clients = mock.patch.object(prices, "client", return_value=self)
-        s3 = mock.patch.object(buckets, "s3", return_value=FakeS3(self.s3_answers))
+        s3 = mock.patch.object(buckets, "client", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
         no_docker = mock.patch.object(docker, "check", return_value=self.image_problem)
         with environment, clients, s3, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):

@@ -160,7 +160,7 @@ def test_failed_release_is_tried_again(agent: Agent, node: Node) -> None:
     with pytest.raises(OSError, match="busy"):
         node.protection.release()
     agent.fail(200, SET)
-    node.passes(POLL_SECONDS, True)  # and by its own thread
+    node.passes(POLL_SECONDS, True)  # and by the thread
     assert agent.states == [PROTECT, RELEASE, RELEASE]
 
 

@@ -179,7 +179,7 @@ EMPTY = View(count=1, capacity=3, most=4, members=members(*3 * ["InService"]), h
     ],
     ids=["two are empty", "one is requested", "two are requested", "all are in use", "the stack's minimum",
          "the group's minimum", "a task is about to be placed", "the count", "one got a task", "just registered",
-         "somebody has lowered the capacity", "ECS was not asked", "ECS is about to end one", "one is replaced"],
+         "the capacity has been lowered", "ECS was not asked", "ECS is about to end one", "one is replaced"],
 )  # fmt: skip
 def test_instances_that_nothing_needs_end(view: View, need: Need, limits: Any, ended: list[str]) -> None:
     made = calls(view, need, seen("i-1", "i-2"), limits=limits)

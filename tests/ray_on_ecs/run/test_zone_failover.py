@@ -696,7 +696,7 @@ def test_a_failed_call_is_one_line_and_the_wait_goes_on(call: str, name: str, mo
     watch = Watch(cloud, zones=2, needed=3, clock=lambda: cloud.now)
     looks(cloud, watch, 19, monkeypatch)
     lines = [line for line in watch.lines if "AWS" in line]
-    is_gone = name == "invalid" and call == CHANGES[1]  # somebody else has ended the instance
+    is_gone = name == "invalid" and call == CHANGES[1]  # another caller has ended the instance
     assert len(lines) == (not is_gone)
     if call == CHANGES[0]:
         assert lines[0].startswith("cannot move the workers to us-east-1b (AWS ")

@@ -1,0 +1,16 @@
+"""Clients of boto3, for what the AWS provider has no data source for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import boto3
+import pulumi_aws as aws
+from botocore.config import Config
+
+
+def client(service: str, region: str) -> Any:
+    """boto3 client with the credentials of the environment or of the stack's `aws:profile`."""
+    # The answers are optional, so a preview without internet access must not wait for boto3's default retries.
+    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    return boto3.Session(profile_name=aws.config.profile).client(service, region_name=region, config=config)
