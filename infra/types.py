@@ -65,10 +65,13 @@ class NodeSpec:
         key: Field of its instance types, for errors.
         instances: Instance types in order of preference.
         task: Size of a task, which fits each of the types.
-        zones: Availability zones in order of preference, or none for the zone that the state keeps.
+        pool: Name of its pool; empty for the head.
+        zones: Its availability zone, several if they are spread, or none for the zone that the state keeps.
         spread: True if its instances may be in several zones at a time.
+        shares: True in other zones than the first of its pool, whose maximum it shares: costs and quotas count that.
         spot_count: Number of Spot Instances among max_count.
         prices: Price by instance type, or None if one is unknown.
+        disk_gib: Size of the root volume.
         disk_usd: Part of each price that is the disk's.
     """
 
@@ -77,10 +80,13 @@ class NodeSpec:
     task: TaskSize
     max_count: int
     zones: tuple[str, ...]
+    pool: str = ""
     spread: bool = False
+    shares: bool = False
     spot_count: int = 0
     ami_id: str = ""
     prices: Mapping[str, Price] | None = None
+    disk_gib: int = 100
     disk_usd: float = 0.0
 
     @property
@@ -104,9 +110,9 @@ class NodeSpec:
         return self.max_count - self.spot_count
 
     @property
-    def moves(self) -> bool:
-        """True if a job that waits for workers can move them to the next zone."""
-        return len(self.zones) > 1 and not self.spread
+    def gpu(self) -> str:
+        """Name of the GPU, e.g. A10G; `A10G or L4` of unlike types, empty without GPUs."""
+        return " or ".join(dict.fromkeys(instance.gpu_name for instance in self.instances if instance.gpus))
 
     def __str__(self) -> str:
         on_spot = f" ({self.spot_count} on spot)" if self.spot_count else ""

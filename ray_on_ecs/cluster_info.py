@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from ray_on_ecs.aws import client, translated
-from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_POOL, DEFAULT_POOL, WORKERS, gpu_name
 from ray_on_ecs.errors import TrainingError
 
 LIMITS = {"connect_seconds": 2, "read_seconds": 3, "attempts": 2}
@@ -21,48 +21,33 @@ READ_SECONDS, RETRY_SECONDS = 60.0, 30.0
 _answers: dict[Hashable, tuple[Any, float]] = {}
 
 
-class Zone(TypedDict):
-    """Availability zone of workers, with its subnet and, if there is one, its placement group."""
+class NodeGroup(TypedDict):
+    """Workers of one pool in one zone: equal instances, with an Auto Scaling group, a capacity provider and limits."""
 
-    zone: str
-    subnet_id: str
-    placement_group: str | None
-
-
-class Scaling(TypedDict):
-    """Limits of the number of nodes of a kind, and the idle time before the scale-in to the minimum; 0 for never.
-
-    A head of this version also reads GPUs or CPUs per node, and the names of Auto Scaling group and capacity provider.
-    """
-
-    min: int
+    pool: str
+    zones: list[str]  # one; with spreadZones several
+    types: list[str]  # that it may start, the preferred one first
+    gpu: str  # as EC2 names it, e.g. A10G; `A10G or L4` of unlike types, empty without GPUs
+    units: int  # GPUs per node, or CPUs without GPUs
+    spot: bool
+    min: int  # nodes
     max: int
-    idle_minutes: int
-    units: int
-    group: str
-    provider: str
+    default_nodes: int  # that a run takes if it does not say how many workers it wants
+    idle_minutes: int  # before the scale-in to the minimum; 0 for never
+    group: str  # name of the Auto Scaling group
+    provider: str  # name of the capacity provider
+    disk_usd: float  # part of the types' `prices` that is the disk's; EC2's spot prices are without it
 
 
-class _Added(TypedDict, total=False):
-    """Keys that a stack of an earlier version does not have."""
-
-    default_gpus: int  # of a run that does not say how many workers it wants
-    disk_usd: float  # of a worker's disk an hour, in `prices`, which EC2's spot prices are without
-    cluster: str  # name of the ECS cluster
-
-
-class ClusterInfo(_Added):
+class ClusterInfo(TypedDict):
     """Workers of the stack."""
 
-    group: str  # their Auto Scaling group
-    types: list[str]  # that it may start, the preferred one first
-    zones: list[Zone]  # that it may use, the preferred one first
-    spot: bool
-    spread: bool  # the workers of one job may be in several zones
+    cluster: str  # name of the ECS cluster
+    # By kind, in the order in which runs without a choice try them: `workers`, `workers-b` in another zone,
+    # `cpu-workers`, `h100-workers`. The groups of one pool share its maximum.
+    groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
-    scaling: dict[str, Scaling]  # by kind of node: `workers` and, if the stack can have them, `cpu-workers`
-    gpus: int  # per instance
 
 
 def read_cluster_info() -> ClusterInfo | None:
@@ -98,31 +83,59 @@ def ask_aws(service: str, method: str, **arguments: Any) -> Any:
 
 
 def parse_cluster_info(text: str) -> ClusterInfo | None:
-    """Return the content of the parameter, or None if it is not complete."""
+    """Return the content of the parameter, or None if it is not complete.
+
+    Its own keys describe the default pool's first node group and the CPU workers, as they did before there were other
+    pools; `pools` has the other node groups by kind, with the keys of NodeGroup.
+    """
     try:
         document = json.loads(text)
-    except ValueError:
+        groups = {kind: _own_group(kind, document) for kind in document["scaling"]}
+        groups |= document.get("pools", {})
+        are_complete = all(NodeGroup.__required_keys__ <= group.keys() for group in groups.values())
+        kept = {key: document[key] for key in ("prices", "head_usd")}
+        info: Any = {"cluster": document.get("cluster", ""), **kept, "groups": groups}
+    except (AttributeError, LookupError, TypeError, ValueError):
         return None
-    is_complete = isinstance(document, dict) and ClusterInfo.__required_keys__ <= document.keys()
-    return document if is_complete else None
+    return info if are_complete else None
 
 
-def spot_question(info: ClusterInfo, instance_types: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the arguments of EC2's DescribeSpotPriceHistory, for these types or all of the workers'."""
+def _own_group(kind: str, document: Any) -> dict[str, Any]:
+    """Return a node group that the document's own keys describe; any error if it is not complete."""
+    limits, zones = document["scaling"][kind], [zone["zone"] for zone in document["zones"]]
+    group = {
+        **{key: limits[key] for key in ("min", "max", "idle_minutes", "units", "group", "provider")},
+        "pool": CPU_POOL,
+        "zones": zones if document["spread"] else zones[:1],
+        "types": [],
+        "gpu": "",
+        "spot": False,
+        "default_nodes": limits["max"],
+        "disk_usd": document.get("disk_usd", 0.0),
+    }
+    if kind == WORKERS:
+        gpus, types = document["gpus"], document["types"]
+        group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
+        group["gpu"] = document.get("gpu") or gpu_name(types)
+        group["default_nodes"] = document.get("default_gpus", 0) // gpus
+    return group
+
+
+def spot_question(instance_types: Collection[str], zones: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of EC2's DescribeSpotPriceHistory for these types in these zones."""
     return {
-        "InstanceTypes": sorted(instance_types or info["types"]),
+        "InstanceTypes": sorted(set(instance_types)),
         "ProductDescriptions": ["Linux/UNIX"],
-        "Filters": [{"Name": "availability-zone", "Values": [zone["zone"] for zone in info["zones"]]}],
+        "Filters": [{"Name": "availability-zone", "Values": sorted(set(zones))}],
         # With the current time EC2 returns the current prices.
         "StartTime": datetime.now(UTC),
     }
 
 
-def spot_prices(answer: dict[str, Any], info: ClusterInfo) -> dict[str, float]:
+def spot_prices(answer: dict[str, Any], disk_usd: float) -> dict[str, float]:
     """Return dollars an hour by type with its disk, in the most expensive zone; types without a price are missing."""
     prices: dict[str, float] = {}
     for entry in answer["SpotPriceHistory"]:
         instance_type = entry["InstanceType"]
-        price = float(entry["SpotPrice"]) + info.get("disk_usd", 0.0)
-        prices[instance_type] = max(price, prices.get(instance_type, 0.0))
+        prices[instance_type] = max(float(entry["SpotPrice"]) + disk_usd, prices.get(instance_type, 0.0))
     return prices

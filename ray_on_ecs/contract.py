@@ -53,8 +53,40 @@ REBALANCE = "events/recommendations/rebalance"
 LIFECYCLE_STATE = "autoscaling/target-lifecycle-state"
 SCHEDULED_EVENTS = "events/maintenance/scheduled"
 NODE_GROUP_LABEL, NODE_GROUP_VARIABLE = "ray.io/node-group", "RAY_NODE_TYPE_NAME"
-# The group of the CPU workers; GPU workers don't have one.
-CPU_WORKERS = "cpu-workers"
+# Kinds of workers: the default pool's, and those of the pool without GPUs that the stack's own keys describe.
+WORKERS, CPU_WORKERS = "workers", "cpu-workers"
+# Names of these two pools; `workerPools` adds others. A node's label NODE_GROUP_LABEL is the name of its pool, but the
+# default pool's nodes don't have it, and that of the CPU workers is CPU_WORKERS.
+DEFAULT_POOL, CPU_POOL = "default", "cpu"
+# GPUs by instance family, as EC2 names them; the stack stores others' names in the cluster info.
+# https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html
+GPUS = {
+    "g4dn": "T4",
+    "g5": "A10G",
+    "g6": "L4",
+    "gr6": "L4",
+    "g6e": "L40S",
+    "p4d": "A100",
+    "p4de": "A100",
+    "p5": "H100",
+    "p5e": "H200",
+    "p5en": "H200",
+    "p6-b200": "B200",
+    "p6-b300": "B300",
+}
+# Dimension of the head's metrics of a kind of worker other than these two, whose metrics have none.
+KIND_DIMENSION = "Workers"
+
+
+def gpu_name(instance_types: list[str]) -> str:
+    """Return the name of the types' GPU; `A10G or L4` of unlike types, and `GPU` for a family that is not known."""
+    names = (GPUS.get(name.partition(".")[0], "GPU") for name in instance_types)
+    return " or ".join(dict.fromkeys(names))
+
+
+def label_of_pool(pool: str) -> str:
+    """Return the label NODE_GROUP_LABEL of a pool's nodes; empty if they don't have it."""
+    return {DEFAULT_POOL: "", CPU_POOL: CPU_WORKERS}.get(pool, pool)
 
 
 # Step adjustments of a scaling policy.
