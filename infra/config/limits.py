@@ -94,13 +94,11 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
     # The head's task role has the longest policies: one for tasks, and one for each kind of worker.
     policy = policies.training(
         partition=location.partition,
-        region=location.region,
         bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or name}",
         tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
         metrics_namespace=f"ray-on-ecs/{name}",
         parameter_arn=f"{ssm}/{name}",
         cluster_arn=cluster,
-        group_arn=group if any(node.moves for node in nodes) else None,
         data_buckets=buckets,
         secrets_arn=f"{ssm}{secrets_prefix(name)}/*",
         writes_secrets=True,
