@@ -99,7 +99,8 @@ class RayCluster(pulumi.ComponentResource):
         )
 
         node_groups = self._node_groups(cluster, network)
-        association = cluster.associate([group.provider_name for group in node_groups.values()])
+        providers = [group.provider_name for group in node_groups.values()]
+        association = cluster.associate(providers, config.end_services(region))
         agents = [group.join_cluster(association) for group in node_groups.values()]
         info = self._cluster_info(cluster, network, node_groups)
         factory = TaskFactory(

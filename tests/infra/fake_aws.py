@@ -76,6 +76,7 @@ class Registered:
     delete_timeout: str
     ignore_changes: tuple[str, ...]
     replace_on_changes: tuple[str, ...]
+    before_update: tuple[str, ...]
 
 
 @dataclass
@@ -403,6 +404,7 @@ class _Recorder(mocks.MockMonitor):
             delete_timeout=request.customTimeouts.delete,
             ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
+            before_update=tuple(request.hooks.before_update),
         )
         return response
 
