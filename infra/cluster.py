@@ -80,7 +80,5 @@ class Cluster(pulumi.ComponentResource):
             f"{self._prefix}-capacity-providers",
             cluster_name=self.ref.name,
             capacity_providers=capacity_providers,
-            opts=pulumi.ResourceOptions(
-                parent=self, hooks=pulumi.ResourceHookBinding(before_update=[end_services])
-            ),
+            opts=pulumi.ResourceOptions(parent=self, hooks=pulumi.ResourceHookBinding(before_update=[end_services])),
         )

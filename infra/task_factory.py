@@ -76,9 +76,7 @@ class TaskFactory:
             state_volume=containers.STATE_VOLUME,
         )
 
-    def worker(
-        self, kind: str, node: NodeSpec, head_host: pulumi.Input[str], group: ResourceRef
-    ) -> TaskDefinitionArgs:
+    def worker(self, kind: str, node: NodeSpec, head_host: pulumi.Input[str], group: ResourceRef) -> TaskDefinitionArgs:
         """Inputs of a worker's task; one with GPUs can have Auto Scaling replace its instance when these fail."""
         inputs = pulumi.Output.all(common=self._common(node.task), head_host=head_host)
         container = inputs.apply(lambda values: json.dumps([containers.worker(**values, pool=node.pool)]))
