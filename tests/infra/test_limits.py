@@ -25,10 +25,10 @@ SECRETS = [f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:team/token-{number
 POLICIES = [f"arn:aws:iam::{ACCOUNT}:policy/{number}" for number in range(10)]
 
 
-def of_types(count: int, key: str = "workerInstanceTypes") -> NodeSpec:
+def of_types(count: int, key: str = "workerInstanceTypes", pool: str = "default") -> NodeSpec:
     """Nodes of a number of instance types."""
     types = tuple(instance_type(f"{key[0]}6e-flex.{number:02d}xlarge") for number in range(count))
-    return replace(node_spec(key=key), instances=types)
+    return replace(node_spec(key=key, pool=pool), instances=types)
 
 
 def check(
@@ -38,8 +38,9 @@ def check(
     **settings: Any,
 ) -> None:
     """Hold settings against the table."""
-    nodes = nodes or (HEAD, node_spec(zones=ZONES))
-    limits.check(RayClusterArgs(**settings), PREFIX, location, nodes, default_tags or {})
+    nodes = nodes or (HEAD, node_spec(zones=ZONES[:1], pool="default"))
+    by_kind = dict(zip(("head", "workers", "cpu-workers"), nodes, strict=False))
+    limits.check(RayClusterArgs(**settings), PREFIX, location, by_kind, default_tags or {})
 
 
 @pytest.mark.parametrize(
@@ -76,12 +77,12 @@ def check(
         ({"nodes": (HEAD, of_types(40))}, {"nodes": (HEAD, of_types(41))},
          "workerInstanceTypes: its 41 values make 41 instance types of an Auto Scaling group, of at most 40"),
         (
-            {"nodes": (HEAD, node_spec(), of_types(40, "cpuWorkers"))},
-            {"nodes": (HEAD, node_spec(), of_types(41, "cpuWorkers"))},
+            {"nodes": (HEAD, node_spec(pool="default"), of_types(40, "cpuWorkers", "cpu"))},
+            {"nodes": (HEAD, node_spec(pool="default"), of_types(41, "cpuWorkers", "cpu"))},
             "cpuWorkers: its 41 values make 41",
         ),
-        ({"nodes": (HEAD, of_types(40), of_types(20, "cpuWorkers"))},
-         {"nodes": (HEAD, of_types(40), of_types(40, "cpuWorkers"))},
+        ({"nodes": (HEAD, replace(of_types(40), spread=True), of_types(20, "cpuWorkers", "cpu"))},
+         {"nodes": (HEAD, replace(of_types(40), spread=True), of_types(40, "cpuWorkers", "cpu"))},
          "workerInstanceTypes: its 80 values make "),
     ],
 )  # fmt: skip
@@ -95,7 +96,7 @@ def test_a_setting_up_to_the_limit_passes(below: dict[str, Any], above: dict[str
 @pytest.mark.parametrize("field", ["task_policy_arns", "instance_policy_arns"])
 def test_managed_policies_up_to_the_quota_pass(field: str) -> None:
     settings: dict[str, Any] = {field: POLICIES}
-    rows = {row.field: row for row in limits._of_roles(RayClusterArgs(**settings), PREFIX, LOCATION, ())}
+    rows = {row.field: row for row in limits._of_roles(RayClusterArgs(**settings), PREFIX, LOCATION, {})}
     assert (rows[field].size, rows[field].most) == (10, 10)
 
 

@@ -59,7 +59,7 @@ def test_cost_above_the_limit_is_refused(cloud: Cloud) -> None:
         plan(cloud, max_hourly_usd=2.26)
     assert str(refused.value) == (
         "max_hourly_usd: 2.26 is below the 2.2602 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
-        "raise it, or use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
+        "raise it, or use fewer (max_workers and worker_count) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.27).hourly_usd == pytest.approx(2.2602)
 
@@ -99,7 +99,7 @@ def test_vcpus_beyond_the_quota_are_refused(cloud: Cloud) -> None:
     assert str(refused.value) == (
         "worker_instance_types: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, but the quota 'Running On-Demand G "
         "and VT instances' in us-west-2 is 64; request an increase in Service Quotas (L-DB2E81BA), use "
-        "fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances, or set "
+        "fewer (max_workers and worker_count) or smaller instances, or set "
         "check_quotas to false"
     )
 
