@@ -12,8 +12,10 @@ from functools import partial
 import pulumi
 import pulumi_aws as aws
 
+from infra.config import pool_zones
 from infra.config.args import RayClusterArgs
 from infra.config.lookups import REFUSE, WARN, Question, ask
+from infra.config.pool_zones import Offerings
 from infra.config.worker_pool import OWN_FIELDS, field_of
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.errors import Refusal, SettingError, error_reason, warn
@@ -37,8 +39,6 @@ INTERFACE_ENDPOINTS = (
     "ssmmessages",
     "autoscaling",
 )
-# Availability zones by instance type or endpoint service.
-Offerings = dict[str, set[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +147,12 @@ def locate(
         Refusal: EC2 can't be called.
     """
     zones = tuple(existing.subnets) if existing else _zones_of_region(caller.region, opts)
-    worker_zones = zones if existing else tuple(args.availability_zones)
+    worker_zones = tuple(args.availability_zones) or (zones if existing else ())
     endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)
     by_type = _offerings(args, caller.region, worker_zones, opts)
     suitable = _common_zones(args, caller.region, zones, by_type, by_service)
     _check_zones(args, caller.region, zones, worker_zones, suitable, by_type, by_service, existing)
-    offers = _check_pools(args, zones, by_type, by_service, existing)
+    offers = pool_zones.check(args, zones, by_type, by_service, existing)
     location = Location(
         **vars(caller),
         zones=zones,
@@ -163,65 +163,22 @@ def locate(
         offers=offers,
     )
     if worker_zones:
-        _check_pools_in(args, location, worker_zones[0])
+        pool_zones.check_without(args, location, worker_zones[0])
         return replace(location, candidates=() if existing else worker_zones[:1])
     suitable = tuple(zone for zone in suitable if all(zone in offered for offered in offers.values()))
     if not suitable:
-        _check_pools_in(args, location, location.suitable[0])
+        pool_zones.check_without(args, location, location.suitable[0])
     return replace(location, suitable=suitable, candidates=_best(args, suitable, by_type))
 
 
 def check_zone(args: RayClusterArgs, location: Location, zone: str) -> str:
     """Zone that the state keeps, if it still suits; SettingError otherwise."""
     if not location.worker_zones and zone not in location.suitable:
-        _check_pools_in(args, location, zone)
+        pool_zones.check_without(args, location, zone)
         problem = f"is empty, and the cluster's zone {zone} does not offer {_types(args)}"
         hint = f"use {' or '.join(location.suitable)}, and the cluster moves there"
         raise SettingError("availability_zones", "", problem, hint)
     return zone
-
-
-def _check_pools(
-    args: RayClusterArgs,
-    zones: Sequence[str],
-    by_type: Offerings,
-    by_service: Offerings,
-    existing: ExistingNetwork | None,
-) -> dict[str, tuple[str, ...]]:
-    """Zones that offer a type and the endpoints, by each pool without zones; SettingError for an unfit zone of others.
-
-    A pool's instances may be of any of its types, so one is enough.
-    """
-    offers = {}
-    for name, pool in args.pools.items():
-        if name in OWN_FIELDS:
-            continue
-        types, field = " or ".join(pool.instance_types), field_of(name, "zones")
-        offered = set[str]().union(*(by_type[each] for each in pool.instance_types)).intersection(*by_service.values())
-        fit = tuple(zone for zone in zones if zone in offered)
-        if not fit:
-            problem = f"is not offered in {' or '.join(zones)}" + ("" if args.nat_gateway else " with VPC endpoints")
-            hint = "check its spelling, or use another type" + (" or a subnet in another zone" if existing else "")
-            raise SettingError(field_of(name, "instance_types"), ",".join(pool.instance_types), problem, hint)
-        for zone in pool.zones:
-            if zone not in zones:
-                problem = "has no subnet in subnet_ids" if existing else "is not an availability zone of the region"
-                raise SettingError(field, zone, problem, f"use {' or '.join(fit)}")
-            if zone not in fit:
-                hint = f"use {' or '.join(fit)}, or another type"
-                raise SettingError(field, zone, f"does not offer {types}", hint)
-        if not pool.zones:
-            offers[name] = fit
-    return offers
-
-
-def _check_pools_in(args: RayClusterArgs, location: Location, zone: str) -> None:
-    """Refuse a pool without zones that the cluster's zone does not offer."""
-    for name, offered in location.offers.items():
-        if zone not in offered:
-            types = " or ".join(args.pools[name].instance_types)
-            problem = f"is empty, and the cluster's zone {zone} does not offer {types}"
-            raise SettingError(field_of(name, "zones"), "", problem, f"use {' or '.join(offered)}")
 
 
 def _zones_of_region(region: str, opts: pulumi.InvokeOptions | None) -> tuple[str, ...]:
@@ -328,13 +285,13 @@ def _check_zones(
     existing: ExistingNetwork | None,
 ) -> None:
     """Refuse a first zone without all types, and others, which are for workers alone, without theirs."""
-    if existing and args.availability_zones and tuple(args.availability_zones) != tuple(existing.subnets):
-        problem = f"must be the zones of subnet_ids, {', '.join(existing.subnets)}"
-        hint = "use their zones in the same order, or leave it empty"
+    if existing and not existing.subnets.keys() >= {*args.availability_zones}:
+        problem = f"must be zones of subnet_ids, {', '.join(existing.subnets)}"
+        hint = "use some of these, or leave it empty for all"
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
     for_workers = set[str]().union(*(by_type[name] for name in args.worker_instance_types))
     for_workers = for_workers.intersection(*by_service.values())
-    field = "subnet_ids" if existing else "availability_zones"
+    field = "subnet_ids" if existing and not args.availability_zones else "availability_zones"
     for number, zone in enumerate(zones):
         fit = for_workers if number else suitable
         if zone not in of_region:
@@ -342,8 +299,8 @@ def _check_zones(
             raise SettingError(field, zone, problem, f"use {' or '.join(of_region)}, or set aws:region")
         if zone not in fit:
             types = " or ".join(args.worker_instance_types) if number else _types(args)
-            subnet = existing.subnets[zone] if existing else zone
-            problem = f"is in {zone}, which does not offer {types}" if existing else f"does not offer {types}"
+            subnet = existing.subnets[zone] if existing and field == "subnet_ids" else zone
+            problem = f"does not offer {types}" if subnet == zone else f"is in {zone}, which does not offer {types}"
             hint = f"use {' or '.join(sorted(fit))}, or another type"
             raise SettingError(field, subnet if isinstance(subnet, str) else zone, problem, hint)
 

@@ -250,7 +250,7 @@ def combinations(args: RayClusterArgs) -> None:
     _require(args, "vpc_id", "subnet_ids", "a VPC is used only with its subnets")
     _require(args, "subnet_ids", "vpc_id", "subnets are used only with their VPC")
     _require(args, "registry_secret_arn", "image_uri", "it is the password of that image's registry")
-    if args.spread_zones and max(len(args.availability_zones), len(args.subnet_ids)) < 2:
+    if args.spread_zones and len(args.availability_zones or args.subnet_ids) < 2:
         hint = "list several in availability_zones, or in subnet_ids for an existing VPC"
         raise SettingError("spread_zones", True, "requires at least two availability zones", hint)
     if not args.nat_gateway:

@@ -134,7 +134,7 @@ def test_existing_subnets_decide_the_zones(cloud: Cloud) -> None:
         (
             {"availability_zones": ["us-west-2a"]},
             {},
-            "availability_zones: 'us-west-2a' must be the zones of subnet_ids, us-west-2b; use their zones in the same",
+            "availability_zones: 'us-west-2a' must be zones of subnet_ids, us-west-2b; use some of these",
         ),
     ],
 )
