@@ -154,7 +154,7 @@ class RayCluster(Cluster):
     security_group_id: pulumi.Output[str]
     """ID of the tasks' security group, a source for ingress rules of other resources."""
     task_role_arns: pulumi.Output[dict[str, str]]
-    """ARNs of the IAM task roles by kind of node: head, workers and, with CPU workers, cpu-workers."""
+    """ARNs of the IAM task roles by kind of node: head, workers and, for example, cpu-workers or h100-workers."""
     task_definition_arns: pulumi.Output[dict[str, str]]
     """ARNs of the task definitions by kind of node."""
     connection: pulumi.Output[dict[str, Any]]

@@ -3,6 +3,7 @@
 Two CloudWatch alarms watch the metrics of head, runs and instances, and each sets the service's desired count; the
 capacity provider starts and stops instances to match. A head sets the same numbers sooner (ray_on_ecs/node/scaling.py),
 and the alarms have the last word without it. Neither needs a client, and the scale-in works without a head.
+A pool's kinds in several zones share its maximum: each may reach it, and the head's queue requests no more in all.
 Nodes in use protect their tasks (ray_on_ecs/node/protection.py), so ECS stops idle nodes. While an alarm is active, its
 policy is applied every minute; of several policies, the largest capacity wins.
 https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-policy-overview.html

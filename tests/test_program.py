@@ -847,7 +847,7 @@ def test_runs_find_every_kind_in_the_cluster_info(pools: Cloud) -> None:
 def test_more_pools_and_zones_change_nothing_of_the_first(pools: Cloud, without: str) -> None:
     """Only what has a list of all kinds changes; the head does not restart."""
     fewer = {"workerPools": "{}"} if without == "pools" else {"availabilityZones": "us-west-2c"}
-    before = deploy(**{**STACKS["pools"], "config": {**STACKS["pools"]["config"], **fewer}})
+    before = deploy(config={**STACKS["pools"]["config"], **fewer})
     changed = {name for name, made in before.resources.items() if made.inputs != pools.resources[name].inputs}
     lists = {"ray-capacity-providers", "cluster-info-parameter", "monitoring-dashboard"}
     assert changed - {"choices-id"} == lists

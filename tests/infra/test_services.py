@@ -36,7 +36,7 @@ def ecs(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
         for kind in (*KINDS, *MANY):
             ecs.create_service(serviceName=kind, **of_service)
             # Moto forgets it.
-            made = ecs_backends[DEFAULT_ACCOUNT_ID][REGION].services[f"ray:{kind}"]
+            made: Any = ecs_backends[DEFAULT_ACCOUNT_ID][REGION].services[f"ray:{kind}"]
             made.capacity_provider_strategy = [{"capacityProvider": f"{kind}-provider", "weight": 1}]
         ecs.create_service(serviceName="other", launchType="EC2", **of_service)
         yield ecs
