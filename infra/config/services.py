@@ -29,7 +29,9 @@ def end_services(region: str) -> Callable[[pulumi.ResourceHookArgs], Awaitable[N
 
     async def end(update: pulumi.ResourceHookArgs) -> None:
         before, after = update.old_inputs or {}, update.new_inputs or {}
-        removed = {*before.get("capacityProviders", ())} - {*after.get("capacityProviders", ())}
+        kept = {_logical_name(provider) for provider in after.get("capacityProviders", ())}
+        # A provider that is replaced keeps its logical name: Pulumi updates its service later.
+        removed = {provider for provider in before.get("capacityProviders", ()) if _logical_name(provider) not in kept}
         if not removed:
             return
         try:
@@ -58,6 +60,11 @@ def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:
         ecs.delete_service(cluster=cluster, service=service, force=True)
     for service in ending:
         ecs.get_waiter("services_inactive").wait(cluster=cluster, services=[service])
+
+
+def _logical_name(provider: str) -> str:
+    """Name of a capacity provider without the random end that Pulumi adds."""
+    return provider.rpartition("-")[0]
 
 
 def _uses(service: dict[str, Any], providers: Collection[str]) -> bool:

@@ -37,7 +37,7 @@ def ecs(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
             ecs.create_service(serviceName=kind, **of_service)
             # Moto forgets it.
             made: Any = ecs_backends[DEFAULT_ACCOUNT_ID][REGION].services[f"ray:{kind}"]
-            made.capacity_provider_strategy = [{"capacityProvider": f"{kind}-provider", "weight": 1}]
+            made.capacity_provider_strategy = [{"capacityProvider": provider(kind), "weight": 1}]
         ecs.create_service(serviceName="other", launchType="EC2", **of_service)
         yield ecs
 
@@ -48,11 +48,16 @@ def running(ecs: Any) -> set[str]:
     return {service["serviceName"] for service in found if service["status"] == "ACTIVE"}
 
 
+def provider(kind: str) -> str:
+    """Name of a kind's capacity provider; that of `KIND=END` has another end, as after a replacement."""
+    name, _, end = kind.partition("=")
+    return f"ray-on-ecs-{name}-capacity-provider-{end or '1a2b3c4'}"
+
+
 def update(before: tuple[str, ...], after: tuple[str, ...], cluster: str = "ray") -> None:
     """Run the hook for a cluster whose providers change."""
     inputs = [
-        {"clusterName": cluster, "capacityProviders": [f"{kind}-provider" for kind in kinds]}
-        for kinds in (before, after)
+        {"clusterName": cluster, "capacityProviders": [provider(kind) for kind in kinds]} for kinds in (before, after)
     ]
     args = pulumi.ResourceHookArgs("urn", "ray", "providers", "type", old_inputs=inputs[0], new_inputs=inputs[1])
     asyncio.run(services.end_services(REGION)(args))  # ty: ignore
@@ -68,8 +73,9 @@ def update(before: tuple[str, ...], after: tuple[str, ...], cluster: str = "ray"
         (KINDS, set()),
         (KINDS[::-1], set()),
         ((*KINDS, "l4-workers"), set()),
+        (("head=5d6e7f8", "workers=5d6e7f8", "cpu-workers", "h100-workers=5d6e7f8"), set()),
     ],
-    ids=["a pool", "two", "CPU workers", "another name", "nothing", "another order", "one more"],
+    ids=["a pool", "two", "CPU workers", "another name", "nothing", "another order", "one more", "replacements"],
 )
 def test_services_of_removed_providers_end_first(ecs: Any, after: tuple[str, ...], removed: set[str]) -> None:
     update(KINDS, after)
@@ -90,5 +96,7 @@ def test_service_that_is_gone_is_no_error(ecs: Any) -> None:
 def test_refusal_names_reason_and_way_out(ecs: Any) -> None:
     with pytest.raises(Refusal) as refused:
         update(KINDS, KINDS[:3], cluster="absent")
-    assert str(refused.value).startswith("ECS: the services of h100-workers-provider could not be deleted (An error ")
+    assert str(refused.value).startswith(
+        "ECS: the services of ray-on-ecs-h100-workers-capacity-provider-1a2b3c4 could not be deleted (An error "
+    )
     assert str(refused.value).endswith("; delete them with `aws ecs delete-service --force`, and run `pulumi up` again")
