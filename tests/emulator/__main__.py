@@ -35,12 +35,8 @@ RUNS = {
     "changes in place": [
         "--then",
         f"stack=prod,workerCount=3,rootVolumeGib=200,{CPU_WORKERS},availabilityZones=us-west-2a,us-west-2b",
-    ],
-    "pools and zones": [
-        "--config=availabilityZones=us-west-2a",
         f"--then=workerPools={json.dumps(POOLS)}",
-        "--then=availabilityZones=us-west-2a,us-west-2b",
-        "--then=availabilityZones=us-west-2a,workerPools={}",
+        "--then=availabilityZones=us-west-2a,workerPools={},cpuWorkerInstanceTypes=,cpuWorkerCount=0",
     ],
     "everything": [f"--config={key}={value}" for key, value in ALL.items()],
 }
