@@ -78,10 +78,10 @@ def _check_names(prefix: str, nodes: Mapping[str, NodeSpec]) -> None:
         size = len(f"{prefix}-{kind}") + ROLE_SUFFIX
         if size > LONGEST_ROLE and node.pool:
             most = len(node.pool) - (size - LONGEST_ROLE)
-            is_own = node.pool in OWN_FIELDS or most < 1
-            hint = "use a shorter name of the cluster" if is_own else f"use at most {most} characters"
+            is_long = node.pool not in OWN_FIELDS and most > 0
+            hint = f"use at most {most} characters" if is_long else "use a shorter name of the cluster"
             problem = f"makes names of {size} characters for roles, of at most {LONGEST_ROLE}"
-            raise SettingError(node.key if is_own else FIELD, node.pool, problem, hint)
+            raise SettingError(node.key if node.pool in OWN_FIELDS else FIELD, node.pool, problem, hint)
 
 
 def _of_nodes(prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:
