@@ -74,7 +74,7 @@ def _compare(limit: Limit) -> None:
 
 def _check_names(prefix: str, nodes: Mapping[str, NodeSpec]) -> None:
     """Refuse names of pools that are too long for the names of their roles."""
-    for kind, node in nodes.items():
+    for kind, node in sorted(nodes.items(), key=lambda item: -len(item[0])):  # the longest of a pool first
         size = len(f"{prefix}-{kind}") + ROLE_SUFFIX
         if size > LONGEST_ROLE and node.pool:
             most = len(node.pool) - (size - LONGEST_ROLE)

@@ -264,7 +264,7 @@ def test_pools_without_zones_narrow_the_choice(cloud: Cloud) -> None:
     assert location(cloud, **h100(instance_types=["p5.48xlarge", "p4d.24xlarge"])).candidates == ZONES
     made = location(cloud, **h100(zones=["us-west-2c"]))
     assert (made.candidates, made.suitable, made.offers) == (ZONES, ZONES, {})
-    cpu = {"worker_pools": {"prep": {"instance_types": ["c6i.large"], "max": 1}}}
+    cpu: dict[str, Any] = {"worker_pools": {"prep": {"instance_types": ["c6i.large"], "max": 1}}}
     assert location(cloud, **cpu).candidates == ("us-west-2b", "us-west-2c")
 
 
@@ -288,7 +288,9 @@ def test_a_pool_that_the_clusters_zone_lacks_needs_zones(cloud: Cloud) -> None:
 
 def test_pools_without_a_common_zone_need_zones(cloud: Cloud) -> None:
     cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b"), "g6.xlarge": ("us-west-2c",)}
-    both = {"worker_pools": {**h100()["worker_pools"], "l4": {"instance_types": ["g6.xlarge"], "max": 1}}}
+    both: dict[str, Any] = {
+        "worker_pools": {**h100()["worker_pools"], "l4": {"instance_types": ["g6.xlarge"], "max": 1}}
+    }
     with pytest.raises(SettingError, match=r"^worker_pools\.h100\.zones: '' is empty, .*; use us-west-2c$"):
         location(cloud, **both)
     both["worker_pools"]["h100"]["zones"] = ["us-west-2c"]
