@@ -16,7 +16,7 @@ from infra.tags import LONGEST_PREFIX
 from infra.types import Location, NodeSpec, kind_of
 from ray_on_ecs.cluster_info import NodeGroup
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
-from tests.infra.stacks import STACKS, deploy
+from tests.infra.stacks import EVERYTHING, STACKS, deploy
 
 ZONES = tuple(f"{REGION}{letter}" for letter in "abcd")
 LOCATION = Location(partition="aws", account=ACCOUNT, region=REGION, worker_zones=ZONES, zones=ZONES)
@@ -176,7 +176,7 @@ def test_a_long_name_of_the_cluster_leaves_no_room_for_pools() -> None:
 
 def test_the_table_has_the_keys_of_a_node_group() -> None:
     [*_, node] = with_pools(a=1)["nodes"].values()
-    assert limits._described(node, "name").keys() == NodeGroup.__required_keys__
+    assert limits._described(node, "group", "provider").keys() == NodeGroup.__required_keys__
 
 
 @pytest.mark.parametrize("field", ["task_policy_arns", "instance_policy_arns"])
@@ -195,16 +195,29 @@ def test_outputs_are_not_counted(cloud: Cloud) -> None:
     cloud.run(program)
 
 
+SEVERAL_POOLS = {
+    "config": {
+        **EVERYTHING,
+        "checkQuotas": "false",
+        "workerPools": json.dumps(
+            {
+                "h100": {"instanceTypes": ["p5.48xlarge"], "zones": ["us-west-2a", "us-west-2b"], "max": 2},
+                "preprocessing": {"instanceTypes": ["c6i.8xlarge", "c6i.16xlarge"], "max": 100},
+            }
+        ),
+    },
+}
 LISTS = {"dataBuckets": ",".join(BUCKETS[:5]), "jobSecrets": ",".join(SECRETS[:5])}
 
 
-@pytest.mark.parametrize("stack", ["everything", "in China"])
+@pytest.mark.parametrize("stack", ["everything", "in China", "several pools"])
 def test_the_table_knows_what_the_program_makes(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attributes: dict[str, Any] = {**STACKS, "several pools": SEVERAL_POOLS}[stack]
     rows: dict[str, limits.Limit] = {}
     monkeypatch.setattr(limits, "_compare", lambda row: rows.update({row.what: row}))
-    partition = STACKS[stack].get("partition", "aws")
+    partition = attributes.get("partition", "aws")
     lists = {name: text.replace("arn:aws:", f"arn:{partition}:") for name, text in LISTS.items()}
-    setup: dict[str, Any] = {**STACKS[stack], "config": {**STACKS[stack]["config"], **lists}}
+    setup: dict[str, Any] = {**attributes, "config": {**attributes["config"], **lists}}
     cloud = deploy(**setup)
     tagged = [resource.inputs.get("tags") or {} for resource in cloud.resources.values()]
     tags = [{tag["key"] if isinstance(tag, dict) else tag for tag in tags} for tags in tagged]
@@ -218,6 +231,7 @@ def test_the_table_knows_what_the_program_makes(stack: str, monkeypatch: pytest.
         "bytes of a task definition": max(map(len, definitions)),
         "characters of a role's inline policies": max(policies.values()),
         "characters of the cluster's SSM parameter": len(parameter),
+        "capacity providers of a cluster": len(cloud.of_type("aws:ecs/capacityProvider:CapacityProvider")),
     }
     for what, size in sizes.items():
         assert size <= rows[what].size <= size + 0.1 * rows[what].most, what
