@@ -114,13 +114,13 @@ def check_pools(prefix: str = PREFIX, *, nodes: dict[str, NodeSpec], **settings:
     [
         (
             with_pools(**{f"p{number}": 1 for number in range(9)}),
-            with_pools(**{f"p{number}": 1 for number in range(10)}),
-            r"worker_pools: its 10 values make 4\d{3} characters of the cluster's SSM parameter, of at most 4096; use "
+            with_pools(**{f"p{number}": 1 for number in range(11)}),
+            r"worker_pools: its 11 values make 4\d{3} characters of the cluster's SSM parameter, of at most 4096; use "
             r"fewer pools, or fewer zones of a pool",
         ),
         (
             with_pools(a=1, b=4),
-            with_pools(a=4, b=4, c=2),
+            with_pools(a=4, b=4, c=3),
             r"worker_pools: its 3 values make 4\d{3} characters of the cl",
         ),
         (
