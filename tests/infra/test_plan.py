@@ -473,13 +473,13 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
     cloud.preview = True
     plan(cloud, **settings)
     assert cloud.messages == [
-        "pool default: 2 x g5.xlarge on demand, at most 4.00 USD per hour",
-        "pool h100: 2 x p5.48xlarge 1 on spot and 1 on demand, at most 100.00 USD per hour",
-        "pool s: 3 x p5.48xlarge on spot, at most 150.00 USD per hour",
+        "pool default: 2 x g5.xlarge, 2 on demand, at most 4.00 USD per hour",
+        "pool h100: 2 x p5.48xlarge, 1 on spot and 1 on demand, at most 100.00 USD per hour",
+        "pool s: 3 x p5.48xlarge, 3 on spot, at most 150.00 USD per hour",
     ]
     cloud.prices, cloud.messages = None, []
     plan(cloud)
-    assert cloud.messages == ["pool default: 2 x g5.xlarge on demand, cost unknown"]
+    assert cloud.messages == ["pool default: 2 x g5.xlarge, 2 on demand, cost unknown"]
 
 
 def test_the_smallest_disk_holds_the_machine_image(cloud: Cloud) -> None:

@@ -329,8 +329,11 @@ def test_pools_that_nothing_distinguishes_are_warned_about(
 
 def test_a_pool_like_the_default_one_is_warned_about(cloud: Cloud, warnings: list[str]) -> None:
     load(cloud, {"more": {"instanceTypes": ["g5.xlarge"], "max": 2}})
-    [line] = warnings
-    assert line.startswith("workerPools.more.instanceTypes: are those of the pool default, ")
+    load(cloud, {"more": {"instanceTypes": ["g5.xlarge"], "max": 2}}, availabilityZones="us-west-2b")
+    assert len(warnings) == 2
+    assert warnings[0].startswith("workerPools.more.instanceTypes: are those of the pool default, ")
+    load(cloud, {"more": {"instanceTypes": ["g5.xlarge"], "max": 2}}, availabilityZones="us-west-2b,us-west-2c")
+    assert len(warnings) == 2
 
 
 def test_other_languages_have_the_keys_of_the_configuration(cloud: Cloud) -> None:
