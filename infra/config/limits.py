@@ -27,8 +27,8 @@ OWN_TAGS = 6
 OWN_DEFINITION, OWN_PARAMETER = 6000, 500
 # The longest that Pulumi and the program add to a cluster's prefix in a name: "-cluster-info-parameter-1a2b3c4".
 SUFFIX = 32 * "x"
-# The longest that they add to a prefix with a kind of worker: "-capacity-provider-1a2b3c4".
-KIND_SUFFIX = 26 * "x"
+# What they add to a prefix with a kind of worker in the names of group, capacity provider and service.
+GROUP_SUFFIX, PROVIDER_SUFFIX, SERVICE_SUFFIX = "-group-1a2b3c4", "-capacity-provider-1a2b3c4", "-ray-service-1a2b3c4"
 # IAM's limit of a role's name, and the longest that follows a kind of worker in one: "-instance-role-1a2b3c4".
 LONGEST_ROLE, ROLE_SUFFIX = 64, len("-instance-role-1a2b3c4")
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-quotas.html
@@ -74,14 +74,14 @@ def _compare(limit: Limit) -> None:
 
 def _check_names(prefix: str, nodes: Mapping[str, NodeSpec]) -> None:
     """Refuse names of pools that are too long for the names of their roles."""
-    for kind, node in nodes.items():
+    for kind, node in sorted(nodes.items(), key=lambda item: -len(item[0])):  # the longest of a pool first
         size = len(f"{prefix}-{kind}") + ROLE_SUFFIX
         if size > LONGEST_ROLE and node.pool:
             most = len(node.pool) - (size - LONGEST_ROLE)
-            is_own = node.pool in OWN_FIELDS or most < 1
-            hint = "use a shorter name of the cluster" if is_own else f"use at most {most} characters"
+            is_long = node.pool not in OWN_FIELDS and most > 0
+            hint = f"use at most {most} characters" if is_long else "use a shorter name of the cluster"
             problem = f"makes names of {size} characters for roles, of at most {LONGEST_ROLE}"
-            raise SettingError(node.key if is_own else FIELD, node.pool, problem, hint)
+            raise SettingError(node.key if node.pool in OWN_FIELDS else FIELD, node.pool, problem, hint)
 
 
 def _of_nodes(prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:
@@ -92,22 +92,22 @@ def _of_nodes(prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) ->
     less = "use fewer pools, or fewer zones of a pool"
     yield Limit(FIELD, len(pools), len(nodes), MOST_PROVIDERS, "capacity providers of a cluster", less)
     # The document of infra/cluster_info.py.
-    names = {kind: f"{prefix}-{kind}{KIND_SUFFIX}" for kind in nodes}
+    names = {kind: (f"{prefix}-{kind}{GROUP_SUFFIX}", f"{prefix}-{kind}{PROVIDER_SUFFIX}") for kind in nodes}
     workers = nodes[WORKERS]
     types = [name for node in nodes.values() if node.pool for name in node.instance_types]
     zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": prefix + SUFFIX}
     parts: list[object] = [workers.instance_types, dict.fromkeys(types, 123.456)]
     parts.append([zone] * (len(location.worker_zones) if workers.spread else 1))
-    parts.append([[names[kind]] * 2 for kind in (WORKERS, CPU_WORKERS) if kind in nodes])
+    parts.append([names[kind] for kind in (WORKERS, CPU_WORKERS) if kind in nodes])
     others = {kind: node for kind, node in nodes.items() if node.pool and kind not in (WORKERS, CPU_WORKERS)}
     if others:
-        parts.append({"pools": {kind: _described(node, names[kind]) for kind, node in others.items()}})
+        parts.append({"pools": {kind: _described(node, *names[kind]) for kind, node in others.items()}})
     size = OWN_PARAMETER + len(json.dumps(parts))
     field, count, less = (FIELD, len(pools), less) if pools else (workers.key, len(types), "use fewer")
     yield Limit(field, count, size, 4096, "characters of the cluster's SSM parameter", less)
 
 
-def _described(node: NodeSpec, name: str) -> dict[str, object]:
+def _described(node: NodeSpec, group: str, provider: str) -> dict[str, object]:
     """Node group in the SSM parameter, with the longest values."""
     numbers = dict.fromkeys(("units", "min", "max", "default_nodes", "idle_minutes"), 1000)
     return {
@@ -117,8 +117,8 @@ def _described(node: NodeSpec, name: str) -> dict[str, object]:
         "gpu": node.gpu,
         "spot": False,
         **numbers,
-        "group": name,
-        "provider": name,
+        "group": group,
+        "provider": provider,
         "disk_usd": 0.0123,
     }
 
@@ -153,8 +153,15 @@ def _of_roles(args: RayClusterArgs, prefix: str, location: Location, nodes: Mapp
     # IAM does not count white space.
     own = _length(policy)
     scaling = [
-        _length(policies.scaling(cluster_arn=cluster, service_name=each, group_arn=f"{group}{each}"))
-        for each in (f"{prefix}-{kind}{KIND_SUFFIX}" for kind, node in nodes.items() if node.pool)
+        _length(
+            policies.scaling(
+                cluster_arn=cluster,
+                service_name=f"{prefix}-{kind}{SERVICE_SUFFIX}",
+                group_arn=f"{group}{prefix}-{kind}{GROUP_SUFFIX}",
+            )
+        )
+        for kind, node in nodes.items()
+        if node.pool
     ]
     parts = {"data_buckets": (buckets, len("".join(buckets))), "job_secrets": (secrets, len("".join(secrets)))}
     pools = [pool for pool in args.pools if pool not in OWN_FIELDS]

@@ -119,7 +119,8 @@ def _warn_of_unused(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> None
         warn("max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2")
     for name, pool in args.pools.items():
         if name not in OWN_FIELDS and not pool.most:
-            warn(f"{field_of(name, 'max')}: is 0, like initial and min, so that no run can use the pool; set it")
+            field = field_of(name, "max")
+            warn(f"{field}: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2")
 
 
 def _scales(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> dict[str, Scale]:

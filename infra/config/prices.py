@@ -135,9 +135,8 @@ def lines(*nodes: NodeSpec) -> list[str]:
         cost = "cost unknown" if usd is None else f"at most {usd:.2f} USD per hour"
         markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
-        if node.max_count in markets.values():
-            market = market.partition(" ")[2]
-        texts.append(f"pool {node.pool}: {node.max_count} x {' or '.join(node.instance_types)} {market}, {cost}")
+        instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
+        texts.append(f"pool {node.pool}: {instances}, {market}, {cost}")
     return texts
 
 

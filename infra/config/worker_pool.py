@@ -179,8 +179,8 @@ def combinations(pools: Mapping[str, WorkerPoolArgs]) -> None:
         if pool.most and pool.on_demand > pool.most:
             problem = f"must not exceed the maximum of {pool.most} workers"
             raise SettingError(on_demand, pool.on_demand, problem, f"lower it, or raise {field_of(name, 'max')}")
-        market = (frozenset(pool.instance_types), frozenset(pool.zones), bool(pool.spot_count))
-        other = alike.setdefault(market, name)
+        zones = pool.zones or pools[DEFAULT_POOL].zones[:1]
+        other = alike.setdefault((frozenset(pool.instance_types), frozenset(zones), pool.spot), name)
         if other != name:
             warn(
                 f"{field_of(name, 'instance_types')}: are those of the pool {other}, in the same zones and market; one "

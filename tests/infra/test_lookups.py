@@ -652,3 +652,12 @@ def test_instance_types_of_ec2s_catalogue(
         return
     with pytest.raises(SettingError, match=f"^worker_instance_types: '{name}' "):
         cloud.run(ask)
+
+
+def test_the_smallest_disk_of_a_pool_holds_the_image(cloud: Cloud, warnings: list[str]) -> None:
+    prep = {"instance_types": ["c6i.large"], "root_volume_gib": 50}
+    cloud.answers = {"getImage": {"imageSizeInBytes": 20 * 2**30}}
+    cloud.run(lambda: look_up(image_uri=f"{ECR}:v1"))
+    assert not warnings
+    cloud.run(lambda: look_up(image_uri=f"{ECR}:v1", worker_pools={"prep": prep}))
+    assert [line.rpartition("; ")[2] for line in warnings] == ["raise worker_pools.prep.root_volume_gib"]
