@@ -40,7 +40,7 @@ class NodeGroupArgs:
     """Inputs of NodeGroup.
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
-    `node.max_count`. Nodes with GPUs use cluster placement groups. `ebs` has properties of the root volume.
+    `node.max_count`. Nodes with GPUs use cluster placement groups.
     """
 
     location: Location
@@ -49,7 +49,6 @@ class NodeGroupArgs:
     node: NodeSpec
     security: SecurityOptions
     managed_scaling: bool = False
-    ebs: Mapping[str, Any]
 
 
 class NodeGroup(pulumi.ComponentResource):
@@ -168,7 +167,7 @@ class NodeGroup(pulumi.ComponentResource):
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
-            block_device_mappings=[_root_volume(args.ebs, args.security.kms_key_arn)],
+            block_device_mappings=[_root_volume(args.node, args.security.kms_key_arn)],
             # Tags on the launched resources, which cause the cost.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
@@ -340,13 +339,12 @@ def _first(instance_ids: Sequence[str]) -> str:
     return instance_ids[0]
 
 
-def _root_volume(
-    ebs: Mapping[str, Any], kms_key_arn: pulumi.Input[str]
-) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root_volume(node: NodeSpec, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=ROOT_DEVICE,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-            **ebs,
+            volume_size=node.disk_gib,
+            throughput=node.disk_throughput,
             volume_type="gp3",
             encrypted="true",
             kms_key_id=kms_key_arn or None,

@@ -227,7 +227,6 @@ class RayCluster(pulumi.ComponentResource):
                 node=node,
                 security=self._args.security,
                 managed_scaling=kind in self._plan.scales,
-                ebs={"volume_size": node.disk_gib, "throughput": node.disk_throughput},
             )
             node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
         return node_groups

@@ -27,7 +27,6 @@ DEFAULTS: dict[str, Any] = {
     "location": LOCATION,
     "node": node_spec("m5.xlarge", 1),
     "security": SecurityOptions(),
-    "ebs": {"volume_size": 100},
 }
 GPU: dict[str, Any] = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
 
@@ -74,7 +73,8 @@ def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
 
 
 def test_root_volume_is_encrypted_and_deleted_on_termination(cloud: Cloud) -> None:
-    node_group(cloud, {**DEFAULTS, "ebs": {"volume_size": 200, "throughput": 417}})
+    large = replace(instance_type("m5.xlarge"), disk_mb=437.5)
+    node_group(cloud, {**DEFAULTS, "node": replace(DEFAULTS["node"], instances=(large,), disk_gib=200)})
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
     assert disk == {
         "deviceName": "/dev/xvda",
@@ -140,7 +140,7 @@ def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
     [
         {"node": replace(GPU["node"], instances=(instance_type("g5.xlarge"), instance_type("g6.xlarge")))},
         {"node": replace(GPU["node"], spot_count=2)},
-        {"ebs": {"volume_size": 200}},
+        {"node": replace(GPU["node"], disk_gib=200)},
     ],
     ids=["another type", "spot", "disk"],
 )
