@@ -81,12 +81,12 @@ def read() -> dict[str, Any]:
 def nodes_of(ray: Mapping[str, Any]) -> list[Node]:
     """Return the nodes in a state of Ray, without those that are broken."""
     info = workers_of(ray)
-    known = {field.name for field in fields(Node)}
+    known = {field.name for field in fields(Node)} - {"pool"}
     nodes = []
     for node in ray.get("nodes", ()):
         with suppress(AttributeError, TypeError):
-            values = {key: value for key, value in node.items() if key in known}
-            nodes.append(Node(**{**values, "pool": _pool_of(node.get("kind"), info)}))
+            values: dict[str, Any] = {key: value for key, value in node.items() if key in known}
+            nodes.append(Node(**values, pool=_pool_of(values.get("kind"), info)))
     return nodes
 
 
