@@ -44,7 +44,7 @@ class Request:
     fallbacks: tuple[tuple[Condition, ...], ...] = ()
 
     def __str__(self) -> str:
-        resources = (f"{amount:g} {name}" for name, amount in self.resources.items() if name in ("CPU", "GPU"))
+        resources = (f"{amount:g} {name}" for name in ("GPU", "CPU") if (amount := self.resources.get(name)))
         gpus = (name.removeprefix(GPU_RESOURCE) for name in self.resources if name.startswith(GPU_RESOURCE))
         labels = (
             f"{each.label} {'not ' if each.is_not else ''}in ({', '.join(sorted(each.values))})"

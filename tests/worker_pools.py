@@ -31,7 +31,8 @@ def node_group(pool: str = DEFAULT_POOL, *types: str, zone: str = "us-west-2a", 
 
 def cpu_group(pool: str = CPU_POOL, **more: Any) -> NodeGroup:
     """Return a node group without GPUs, of nodes with eight CPUs; by default that of the CPU workers."""
-    return node_group(pool, **{"types": [], "gpu": "", "units": 8, **more})
+    defaults: dict[str, Any] = {"types": [], "gpu": "", "units": 8}
+    return node_group(pool, **(defaults | more))
 
 
 def workers(**groups: NodeGroup) -> ClusterInfo:

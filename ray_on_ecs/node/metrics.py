@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from ray_on_ecs.contract import (
     WORKERS,
 )
 from ray_on_ecs.errors import failure_of
-from ray_on_ecs.node import api, demand, ports
+from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 
 logger = logging.getLogger(__name__)
@@ -64,10 +65,14 @@ def publish(namespace: str) -> None:
     api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     info = read_cluster_info()
     current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    needs = current.needs
+    if info:
+        requested = numbers.requested_in_pools(info, needs)
+        needs = {kind: replace(need, requested=requested[kind]) for kind, need in needs.items()}
     # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
     # utilization.
-    data = [each for kind, need in current.needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
-    logger.debug(f"metrics: {current.needs}")
+    data = [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
+    logger.debug(f"metrics: {needs}")
     cloudwatch = client("cloudwatch", **LIMITS)
     cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
     try:

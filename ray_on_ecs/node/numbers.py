@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ray_on_ecs.cluster_info import NodeGroup
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import scale_out_stride
 from ray_on_ecs.node.demand import Need
+from ray_on_ecs.pools import kinds_by_pool
 from ray_on_ecs.starting.states import LIFECYCLE, Phase
 
 # Time in service before an instance without a task may end, and of an instance that does not register with ECS.
@@ -156,6 +157,29 @@ def left_by(need: Need, limits: NodeGroup, began_at: float, now: float) -> int:
     Others' are those that are needed, and those that were idle when it began.
     """
     return max(needed(need, limits), need.in_use + sum(now - idle < began_at for idle in need.idle_seconds))
+
+
+def in_pools(info: ClusterInfo, needs: Mapping[str, Need], has: Mapping[str, int]) -> dict[str, NodeGroup]:
+    """Return the description of each kind that can have workers, with its share of its pool's maximum; see `shares`."""
+    limits: dict[str, NodeGroup] = {}
+    for kinds in kinds_by_pool(info).values():
+        own = {kind: info["groups"][kind] for kind in kinds if kind in needs and info["groups"][kind]["max"] > 0}
+        if len(own) > 1:
+            of_pool = shares(needs, own, has)
+            own = {kind: NodeGroup(**{**each, "max": of_pool[kind]}) for kind, each in own.items()}
+        limits |= own
+    return {kind: limits[kind] for kind in info["groups"] if kind in limits}
+
+
+def requested_in_pools(info: ClusterInfo, needs: Mapping[str, Need]) -> dict[str, int]:
+    """Return the GPUs or CPUs that the alarms see as requested: an alarm does not know of its pool's other zones."""
+    nodes = {kind: int(need.available // info["groups"][kind]["units"]) for kind, need in needs.items()}
+    limits = in_pools(info, needs, nodes)
+    requested = {kind: need.requested for kind, need in needs.items()}
+    for kind, each in limits.items():
+        if each["max"] < info["groups"][kind]["max"]:
+            requested[kind] = min(requested[kind], each["max"] * each["units"])
+    return requested
 
 
 def shares(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup], has: Mapping[str, int]) -> dict[str, int]:

@@ -117,7 +117,7 @@ class Scaler:
     def look(self, info: ClusterInfo, needs: Mapping[str, Need]) -> None:
         """Scale each kind of worker to its need, by the stack's description of them."""
         now = self._now()
-        limits, give_way = self._share(info, needs)
+        limits = numbers.in_pools(info, needs, self._instances)
         if not limits:
             return
         jobs = self._list_jobs()
@@ -136,7 +136,9 @@ class Scaler:
         left = {}
         for job_id, each in self._left.items():  # the last look at a kind counts
             left |= each if job_id in stopped else {}
-        left |= dict.fromkeys(give_way, 0)
+        for kinds in kinds_by_pool(info).values():
+            of_pool = {kind: limits[kind] for kind in kinds if kind in limits}
+            left |= dict.fromkeys(numbers.gives_way(needs, of_pool), 0)
         services = self._read_services(info["cluster"], limits)
         groups = self._read_groups(limits)
         read_hosts = cache(partial(self._read_hosts, info["cluster"]))
@@ -144,19 +146,6 @@ class Scaler:
             if kind in services and kind in groups:
                 scale = partial(self._scale, info["cluster"], kind, each, needs[kind], services[kind], groups[kind])
                 self.try_to(f"read the instances of the {kind}", partial(scale, left.get(kind), read_hosts))
-
-    def _share(self, info: ClusterInfo, needs: Mapping[str, Need]) -> tuple[dict[str, NodeGroup], set[str]]:
-        """Return the limits by kind, within the maximum of its pool, and the kinds whose idle workers give way."""
-        limits: dict[str, NodeGroup] = {}
-        give_way: set[str] = set()
-        for kinds in kinds_by_pool(info).values():
-            own = {kind: info["groups"][kind] for kind in kinds if kind in needs and info["groups"][kind]["max"] > 0}
-            if len(own) > 1:
-                shares = numbers.shares(needs, own, self._instances)
-                own = {kind: NodeGroup(**{**each, "max": shares[kind]}) for kind, each in own.items()}
-                give_way |= numbers.gives_way(needs, own)
-            limits |= own
-        return {kind: limits[kind] for kind in info["groups"] if kind in limits}, give_way
 
     def _left_by(
         self, jobs: Sequence[Job], info: ClusterInfo, needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]

@@ -194,7 +194,7 @@ tasks = [
     wait.options(
         num_gpus=1,
         label_selector=of("gone"),
-        fallback_strategy=[{"label_selector": of("!in(h100,cpu-workers)", **{"ray.io/availability-zone": "us-west-2b"})}],
+        fallback_strategy=[{"label_selector": {"ray.io/availability-zone": "us-west-2b"}}],
     ).remote("/"),
 ]
 show_kinds(8)

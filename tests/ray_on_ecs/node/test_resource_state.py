@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 import pytest
 from ray.autoscaler.v2 import sdk
-from ray.core.generated import autoscaler_pb2 as messages
-from ray.core.generated.common_pb2 import LabelSelectorOperator as Operator
 
 from ray_on_ecs.node import resource_state
 from ray_on_ecs.pools import Condition, Request
 
+messages: Any = import_module("ray.core.generated.autoscaler_pb2")
+Operator: Any = import_module("ray.core.generated.common_pb2").LabelSelectorOperator
 GROUP = "ray.io/node-group"
 
 
