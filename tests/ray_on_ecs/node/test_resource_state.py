@@ -13,7 +13,8 @@ from ray_on_ecs.node import resource_state
 from ray_on_ecs.pools import Condition, Request
 
 messages: Any = import_module("ray.core.generated.autoscaler_pb2")
-Operator: Any = import_module("ray.core.generated.common_pb2").LabelSelectorOperator
+common: Any = import_module("ray.core.generated.common_pb2")
+raylet: Any = import_module("ray._raylet")
 GROUP = "ray.io/node-group"
 
 
@@ -24,7 +25,11 @@ def request(resources: dict[str, float], *selectors: dict[str, Any]) -> Any:
         constraints = message.label_selectors.add().label_constraints
         for label, values in selector.items():
             name = "LABEL_OPERATOR_NOT_IN" if values[0] == "!" else "LABEL_OPERATOR_IN"
-            constraints.add(label_key=label, operator=Operator.Value(name), label_values=values.lstrip("!").split(","))
+            constraints.add(
+                label_key=label,
+                operator=common.LabelSelectorOperator.Value(name),
+                label_values=values.lstrip("!").split(","),
+            )
     return message
 
 
@@ -43,12 +48,11 @@ def pending_of(*gangs: Any, single: Any = ()) -> list[tuple[Request, int]]:
 
 
 def test_ray_has_the_clients_calls() -> None:
-    import ray._raylet
     from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.autoscaler._private import commands
 
     calls = ("get_cluster_resource_state", "internal_kv_get", "internal_kv_put")
-    assert all(hasattr(ray._raylet.InnerGcsClient, name) for name in calls)
+    assert all(hasattr(raylet.InnerGcsClient, name) for name in calls)
     assert "get_cluster_resource_state" in inspect.getsource(sdk.get_cluster_resource_state)
     assert AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     source = inspect.getsource(commands.request_resources)
