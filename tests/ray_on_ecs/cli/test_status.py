@@ -19,11 +19,13 @@ NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 
 def shown(done: CompletedProcess[str]) -> dict[str, str]:
     """The screen's lines by their titles; several of one title as one text."""
+    lines = done.stdout.splitlines()[1:]
+    width = max(8, *(len(line.split(maxsplit=1)[0]) for line in lines if line[2] != " "))
     texts: dict[str, str] = {}
     title = ""
-    for line in done.stdout.splitlines()[1:]:
-        title = line[2:10].strip() or title
-        texts[title] = f"{texts[title]}; {line[11:]}" if title in texts else line[11:]
+    for line in lines:
+        title, text = line[2 : 2 + width].strip() or title, line[3 + width :]
+        texts[title] = f"{texts[title]}; {text}" if title in texts else text
     return texts
 
 
@@ -55,7 +57,8 @@ def test_status_as_json(stack: Laptop) -> None:
     assert document["gpus"] == {"used": 0, "total": 1, "requested": 0}
     assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None, "deployment": None}
     assert document["hourly_usd"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
-    assert document["scaling"] == {"workers": {"min": 0, "max": 2, "idle_minutes": 30}}
+    assert document["hourly_usd_by_kind"] == {"head": 0.192, "workers": pytest.approx(SPOT_USD + 1.006)}
+    assert {"pool": "default", "max": 2, "idle_minutes": 30}.items() <= document["node_groups"]["workers"].items()
     assert document["unknown"] == {}
 
 
