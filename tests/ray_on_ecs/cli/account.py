@@ -171,8 +171,8 @@ class Account:
         names = {"cluster": self.outputs["cluster_name"], "service": service_name(kind)}
         self.aws("ecs").delete_service(**names, force=True)
         self.put_service(kind, of_running)
-        if of_running != TASKS[kind]:
-            self.undo.callback(self.replace_service, kind, TASKS[kind])
+        if of_running != (number := (TASKS | OF_POOLS)[kind]):
+            self.undo.callback(self.replace_service, kind, number)
 
     def mark_unhealthy(self) -> str:
         """Mark an instance of the workers unhealthy, and return its ID."""
@@ -223,9 +223,7 @@ def create_account(url: str) -> Account:
         ("workers-b", 0, "g5.xlarge", "us-east-1b"),
         ("h100-workers", 1, "p5.48xlarge", "us-east-1c"),
     ):
-        autoscaling.create_launch_configuration(
-            LaunchConfigurationName=kind, ImageId=IMAGE, InstanceType=instance_type
-        )
+        autoscaling.create_launch_configuration(LaunchConfigurationName=kind, ImageId=IMAGE, InstanceType=instance_type)
         autoscaling.create_auto_scaling_group(
             AutoScalingGroupName=group_name(kind),
             LaunchConfigurationName=kind,
@@ -376,7 +374,9 @@ class Laptop(Account):
         """Let the workers' group want two instances, and have some in these states."""
         members = "".join(MEMBER.format(number=number, state=state) for number, state in enumerate(states))
         processes = f"<member><ProcessName>{suspended}</ProcessName></member>" if suspended else ""
-        self.front.texts["DescribeAutoScalingGroups"] = GROUP.format(name=group_name("workers"), members=members, processes=processes)
+        self.front.texts["DescribeAutoScalingGroups"] = GROUP.format(
+            name=group_name("workers"), members=members, processes=processes
+        )
 
     def refuse(self, *operations: str) -> None:
         """Refuse operations of S3, whose paths may have {bucket}."""

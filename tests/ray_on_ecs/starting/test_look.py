@@ -11,20 +11,14 @@ import pytest
 from ray_on_ecs.aws import Refused
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.errors import ResourceError
-from ray_on_ecs.run.zone_failover import ZoneFailover
 from ray_on_ecs.starting.cause import explain
-from ray_on_ecs.starting.look import Look, WorkersLook
-from tests.log_lines import collect_lines
+from ray_on_ecs.starting.launches import SLOW
+from ray_on_ecs.starting.look import Look, WorkersLook, facts_of
 
 NOW = datetime.now(UTC)
-INFO: Any = {
-    "group": "ray-workers-group",
-    "types": ["g5.xlarge"],
-    "gpus": 1,
-    "zones": [{"zone": "us-west-2a", "subnet_id": "subnet-1", "placement_group": None}],
-    "spot": False,
-    "spread": False,
-}
+GROUP = {"pool": "default", "types": ["g5.xlarge"], "gpu": "A10G", "units": 1, "provider": "of-workers"}
+H100 = {"pool": "h100", "types": ["p5.48xlarge"], "gpu": "H100", "units": 8, "provider": "of-h100-workers"}
+INFO: Any = {"groups": {"workers": GROUP, "h100-workers": H100}}
 PREFIX = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:9f:autoScalingGroupName/ray"
 Answer = Callable[..., Any]
 
@@ -56,9 +50,12 @@ class Cloud:
 
     def list_services(self, cluster: str, nextToken: str = "") -> Any:
         assert cluster == "ray"
-        return {"serviceArns": ["workers"]} if nextToken else {"serviceArns": ["head"], "nextToken": "2"}
+        if nextToken:
+            return {"serviceArns": [*(f"p{number}-workers" for number in range(12)), "workers", "h100-workers"]}
+        return {"serviceArns": ["head"], "nextToken": "2"}
 
     def describe_services(self, cluster: str, services: list[str]) -> Any:
+        assert len(services) <= 10
         service = {"status": "ACTIVE", "runningCount": 1, "desiredCount": 2}
         return {
             "services": [
@@ -72,8 +69,8 @@ class Cloud:
         return {"capacityProviders": [{"autoScalingGroupProvider": {"autoScalingGroupArn": arn}}]}
 
     def list_tasks(self, cluster: str, serviceName: str, desiredStatus: str) -> Any:
-        assert (serviceName, desiredStatus) == ("workers", "STOPPED")
-        return {"taskArns": ["task"]}
+        assert desiredStatus == "STOPPED"
+        return {"taskArns": ["task"] if serviceName == "workers" else []}
 
     def describe_tasks(self, cluster: str, tasks: list[str]) -> Any:
         return {"tasks": [self.task]}
@@ -116,23 +113,42 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return Cloud()
 
 
-def waiting_run(cloud: Cloud) -> ZoneFailover:
-    look = WorkersLook(INFO, cloud.ask)
-    return ZoneFailover(INFO, 2, lambda: True, lambda: False, connect=lambda: cloud, now=lambda: NOW, workers_look=look)
+def waiting(cloud: Cloud, look: WorkersLook | None = None, kind: str = "workers") -> str:
+    """The line of a run that waits for two nodes of a kind."""
+    look = look or WorkersLook(INFO, kind, cloud.ask)
+    group = cloud.describe_auto_scaling_groups()["AutoScalingGroups"][0]
+    return explain(look.nodes(group, cloud.describe_scaling_activities()["Activities"]), NOW, 2)
 
 
 def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:
-    lines = collect_lines()
-    run = waiting_run(cloud)
-    for _ in range(3):
-        run.look()
+    of_run = WorkersLook(INFO, "workers", cloud.ask)
+    lines = {waiting(cloud, of_run) for _ in range(3)}
     look = Look(cloud.ask, "ray")
     [service] = look.services(["workers"])
-    of_status = explain(look.nodes(service, look.group("ray-workers-group"), types=["g5.xlarge"], gpus=1), NOW)
-    assert run.shortage == of_status
-    assert run.shortage.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
-    assert lines == [run.shortage]
+    of_status = explain(look.nodes(service, look.group("ray-workers-group"), **facts_of(INFO, "workers")), NOW)
+    assert lines == {of_status}
+    assert of_status.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
     assert cloud.asked.count("list_services") == 2, "two pages, once: the service's name is known then"
+
+
+def test_another_kind_has_its_own_answers(cloud: Cloud) -> None:
+    look = WorkersLook(INFO, "workers", cloud.ask)
+    assert waiting(cloud, look).startswith("the last task stopped")
+    nodes = look.of(INFO, "h100-workers").nodes({"DesiredCapacity": 0, "MaxSize": 2}, [])
+    assert (nodes.kind, nodes.pool, nodes.types, nodes.gpus) == ("h100-workers", "h100", ["p5.48xlarge"], 8)
+    assert nodes.service and nodes.service["serviceName"] == "h100-workers"
+    assert explain(nodes, NOW, 3) == (
+        "the run needs 3 instances, and workerPools.h100.max is 2; raise it, or ask for fewer workers"
+    )
+    late = explain(nodes, NOW, 1, SLOW)
+    assert "alarm h100-workers-short is missing or disabled" in late
+
+
+def test_instances_of_all_kinds_are_listed_once(cloud: Cloud) -> None:
+    look = Look(cloud.ask, "ray")
+    for service in look.services():
+        look.nodes(service, None)
+    assert cloud.asked.count("list_container_instances") == 1
 
 
 ERRORS = {
@@ -147,39 +163,21 @@ ERRORS = {
 @pytest.mark.parametrize(
     "operation",
     [
-        *("list_services", "describe_services", "describe_capacity_providers", "list_tasks", "describe_tasks"),
+        *("list_services", "describe_services", "list_tasks", "describe_tasks"),
         *("list_container_instances", "describe_container_instances"),
     ],
 )
 def test_refused_question_is_named_and_the_others_are_asked(operation: str, said: str, cloud: Cloud) -> None:
     cloud.failures[operation] = ERRORS[said]
-    run = waiting_run(cloud)
-    run.look()
+    line = waiting(cloud)
     action = "ecs:" + "".join(word.capitalize() for word in operation.split("_"))
-    assert run.shortage.endswith(f"AWS does not tell more: {action} {said}")
+    assert line.endswith(f"AWS does not tell more: {action} {said}")
     if operation.endswith("instances"):
-        assert run.shortage.startswith("the last task stopped: Ray's token")
+        assert line.startswith("the last task stopped: Ray's token")
     cloud.failures.clear()
-    run.look()
-    assert "AWS does not tell more" not in run.shortage, "it is asked again"
-
-
-@pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
-def test_denied_group_hides_no_task(operation: str, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> None:
-        raise RuntimeError(f"not authorized to perform {operation}")
-
-    lines = collect_lines()
-    monkeypatch.setattr(cloud, operation, refuse)
-    run = waiting_run(cloud)
-    run.look_if_due()
-    assert run.shortage.startswith("the last task stopped: Ray's token")
-    assert operation in lines[0]
-    assert lines[1:] == [run.shortage]
+    assert "AWS does not tell more" not in waiting(cloud), "it is asked again"
 
 
 def test_run_outside_a_stack_asks_nothing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOCUMENTS_VARIABLE)
-    run = waiting_run(cloud)
-    run.look()
-    assert (run.shortage, cloud.asked) == ("", [])
+    assert (waiting(cloud), cloud.asked) == ("", [])
