@@ -95,7 +95,7 @@ def parse_cluster_info(text: str) -> ClusterInfo | None:
         are_complete = all(NodeGroup.__required_keys__ <= group.keys() for group in groups.values())
         kept = {key: document[key] for key in ("prices", "head_usd")}
         info: Any = {"cluster": document.get("cluster", ""), **kept, "groups": groups}
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
     return info if are_complete else None
 
@@ -114,10 +114,10 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         "disk_usd": document.get("disk_usd", 0.0),
     }
     if kind == WORKERS:
-        gpus, types = document["gpus"], document["types"]
+        types = document["types"]
         group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
         group["gpu"] = document.get("gpu") or gpu_name(types)
-        group["default_nodes"] = document.get("default_gpus", 0) // gpus
+        group["default_nodes"] = document.get("default_gpus", 0) // limits["units"]
     return group
 
 
