@@ -116,8 +116,8 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
     if kind == WORKERS:
         gpus, types = document["gpus"], document["types"]
         group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
-        group["gpu"] = document.get("gpu") or gpu_name(types)
-        group["default_nodes"] = document.get("default_gpus", 0) // gpus
+        group["gpu"] = (document.get("gpu") or gpu_name(types)) if gpus else ""
+        group["default_nodes"] = document.get("default_gpus", 0) // (gpus or 1)
     return group
 
 

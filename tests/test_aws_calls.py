@@ -143,14 +143,6 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("starting/look.py", "list_container_instances"): {LOOKERS: "ecs:ListContainerInstances cluster"},
     ("starting/look.py", "list_services"): {HEAD: "ecs:ListServices anything"},
     ("starting/look.py", "list_tasks"): {LOOKERS: "ecs:ListTasks node"},
-    ("run/zone_failover.py", "describe_auto_scaling_groups"): {HEAD: "autoscaling:DescribeAutoScalingGroups anything"},
-    ("run/zone_failover.py", "describe_scaling_activities"): {HEAD: "autoscaling:DescribeScalingActivities anything"},
-    ("run/zone_failover.py", "terminate_instance_in_auto_scaling_group"): {
-        HEAD: "autoscaling:TerminateInstanceInAutoScalingGroup group"
-    },
-    ("run/zone_failover.py", "update_auto_scaling_group"): {
-        HEAD: "autoscaling:UpdateAutoScalingGroup group, ssm:GetParameters machine-image"
-    },
     ("secrets.py", "delete_parameters"): {(LAPTOP, HEAD): "ssm:DeleteParameters run-secret"},
     ("secrets.py", "get_parameters"): {TASKS: "ssm:GetParameters run-secret, kms:Decrypt key-by-ssm"},
     ("secrets.py", "get_secret_value"): {

@@ -10,6 +10,7 @@ from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.pools import gpus_of
 from ray_on_ecs.starting.cause import Document, Nodes
 
 # Number of scaling activities to read, the newest first.
@@ -118,30 +119,28 @@ def provider_of(service: Document | None) -> str:
 
 
 class WorkersLook:
-    """Looks of a driver at the stack's workers.
+    """Looks of a driver at the stack's workers of one kind.
 
     Args:
         info: The workers as the stack has them.
+        kind: The kind.
         ask: Asks AWS.
     """
 
-    def __init__(self, info: ClusterInfo, ask: Ask = ask_soon) -> None:
-        self._info, self._ask = info, ask
+    def __init__(self, info: ClusterInfo, kind: str, ask: Ask = ask_soon) -> None:
+        self._info, self._kind, self._ask = info, kind, ask
         self._service: str | None = None
-
-    def of(self, info: ClusterInfo) -> WorkersLook:
-        """Return the looks at a changed stack."""
-        return WorkersLook(info, self._ask)
 
     def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
         """Return what AWS tells of the workers, with what it has told of their group."""
-        known: dict[str, Any] = {"activities": activities, "types": self._info["types"], "gpus": self._info["gpus"]}
+        own = self._info["groups"][self._kind]
+        known: dict[str, Any] = {"activities": activities, "types": own["types"], "gpus": gpus_of(own)}
         cluster = os.environ.get(DOCUMENTS_VARIABLE, "").rpartition("/")[2]
         if not cluster:
             return Nodes(group=group, **known)
         look = Look(self._ask, cluster)
         if self._service is None:
-            service = look.service_of(self._info["group"])
+            service = look.service_of(own["group"])
         else:
             service = next(iter(look.services([self._service])), None)
         self._service = service.get("serviceName") if service else None

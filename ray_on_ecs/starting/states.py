@@ -368,6 +368,8 @@ LAUNCH_ERRORS = {
         r"became unhealthy|status check", "the instance was unhealthy", "aws ec2 get-console-output shows its boot"
     ),
 }
+# Errors that another type or zone may not have. The others stay where a run goes: an IAM policy, a key, a template.
+OF_PLACE = [CAPACITY, QUOTA, *(LAUNCH_ERRORS[name] for name in ("price", "addresses", "type"))]
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/health-checks-overview.html
 ENDED_BY_CHECK = re.compile(r"health check|status check|taken out of service in response to an? EC2", re.I)
 SPOT = re.compile("spot", re.I)
