@@ -73,8 +73,8 @@ class Publisher:
 
     The idle alarm watches RunProgress: the steps since the last publication, and 1 if there were none. So a run that
     loads its data, validates or compiles is not idle. A run that hangs is ended, and publishes nothing afterwards.
-    RunProgress is sent first and alone, so no other metric holds it up. Its dimension is the kind of the run's nodes, as
-    each kind has its own alarm; that of WORKERS has none.
+    RunProgress is sent first and alone, so no other metric holds it up. Its dimension is the kind of node, as each
+    kind has its own alarm; that of WORKERS has none.
     """
 
     def __init__(
