@@ -192,7 +192,7 @@ class RayProgram(Home):
             record.note_waiting(bool(needs))
             if needs:
                 why = self._watch.unmet or ray_cluster.describe_nodes()
-                logger.info(f"the program waits for {resources.describe_needs(needs)}; {why}")
+                logger.info(f"the program waits for {resources.describe(needs)}; {why}")
 
         self.allocation = None
         self.is_one_node = ray_cluster.is_one_node()

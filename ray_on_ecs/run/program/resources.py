@@ -12,10 +12,11 @@ from typing import Any
 
 import psutil
 
+from ray_on_ecs import pools
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.pools import Condition, Request, describe, kind_of_node, kind_of_request
+from ray_on_ecs.pools import Condition, Request, kind_of_node, kind_of_request
 from ray_on_ecs.run.ray_cluster import alive_nodes, describe_nodes, instances_of, placement_groups, shortage_of
 from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of, pending_gangs
 from ray_on_ecs.run.shortage import Shortage
@@ -63,7 +64,7 @@ def requests(pid: int) -> list[Request]:
     """Return what the program's placement groups wait for, by bundles; nothing if Ray does not answer."""
     try:
         jobs, gangs = _jobs(pid), pending_gangs()
-    except RAY_ERRORS:
+    except (*RAY_ERRORS, AttributeError):  # a private name may be gone, which must not end a program
         return []
     return [
         Request(resources, tuple(Condition(label, frozenset(values), is_not) for label, is_not, values in conditions))
@@ -83,7 +84,7 @@ def unmet(waiting: Collection[Request]) -> str:
                 f", {each.label} {'not ' if each.is_not else ''}{' or '.join(sorted(each.values))}"
                 for each in request.conditions
             )
-            return f"no node of the stack can have {resources}{labels}: it has {describe(info)}"
+            return f"no node of the stack can have {resources}{labels}: it has {pools.describe(info)}"
     return ""
 
 
@@ -191,10 +192,10 @@ class ProgramWatch:
         if since is None or not needs or time.monotonic() - since < seconds:
             return None
         way_out = self.unmet or (watch.line if watch else "") or "ask for fewer workers in the program, or add nodes"
-        return f"the program waited {seconds:.0f} s for {describe_needs(needs)}, but {describe_nodes()}; {way_out}"
+        return f"the program waited {seconds:.0f} s for {describe(needs)}, but {describe_nodes()}; {way_out}"
 
 
-def describe_needs(needs: Needs) -> str:
+def describe(needs: Needs) -> str:
     """Return resources in words: `2 GPUs and 4 CPUs`."""
     named = [f"{number:g} {kind}{'s' if number != 1 else ''}" for kind, number in sorted(needs.items(), reverse=True)]
     return " and ".join(named)
