@@ -21,7 +21,7 @@ from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
-from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
@@ -86,6 +86,16 @@ class Cluster(ABC):
         for name in ("gpu", "pool"):
             if getattr(config, name) is not None and not self.starts_workers:
                 raise UsageError(f"{flag(name)}: {self.name} has no pools; leave it out")
+        info = None
+        if config.gpu is not None or config.pool is not None:
+            with suppress(TrainingError):  # the head checks them, too
+                info = self.known_pools()
+        if info:
+            pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
+
+    def known_pools(self) -> ClusterInfo | None:
+        """Return the cluster's pools, as far as names need them; None if they are not known. TrainingError likewise."""
+        return None
 
     @abstractmethod
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
@@ -153,12 +163,8 @@ class RemoteCluster(Cluster):
 
     bucket: str
 
-    def check_pools(self, config: RunConfig) -> None:
-        super().check_pools(config)
-        if config.gpu is None and config.pool is None:
-            return
-        with suppress(HeadUnavailable):  # the head checks them, too
-            check_names(config, _pools_in(self.jobs().state()[0]))
+    def known_pools(self) -> ClusterInfo | None:
+        return _pools_in(self.jobs().state()[0])
 
     @property
     @abstractmethod
@@ -205,15 +211,8 @@ class StackCluster(RemoteCluster):
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
 
-    def check_pools(self, config: RunConfig) -> None:
-        super().check_pools(config)
-        if config.gpu is None and config.pool is None:
-            return
-        try:
-            info: ClusterInfo | None = aws.workers(self._stack)
-        except TrainingError:
-            info = None
-        check_names(config, info)
+    def known_pools(self) -> ClusterInfo | None:
+        return aws.workers(self._stack)
 
     @property
     def token_hint(self) -> str:
@@ -273,6 +272,9 @@ class HeadCluster(Cluster):
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
         self.starts_workers = CLUSTER_INFO_VARIABLE in os.environ and not self.is_here
+
+    def known_pools(self) -> ClusterInfo | None:
+        return read_cluster_info()
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return drivers.of_head()
@@ -470,12 +472,6 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
         if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
             cause.args = (f"{cause}; --local is for the runs of this machine",)
         raise
-
-
-def check_names(config: RunConfig, info: ClusterInfo | None) -> None:
-    """Raise UsageError for a GPU or a pool that these workers don't have; nothing if they are not known."""
-    if info:
-        pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
 
 
 def _pools_in(state: HeadState) -> ClusterInfo | None:

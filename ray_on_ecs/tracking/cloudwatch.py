@@ -102,7 +102,9 @@ class Publisher:
         steps_made = self._monitor.steps_made
         steps = max(steps_made - self._published_steps, 1)
         datum: Datum = {"MetricName": PROGRESS, "Unit": "Count", "Value": steps}
-        of_kind = {kind: {"Dimensions": [{"Name": KIND_DIMENSION, "Value": kind}]} for kind in self._kinds()}
+        of_kind = {
+            kind: {"Dimensions": [{"Name": KIND_DIMENSION, "Value": kind}]} for kind in self._kinds() or (WORKERS,)
+        }
         self._put([{**datum, **({} if kind == WORKERS else more)} for kind, more in of_kind.items()])
         self._published_steps = steps_made
 
