@@ -114,10 +114,10 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         "disk_usd": document.get("disk_usd", 0.0),
     }
     if kind == WORKERS:
-        types = document["types"]
+        gpus, types = document.get("gpus", limits["units"]), document["types"]
         group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
-        group["gpu"] = document.get("gpu") or gpu_name(types)
-        group["default_nodes"] = document.get("default_gpus", 0) // limits["units"]
+        group["gpu"] = (document.get("gpu") or gpu_name(types)) if gpus else ""
+        group["default_nodes"] = document.get("default_gpus", 0) // (gpus or 1)
     return group
 
 

@@ -143,14 +143,6 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("starting/look.py", "list_container_instances"): {LOOKERS: "ecs:ListContainerInstances cluster"},
     ("starting/look.py", "list_services"): {HEAD: "ecs:ListServices anything"},
     ("starting/look.py", "list_tasks"): {LOOKERS: "ecs:ListTasks node"},
-    ("run/zone_failover.py", "describe_auto_scaling_groups"): {HEAD: "autoscaling:DescribeAutoScalingGroups anything"},
-    ("run/zone_failover.py", "describe_scaling_activities"): {HEAD: "autoscaling:DescribeScalingActivities anything"},
-    ("run/zone_failover.py", "terminate_instance_in_auto_scaling_group"): {
-        HEAD: "autoscaling:TerminateInstanceInAutoScalingGroup group"
-    },
-    ("run/zone_failover.py", "update_auto_scaling_group"): {
-        HEAD: "autoscaling:UpdateAutoScalingGroup group, ssm:GetParameters machine-image"
-    },
     ("secrets.py", "delete_parameters"): {(LAPTOP, HEAD): "ssm:DeleteParameters run-secret"},
     ("secrets.py", "get_parameters"): {TASKS: "ssm:GetParameters run-secret, kms:Decrypt key-by-ssm"},
     ("secrets.py", "get_secret_value"): {
@@ -205,10 +197,9 @@ OTHERS: dict[str, Needs] = {
 }
 # Permissions that AWS also requires for a call, and a policy withholds on purpose.
 WITHHELD: dict[tuple[str, str], str] = {
-    # AWS validates that the caller may launch from the template of a group with its latest version. A job with these
-    # rights could start any instances, so the move is refused, and a waiting run says so.
+    # A change of a group with a launch template would need them, and a job with these rights could start any instances.
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
-    (HEAD, "zone failover"): "ec2:RunInstances instance, iam:PassRole anything, ec2:CreateTags instance",
+    (HEAD, "groups"): "ec2:RunInstances instance, iam:PassRole anything, ec2:CreateTags instance",
     # Only people request runs.
     (HEAD, "requests"): "s3:PutObject own-request",
     (LAPTOP, "services"): "ecs:UpdateService service",

@@ -103,6 +103,7 @@ def _run(
     for name in flags_after_script(config):
         note(f"{name} after {command[0]} goes to the script; before it, it is a flag of this command")
     cluster = chosen(flags)
+    cluster.check_pools(config)
     if config.then_stop and not cluster.starts_workers:
         raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
     config = _on_cluster(cluster, config, given)
@@ -166,8 +167,6 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
     if "storage_path" in given:
         changed["storage_path"] = cluster.storage_path = cluster.absolute(config.storage_path)
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
-    if not config.driver and config.num_workers is None:
-        changed["num_workers"] = cluster.default_workers
     if cluster.is_here and config.inputs:
         from ray_on_ecs.run import inputs
 

@@ -68,7 +68,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
     elif ray or of_aws.get("services"):
         out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
         lines = [
-            *(_ray_lines(ray, of_aws.get("node_groups") or {}, is_here=cluster.is_here) if ray else ()),
+            *(_ray_lines(ray, (ray | of_aws)["node_groups"], is_here=cluster.is_here) if ray else ()),
             *(_aws_lines(of_aws, ray) if of_aws else ()),
         ]
         width = max(8, *(len(title) for title, _ in lines))
@@ -80,7 +80,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
 
 
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
-    """Return the nodes that are alive, the GPUs, the numbers of jobs, the queued runs, and the starts of the others.
+    """Return nodes that are alive, node groups, GPUs, numbers of jobs, queued runs, and the starts of the others.
 
     Raises:
         TrainingError: The head's state can't be read.
@@ -98,6 +98,7 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
         "seconds_ago": round(seconds),
         "ray_version": ray.get("ray_version"),
         "nodes": ray_status.nodes_of(ray),
+        "node_groups": (ray_status.workers_of(ray) or {"groups": {}})["groups"],
         "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
         "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
         **dict(zip(("queue", "starts"), read_runs(cluster, jobs), strict=True)),
@@ -142,7 +143,7 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
     answers = read("groups", lambda: read_groups(stack, info)) if info else None
     services = read("services", lambda: read_services(stack, info, answers)) or {}
     groups = read("groups", lambda: groups_of(answers)) if answers else None
-    found: dict[str, Any] = {"groups": groups, "node_groups": {}, "scale_in": {}}
+    found: dict[str, Any] = {"groups": groups, "scale_in": {}}
     found |= {"hourly_usd": None, "hourly_usd_by_kind": None}
     if info:
         stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, answers, nodes)) or ({}, {})

@@ -15,16 +15,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_on_ecs import secrets
+from ray_on_ecs import pools, secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
-from ray_on_ecs.jobs.documents import Documents
+from ray_on_ecs.flags import flag
+from ray_on_ecs.jobs.documents import Documents, HeadState
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
@@ -60,7 +62,6 @@ class Cluster(ABC):
     is_here: bool = False  # its jobs can read the files of this machine
     ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
     starts_workers: bool = False  # its workers are instances, which start for a run and stop
-    default_workers: int | None = None  # of a run that does not say it; None if its driver decides
 
     def command(self, words: str) -> str:
         """Return a command on the same cluster, such as `logs RUN`, for hints."""
@@ -79,6 +80,22 @@ class Cluster(ABC):
     def code_storage(self, storage: RunStorage) -> RunStorage:
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
+
+    def check_pools(self, config: RunConfig) -> None:
+        """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError."""
+        for name in ("gpu", "pool"):
+            if getattr(config, name) is not None and not self.starts_workers:
+                raise UsageError(f"{flag(name)}: {self.name} has no pools; leave it out")
+        info = None
+        if config.gpu is not None or config.pool is not None:
+            with suppress(TrainingError):  # the head checks them, too
+                info = self.known_pools()
+        if info:
+            pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
+
+    def known_pools(self) -> ClusterInfo | None:
+        """Return the cluster's pools, as far as names need them; None if they are not known. TrainingError likewise."""
+        return None
 
     @abstractmethod
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
@@ -146,6 +163,9 @@ class RemoteCluster(Cluster):
 
     bucket: str
 
+    def known_pools(self) -> ClusterInfo | None:
+        return _pools_in(self.jobs().state()[0])
+
     @property
     @abstractmethod
     def cluster_name(self) -> str:
@@ -190,7 +210,9 @@ class StackCluster(RemoteCluster):
         self.bucket = stack.bucket
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
-        self.default_workers = stack.default_gpus or None  # a worker for each GPU; the run waits for them
+
+    def known_pools(self) -> ClusterInfo | None:
+        return aws.workers(self._stack)
 
     @property
     def token_hint(self) -> str:
@@ -250,6 +272,9 @@ class HeadCluster(Cluster):
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
         self.starts_workers = CLUSTER_INFO_VARIABLE in os.environ and not self.is_here
+
+    def known_pools(self) -> ClusterInfo | None:
+        return read_cluster_info()
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return drivers.of_head()
@@ -447,6 +472,21 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
         if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
             cause.args = (f"{cause}; --local is for the runs of this machine",)
         raise
+
+
+def _pools_in(state: HeadState) -> ClusterInfo | None:
+    """Return the pools in the head's state, as far as names need them; None if another version has written it."""
+    found = getattr(state, "pools", None) or state.ray.get("pools")
+    if not isinstance(found, dict) or not found:
+        return None
+    unknown: Any = {"zones": [], "types": [], "gpu": "", "units": 1, "max": 1}
+    groups: Any = {}
+    for name, known in found.items():
+        if not isinstance(known, dict):
+            return None
+        own = {key: known[key] for key in unknown if isinstance(known.get(key), type(unknown[key]))}
+        groups[str(name)] = {**unknown, **own, "pool": str(name)}
+    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None}
 
 
 def _has_local_runs() -> bool:

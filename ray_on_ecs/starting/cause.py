@@ -120,7 +120,9 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
     failure = launches.newest_failure(activities, now - RECENT) if have < wanted else None
     if failure:
         zones = " or ".join(group.get("AvailabilityZones") or ())
-        return launches.launch_line(failure, nodes.types, zones, f"only {have} of {wanted}" if have else "no")
+        return launches.launch_line(
+            failure, nodes.types, zones, f"only {have} of {wanted}" if have else "no", nodes.pool
+        )
     return short_lives or launches.slow_launch(activities, now) or _parked(group)
 
 

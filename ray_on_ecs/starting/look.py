@@ -141,10 +141,6 @@ class WorkersLook:
         self._info, self._kind, self._ask = info, kind, ask
         self._service: str | None = None
 
-    def of(self, info: ClusterInfo, kind: str) -> WorkersLook:
-        """Return the looks at a changed stack, or at another kind."""
-        return WorkersLook(info, kind, self._ask)
-
     def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
         """Return what AWS tells of the workers, with what it has told of their group."""
         known: dict[str, Any] = {"activities": activities, **facts_of(self._info, self._kind)}

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ray_on_ecs import cluster_info
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.cluster_info import parse_cluster_info
-from ray_on_ecs.contract import CLUSTERS_PREFIX
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX
 from ray_on_ecs.jobs.documents import HEAD, Documents, HeadState
 from ray_on_ecs.node import ports, ray_status
-from ray_on_ecs.pools import kind_of_node
 from ray_on_ecs.storage.bucket import Bucket, NoBucket
 from tests.aws import REGION, client, environment
 from tests.front import Front
@@ -295,12 +294,10 @@ class Laptop(Account):
         if not self.head.is_up:
             return documents.store.delete(path)
         own_port = mock.patch.object(ports, "DASHBOARD", self.head.server_port)
-        with own_port, mock.patch.dict(os.environ, RAY_AUTH_TOKEN=TOKEN):
+        known = {"RAY_AUTH_TOKEN": TOKEN, CLUSTER_INFO_VARIABLE: self.outputs["cluster_info_parameter"]}
+        new = mock.patch.dict(cluster_info._answers, clear=True)
+        with own_port, new, mock.patch.dict(os.environ, environment(self.url) | known):
             ray = ray_status.read() if self.head.has_ray else {}
-        parameter = self.aws("ssm").get_parameter(Name=self.outputs["cluster_info_parameter"])["Parameter"]
-        if ray and (info := parse_cluster_info(parameter["Value"])):
-            for document, node in zip(ray["nodes"][1:], self.head.nodes[1:], strict=True):
-                document["kind"] = kind_of_node(node["labels"], info)
         jobs = [job(f"run-{number}", state) for number, state in enumerate(self.head.jobs)]
         with documents.store.writing(path) as file:
             file.write(HeadState(jobs=jobs, ray=ray, code=self.head.code).to_json())

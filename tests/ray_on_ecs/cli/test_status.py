@@ -520,3 +520,24 @@ def test_broken_pools_in_the_parameter_are_reported(stack: Laptop, pools: object
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "has no valid cluster info; pulumi up writes it" in shown(done)["scale-in"] or pools in ([],)
+
+
+def test_pools_of_a_bucket_are_those_of_the_heads_state(stack: Laptop) -> None:
+    stack.put_pools()
+    stack.head.add_worker(used=4.0, gpus=8.0, **H100)
+    stack.put_state()
+    address = f"s3://{stack.outputs['bucket']}"
+    done = stack.run_alone("status", RAY_ON_ECS_CLUSTER=address)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = shown(done)
+    assert found["h100"] == "1 of 2 nodes in us-east-1c: 1 x p5.48xlarge on spot, 4 of 8 GPUs in use"
+    assert found["default"].startswith("0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); 0 of 2 nodes in us-east-1b: ")
+    assert "EC2" not in found
+
+
+def test_node_of_a_removed_pool_is_still_shown(stack: Laptop) -> None:
+    stack.put_pools()
+    stack.head.add_worker(gpus=8.0, **H100 | {"ray.io/node-group": "old"})
+    found = shown(stack.run("status"))
+    assert found["old-workers"] == "1 x p5.48xlarge on spot in us-east-1c: 0 of 8 GPUs in use"
+    assert found["cost"].startswith("unknown (the stack has no price of a node)")

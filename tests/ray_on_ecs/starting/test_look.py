@@ -11,14 +11,21 @@ import pytest
 from ray_on_ecs.aws import Refused
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.starting.cause import explain
 from ray_on_ecs.starting.launches import SLOW
 from ray_on_ecs.starting.look import Look, WorkersLook, facts_of
+from tests.log_lines import collect_lines
 
 NOW = datetime.now(UTC)
-GROUP = {"pool": "default", "types": ["g5.xlarge"], "gpu": "A10G", "units": 1, "provider": "of-workers"}
-H100 = {"pool": "h100", "types": ["p5.48xlarge"], "gpu": "H100", "units": 8, "provider": "of-h100-workers"}
-INFO: Any = {"groups": {"workers": GROUP, "h100-workers": H100}}
+GROUP = {"pool": "default", "gpu": "A10G", "units": 1, "types": ["g5.xlarge"], "zones": ["us-west-2a"]}
+H100 = {"pool": "h100", "gpu": "H100", "units": 8, "types": ["p5.48xlarge"], "zones": ["us-west-2b"]}
+INFO: Any = {
+    "groups": {
+        "workers": {**GROUP, "group": "ray-workers-group", "provider": "of-workers"},
+        "h100-workers": {**H100, "group": "ray-h100-workers-group", "provider": "of-h100-workers"},
+    }
+}
 PREFIX = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:9f:autoScalingGroupName/ray"
 Answer = Callable[..., Any]
 
@@ -113,30 +120,29 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return Cloud()
 
 
-def waiting(cloud: Cloud, look: WorkersLook | None = None, kind: str = "workers") -> str:
-    """The line of a run that waits for two nodes of a kind."""
-    look = look or WorkersLook(INFO, kind, cloud.ask)
-    group = cloud.describe_auto_scaling_groups()["AutoScalingGroups"][0]
-    return explain(look.nodes(group, cloud.describe_scaling_activities()["Activities"]), NOW, 2)
+def waiting_run(cloud: Cloud) -> Shortage:
+    return Shortage(INFO, "workers", lambda: 2, NOW, cloud.ask, lambda: NOW)
 
 
 def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:
-    of_run = WorkersLook(INFO, "workers", cloud.ask)
-    lines = {waiting(cloud, of_run) for _ in range(3)}
+    lines = collect_lines()
+    run = waiting_run(cloud)
+    for _ in range(3):
+        run.look()
     look = Look(cloud.ask, "ray")
     [service] = look.services(["workers"])
     of_status = explain(look.nodes(service, look.group("ray-workers-group"), **facts_of(INFO, "workers")), NOW)
-    assert lines == {of_status}
-    assert of_status.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
+    assert run.line == of_status
+    assert run.line.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
+    assert lines == [run.line]
     assert cloud.asked.count("list_services") == 2, "two pages, once: the service's name is known then"
 
 
 def test_another_kind_has_its_own_answers(cloud: Cloud) -> None:
-    look = WorkersLook(INFO, "workers", cloud.ask)
-    assert waiting(cloud, look).startswith("the last task stopped")
-    nodes = look.of(INFO, "h100-workers").nodes({"DesiredCapacity": 0, "MaxSize": 2}, [])
+    nodes = WorkersLook(INFO, "h100-workers", cloud.ask).nodes({"DesiredCapacity": 0, "MaxSize": 2}, [])
     assert (nodes.kind, nodes.pool, nodes.types, nodes.gpus) == ("h100-workers", "h100", ["p5.48xlarge"], 8)
-    assert nodes.service and nodes.service["serviceName"] == "h100-workers"
+    assert nodes.service
+    assert nodes.service["serviceName"] == "h100-workers"
     assert explain(nodes, NOW, 3) == (
         "the run needs 3 instances, and workerPools.h100.max is 2; raise it, or ask for fewer workers"
     )
@@ -169,15 +175,31 @@ ERRORS = {
 )
 def test_refused_question_is_named_and_the_others_are_asked(operation: str, said: str, cloud: Cloud) -> None:
     cloud.failures[operation] = ERRORS[said]
-    line = waiting(cloud)
+    run = waiting_run(cloud)
+    run.look()
     action = "ecs:" + "".join(word.capitalize() for word in operation.split("_"))
-    assert line.endswith(f"AWS does not tell more: {action} {said}")
+    assert run.line.endswith(f"AWS does not tell more: {action} {said}")
     if operation.endswith("instances"):
-        assert line.startswith("the last task stopped: Ray's token")
+        assert run.line.startswith("the last task stopped: Ray's token")
     cloud.failures.clear()
-    assert "AWS does not tell more" not in waiting(cloud), "it is asked again"
+    run.look()
+    assert "AWS does not tell more" not in run.line, "it is asked again"
+
+
+@pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
+def test_denied_group_hides_no_task(operation: str, cloud: Cloud) -> None:
+    lines = collect_lines()
+    cloud.failures[operation] = Refused("AccessDenied", "autoscaling: not authorized")
+    run = waiting_run(cloud)
+    run.look_if_due()
+    assert run.line.startswith("the last task stopped: Ray's token")
+    assert f"autoscaling:{''.join(map(str.capitalize, operation.split('_')))} is denied" in run.line
+    assert lines == [run.line]
 
 
 def test_run_outside_a_stack_asks_nothing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOCUMENTS_VARIABLE)
-    assert (waiting(cloud), cloud.asked) == ("", [])
+    run = waiting_run(cloud)
+    run.look()
+    assert run.line == ""
+    assert cloud.asked == ["describe_auto_scaling_groups", "describe_scaling_activities"]

@@ -62,6 +62,27 @@ def test_a_run_that_begins_is_progress(publisher: Publisher, published: Publishe
     assert published() == {"RunProgress": (1, 1, "Count")}
 
 
+@pytest.mark.parametrize(
+    "kinds", [("workers",), ("h100-workers",), ("workers-b", "h100-workers"), ("workers", "h100-workers")]
+)
+def test_progress_is_that_of_the_kind_of_node(
+    monitor: RunMonitor, namespace: str, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    sent: list[Any] = []
+    publisher = Publisher(monitor, namespace, lambda: kinds)
+    monkeypatch.setattr(publisher, "_put", sent.append)
+    finish(monitor, 0)
+    publisher.publish()
+    [progress, *others] = sent
+    dimensions = [each.get("Dimensions", "the idle alarm of the kind `workers`") for each in progress]
+    assert dimensions == [
+        "the idle alarm of the kind `workers`" if kind == "workers" else [{"Name": "Workers", "Value": kind}]
+        for kind in kinds
+    ]
+    assert {each["MetricName"] for each in progress} == {"RunProgress"}
+    assert not any("Dimensions" in datum for data in others for datum in data)
+
+
 def test_the_steps_since_the_last_time_are_published(
     monitor: RunMonitor, publisher: Publisher, published: Published
 ) -> None:
