@@ -96,7 +96,7 @@ class Account:
 
     def put_workers(self, **changed: Any) -> None:
         """Write the parameter with the cluster's description."""
-        facts = {
+        facts: dict[str, Any] = {
             "types": ["g5.xlarge"],
             "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-a", "placement_group": None}],
             "spot": False,

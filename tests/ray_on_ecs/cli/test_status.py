@@ -376,7 +376,7 @@ def test_single_answer_of_another_program_hides_only_its_values(
         assert stack.run("doctor").stderr == ""
 
 
-H100 = {
+H100: Any = {
     "ray.io/node-group": "h100",
     "instance-type": "p5.48xlarge",
     "ray.io/availability-zone": "us-east-1c",
