@@ -10,17 +10,20 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from infra.config.args import RayClusterArgs, Text, defaults, key_of
+from infra.config.args import RayClusterArgs, defaults
+from infra.config.fields import Text, key_of
+from infra.config.worker_pool import Pools, WorkerPoolArgs, pool_defaults
 from infra.ray_cluster import RayCluster
 
 ROOT = Path(__file__).parents[1]
-TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs"}
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs", Pools: "object"}
 # String form of the types that Pulumi.yaml does not have.
 FORMS = {tuple: " (comma-separated)", dict: " (key=value, comma-separated)"}
 
@@ -29,16 +32,25 @@ def files() -> dict[Path, str]:
     """Generated text by file."""
     project, document = ROOT / "Pulumi.yaml", ROOT / "docs" / "configuration.md"
     component = ROOT / "component" / "ray_cluster.py"
-    keys = between_markers(document.read_text(), "keys", table())
-    return {
-        project: between_markers(project.read_text(), "keys", config_block()),
-        document: between_markers(keys, "outputs", outputs_table()),
-        component: between_markers(
-            between_markers(component.read_text(), "arguments", declarations(RayClusterArgs)),
-            "outputs",
-            declarations(RayCluster),
-        ),
+    blocks = {
+        project: {"keys": config_block()},
+        document: {
+            "keys": table(RayClusterArgs, defaults()),
+            "pool's keys": table(WorkerPoolArgs, pool_defaults()),
+            "outputs": outputs_table(),
+        },
+        component: {
+            "pool's keys": declarations(WorkerPoolArgs),
+            "arguments": declarations(RayClusterArgs),
+            "outputs": declarations(RayCluster),
+        },
     }
+    texts = {}
+    for path, parts in blocks.items():
+        texts[path] = path.read_text()
+        for part, block in parts.items():
+            texts[path] = between_markers(texts[path], part, block)
+    return texts
 
 
 def between_markers(text: str, part: str, block: str) -> str:
@@ -49,19 +61,19 @@ def between_markers(text: str, part: str, block: str) -> str:
 
 def config_block() -> str:
     """`config` section of Pulumi.yaml."""
-    words, config = descriptions(), {}
+    words, config = descriptions(RayClusterArgs), {}
     for name, default in defaults().items():
-        kind = TYPES[type(default)] if isinstance(default, int) else "string"
+        kind = TYPES[type(default)] if isinstance(default, int | Pools) else "string"
         description = words[name] + FORMS.get(type(default), "")
         config[key_of(name)] = {"type": kind, "default": as_declared(default), "description": description}
     return yaml.safe_dump({"config": config}, sort_keys=False, width=1000)
 
 
-def table() -> str:
-    """Table of the keys in docs/configuration.md."""
-    words, rows = descriptions(), "| key | type | default | description |\n|---|---|---|---|\n"
-    for name, default in defaults().items():
-        literal = json.dumps(as_declared(default)).strip('"')
+def table(class_: type, values: Mapping[str, Any]) -> str:
+    """Table of the keys in docs/configuration.md: those of the stack, or of a pool."""
+    words, rows = descriptions(class_), "| key | type | default | description |\n|---|---|---|---|\n"
+    for name, default in values.items():
+        literal = "" if isinstance(default, Pools) else json.dumps(as_declared(default)).strip('"')
         code = f"`{literal}`" if literal else ""
         rows += f"| `{key_of(name)}` | {TYPES[type(default)]} | {code} | {words[name]} |\n"
     return rows
@@ -74,9 +86,9 @@ def outputs_table() -> str:
     return "| output | description |\n|---|---|\n" + "".join(f"| `{name}` | {words[name]} |\n" for name in exported)
 
 
-def descriptions() -> dict[str, str]:
-    """Field docstrings of RayClusterArgs, which name other fields by their configuration keys."""
-    words = _docstrings(inspect.getsource(RayClusterArgs))
+def descriptions(class_: type) -> dict[str, str]:
+    """Field docstrings of arguments, which name other fields by their configuration keys."""
+    words = _docstrings(inspect.getsource(class_))
     return {name: re.sub(r"[a-z]+(_[a-z]+)+", lambda field: key_of(field[0]), text) for name, text in words.items()}
 
 
@@ -100,6 +112,8 @@ def _declared(annotation: Any) -> str:
             return "pulumi.Input[str]"
         case [element]:
             return f"list[{_declared(element)}]"
+        case [_, element] if WorkerPoolArgs in get_args(element):
+            return "dict[str, WorkerPool]"
         case [key, element]:
             return f"dict[{_declared(key)}, {_declared(element)}]"
     return base.__name__
@@ -118,6 +132,8 @@ def _docstrings(source: str) -> dict[str, str]:
 
 def as_declared(default: Any) -> Any:
     """Default as Pulumi.yaml holds it: fractions, lists and pairs are strings there."""
+    if isinstance(default, Pools):
+        return {}
     if isinstance(default, dict):
         return ",".join(f"{key}={value}" for key, value in default.items())
     if isinstance(default, tuple):

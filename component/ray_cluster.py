@@ -11,6 +11,29 @@ from infra.config import RayClusterArgs
 from infra.ray_cluster import RayCluster as Cluster
 
 
+class WorkerPool(TypedDict, total=False):
+    """Pool of equal workers, which runs choose by its name or its GPU."""
+
+    # begin of the pool's keys
+    instance_types: list[str]
+    """EC2 instance types in order of preference, all with the same GPUs, or all without for CPU workers; required."""
+    zones: list[str]
+    """Zones in order of preference, e.g. us-west-2c, with a group of instances in each; by default the cluster's."""
+    min: int
+    """Minimum number of workers, kept by the idle scale-in."""
+    initial: int
+    """Initial number of workers, one per instance, at least min; also a job's default request."""
+    max: int
+    """Maximum number of workers in all zones together, at least initial and min; 0 means the larger of these."""
+    spot: bool
+    """Run the workers on Spot Instances (cheaper; two-minute interruption notice)."""
+    on_demand: int
+    """Number of workers kept on demand when spot is true."""
+    root_volume_gib: int
+    """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
+    # end of the pool's keys
+
+
 class Args(TypedDict, total=False):
     """Inputs of RayCluster, all optional."""
 
@@ -30,7 +53,7 @@ class Args(TypedDict, total=False):
     max_workers: int
     """Maximum number of GPU workers that jobs may request, at least worker_count; 0 means worker_count."""
     idle_timeout_minutes: int
-    """Idle time in minutes (15 to 1440) after which GPU and CPU workers are scaled in; 0 disables the scale-in."""
+    """Idle time in minutes (15 to 1440) after which workers are scaled in; 0 disables the scale-in."""
     spot: bool
     """Run GPU workers on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
@@ -43,8 +66,10 @@ class Args(TypedDict, total=False):
     """Minimum number of CPU workers, kept by the idle scale-in."""
     max_cpu_workers: int
     """Maximum number of CPU workers that jobs may request, at least cpu_worker_count; 0 means cpu_worker_count."""
+    worker_pools: dict[str, WorkerPool]
+    """Further pools of workers by name, e.g. h100, among which runs choose; an object for each, with its own keys."""
     redeploy_workers: str
-    """Set to a new value to redeploy GPU and CPU workers, e.g. after the ECS deployment circuit breaker has fired."""
+    """Set to a new value to redeploy all workers, e.g. after the ECS deployment circuit breaker has fired."""
     rotate_token: str
     """Set to a new value to rotate the Ray token and restart all nodes, busy nodes once they are idle."""
     vpc_cidr: str
@@ -54,7 +79,7 @@ class Args(TypedDict, total=False):
     subnet_ids: list[pulumi.Input[str]]
     """Private subnets of that VPC for all instances and tasks, in different availability zones."""
     availability_zones: list[str]
-    """Zones of the instances, e.g. us-west-2b (by default one is chosen); workers fail over to the next of several."""
+    """Zones, e.g. us-west-2b, by default one; the first has all nodes but GPU workers, which have a group in each."""
     spread_zones: bool
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool
@@ -129,7 +154,7 @@ class RayCluster(Cluster):
     security_group_id: pulumi.Output[str]
     """ID of the tasks' security group, a source for ingress rules of other resources."""
     task_role_arns: pulumi.Output[dict[str, str]]
-    """ARNs of the IAM task roles by kind of node: head, workers and, with CPU workers, cpu-workers."""
+    """ARNs of the IAM task roles by kind of node: head, workers and, for example, cpu-workers or h100-workers."""
     task_definition_arns: pulumi.Output[dict[str, str]]
     """ARNs of the task definitions by kind of node."""
     connection: pulumi.Output[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -65,15 +65,20 @@ class Cluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[insights]),
         )
 
-    def associate(self, capacity_providers: Sequence[pulumi.Input[str]]) -> aws.ecs.ClusterCapacityProviders:
+    def associate(
+        self,
+        capacity_providers: Sequence[pulumi.Input[str]],
+        end_services: Callable[[pulumi.ResourceHookArgs], Awaitable[None]],
+    ) -> aws.ecs.ClusterCapacityProviders:
         """Associate capacity providers with the cluster, by name.
 
         Every service depends on the association: ECS refuses a service whose provider is not associated, and the AWS
-        provider does not retry. ECS also refuses to remove a provider that a service uses.
+        provider does not retry. ECS also refuses to remove a provider that a service uses, so `end_services` deletes
+        these services before an update.
         """
         return aws.ecs.ClusterCapacityProviders(
             f"{self._prefix}-capacity-providers",
             cluster_name=self.ref.name,
             capacity_providers=capacity_providers,
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=pulumi.ResourceOptions(parent=self, hooks=pulumi.ResourceHookBinding(before_update=[end_services])),
         )

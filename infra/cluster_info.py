@@ -1,6 +1,6 @@
-"""SSM parameter with the workers' instance types, zones, prices, groups and scaling, for head, runs and command line.
+"""SSM parameter with the workers' pools, instance types, zones, prices, groups and limits.
 
-See ray_on_ecs/tracking/cost.py, ray_on_ecs/run/zone_failover.py and ray_on_ecs/cluster/aws_status.py.
+Head, runs and command line read it: see ray_on_ecs/cluster_info.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import pulumi_aws as aws
 
 from infra.tags import tags
 from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale, in_zone
+from ray_on_ecs.contract import CPU_WORKERS, WORKERS, gpu_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
     """Inputs of ClusterInfo: ECS cluster, network, and by kind nodes, scales, Auto Scaling groups, capacity providers.
 
-    CPU workers are included for runs without GPUs, which use and pay for them.
+    `placement_groups` are those of `workers` by zone, which a head of an earlier version reads.
     """
 
     cluster: pulumi.Input[str]
@@ -53,14 +54,22 @@ class ClusterInfo(pulumi.ComponentResource):
 
 
 def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
-    worker, network = args.nodes["workers"], args.network
+    """Content of the parameter.
+
+    Its own keys describe `workers` and `cpu-workers`, as they did before there were other pools, so that a stack
+    without these keeps its document, and a head that has not restarted can read it. `pools` has the other kinds.
+    """
+    worker, network = args.nodes[WORKERS], args.network
+    own = {kind: scale for kind, scale in args.scales.items() if kind in (WORKERS, CPU_WORKERS)}
+    pools = {kind: _node_group(kind, args) for kind in args.scales if kind not in own}
     # A placement group would only limit the capacity for a single worker.
     placement_groups = args.placement_groups if worker.max_count > 1 else {}
     return {
         "cluster": args.cluster,
-        "group": args.group_names["workers"],
+        "group": args.group_names[WORKERS],
         "types": list(worker.instance_types),
         "gpus": worker.task.gpus,
+        **({"gpu": worker.gpu} if worker.gpu != gpu_name(list(worker.instance_types)) else {}),
         "default_gpus": args.default_gpus,
         "zones": [
             {
@@ -84,8 +93,28 @@ def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
                 "group": args.group_names[kind],
                 "provider": args.provider_names[kind],
             }
-            for kind, scale in args.scales.items()
+            for kind, scale in own.items()
         },
+        **({"pools": pools} if pools else {}),
+    }
+
+
+def _node_group(kind: str, args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
+    node, scale = args.nodes[kind], args.scales[kind]
+    return {
+        "pool": node.pool,
+        "zones": list(args.network.zones(node.zones)),
+        "types": list(node.instance_types),
+        "gpu": node.gpu,
+        "units": node.units,
+        "spot": node.spot_count > 0,
+        "min": scale.min_count,
+        "max": scale.max_count,
+        "default_nodes": scale.default_job_count,
+        "idle_minutes": scale.idle_minutes,
+        "group": args.group_names[kind],
+        "provider": args.provider_names[kind],
+        "disk_usd": node.disk_usd,
     }
 
 

@@ -26,7 +26,7 @@ BUDGETS_IN_USD = "aws"
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringArgs:
-    """Inputs of Monitoring: the ECS services by kind, "head", "workers" and "cpu-workers".
+    """Inputs of Monitoring: the ECS services by kind, e.g. "head", "workers" and "h100-workers".
 
     Without an email address neither topic nor budget is created.
     """

@@ -154,7 +154,10 @@ class Network(pulumi.ComponentResource):
         )
 
     def _endpoints(self, name: str, location: Location, group: aws.ec2.SecurityGroup) -> None:
-        """Interface endpoints in the nodes' zones, for AWS services without internet access."""
+        """Interface endpoints for AWS services without internet access.
+
+        They are in the zones of the default pool, and their DNS names lead other pools' nodes there from any zone.
+        """
         for service, service_name in location.endpoints.items():
             aws.ec2.VpcEndpoint(
                 f"{name}-{service.replace('.', '-')}",

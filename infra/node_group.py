@@ -40,7 +40,7 @@ class NodeGroupArgs:
     """Inputs of NodeGroup.
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
-    `node.max_count`. Nodes with GPUs use cluster placement groups. `ebs` has properties of the root volume.
+    `node.max_count`. Nodes with GPUs use cluster placement groups.
     """
 
     location: Location
@@ -49,7 +49,6 @@ class NodeGroupArgs:
     node: NodeSpec
     security: SecurityOptions
     managed_scaling: bool = False
-    ebs: Mapping[str, Any]
 
 
 class NodeGroup(pulumi.ComponentResource):
@@ -67,8 +66,7 @@ class NodeGroup(pulumi.ComponentResource):
         template = self._launch_template(name, args)
         placement_groups = self._placement_groups(name, args)
         self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
-        # Zone failover may have moved the instances into the placement group of any zone, and EC2 refuses to delete
-        # one in use: so the group depends on all of them, and is deleted first.
+        # EC2 refuses to delete a placement group in use, so the group depends on it, also where its zone is an Output.
         needed = [*role_policies, *self._key_grants(name, args), *placement_groups.values()]
         self._group = self._auto_scaling_group(name, args, template, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
@@ -169,7 +167,7 @@ class NodeGroup(pulumi.ComponentResource):
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
-            block_device_mappings=[_root_volume(args.ebs, args.security.kms_key_arn)],
+            block_device_mappings=[_root_volume(args.node, args.security.kms_key_arn)],
             # Tags on the launched resources, which cause the cost.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
@@ -188,10 +186,9 @@ class NodeGroup(pulumi.ComponentResource):
         needed: list[pulumi.Resource],
     ) -> aws.autoscaling.Group:
         node, network = args.node, args.network
-        zones = node.zones if node.spread else node.zones[:1]
         placement = None
         if self.placement_groups and node.max_count > 1 and not node.spread:
-            placement = in_zone(self.placement_groups, network.zones(zones)[0])
+            placement = in_zone(self.placement_groups, network.zones(node.zones)[0])
         return aws.autoscaling.Group(
             f"{name}-group",
             min_size=0 if args.managed_scaling else node.max_count,
@@ -202,7 +199,7 @@ class NodeGroup(pulumi.ComponentResource):
             # for them here would time out.
             wait_for_capacity_timeout="0",
             protect_from_scale_in=args.managed_scaling,
-            vpc_zone_identifiers=network.subnets_in(zones),
+            vpc_zone_identifiers=network.subnets_in(node.zones),
             placement_group=placement,
             **_launched_from(template, node),
             instance_refresh=None if args.managed_scaling else _replace_at_once(),
@@ -223,16 +220,15 @@ class NodeGroup(pulumi.ComponentResource):
                 # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
                 # report their tasks stopped, and `destroy` hangs in DRAINING.
                 depends_on=[network.network, *needed],
-                # Zone failover moves the group to the next zone when EC2 lacks capacity.
-                ignore_changes=["vpcZoneIdentifiers", "placementGroup"] if node.moves else None,
             ),
         )
 
     def _placement_groups(self, name: str, args: NodeGroupArgs) -> dict[str, aws.ec2.PlacementGroup]:
         """Cluster placement groups by zone, for the bandwidth and latency of NCCL's all-reduce.
 
-        A placement group is bound to the zone of its instances and can't be deleted while it has any. So there is one
-        for each zone, free of charge.
+        A placement group is bound to the zone of its instances and can't be deleted while it has any: so its name has
+        the zone, and in another zone there is another group. A zone that the state keeps is not known while Pulumi
+        plans, and a resource's name has to be. So there is a group for each zone then, free of charge.
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
         """
         if not args.node.task.gpus:
@@ -244,7 +240,7 @@ class NodeGroup(pulumi.ComponentResource):
                 tags=tags(f"{name}-placement-{zone}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            for zone in args.network.subnets
+            for zone in args.node.zones or args.network.subnets
         }
 
     def _capacity_provider(self, name: str, args: NodeGroupArgs) -> aws.ecs.CapacityProvider:
@@ -343,13 +339,12 @@ def _first(instance_ids: Sequence[str]) -> str:
     return instance_ids[0]
 
 
-def _root_volume(
-    ebs: Mapping[str, Any], kms_key_arn: pulumi.Input[str]
-) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root_volume(node: NodeSpec, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=ROOT_DEVICE,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-            **ebs,
+            volume_size=node.disk_gib,
+            throughput=node.disk_throughput,
             volume_type="gp3",
             encrypted="true",
             kms_key_id=kms_key_arn or None,

@@ -1,8 +1,9 @@
-"""Application Auto Scaling of the GPU or CPU workers: out to the number that jobs request, in to the nodes in use.
+"""Application Auto Scaling of one kind of worker: out to the number that jobs request, in to the nodes in use.
 
 Two CloudWatch alarms watch the metrics of head, runs and instances, and each sets the service's desired count; the
 capacity provider starts and stops instances to match. A head sets the same numbers sooner (ray_on_ecs/node/scaling.py),
 and the alarms have the last word without it. Neither needs a client, and the scale-in works without a head.
+A pool's kinds in several zones share its maximum: each may reach it, and the head's queue requests no more in all.
 Nodes in use protect their tasks (ray_on_ecs/node/protection.py), so ECS stops idle nodes. While an alarm is active, its
 policy is applied every minute; of several policies, the largest capacity wins.
 https://docs.aws.amazon.com/autoscaling/application/userguide/step-scaling-policy-overview.html
@@ -21,7 +22,7 @@ from infra.definitions import policies
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
 from infra.tags import metrics_namespace, tags
 from infra.types import NodeSpec, ResourceRef, Scale, ServiceRef
-from ray_on_ecs.contract import MAX_STEPS, scale_out_stride
+from ray_on_ecs.contract import CPU_WORKERS, KIND_DIMENSION, MAX_STEPS, WORKERS, scale_out_stride
 
 # The default of five minutes would delay the next change.
 COOLDOWN_SECONDS = 60
@@ -223,8 +224,12 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
         "progress": "RunProgress",
     }
     namespace, group = metrics_namespace(args.service.cluster), {"AutoScalingGroupName": args.group.name}
+    own = {} if args.kind in (WORKERS, CPU_WORKERS) else {KIND_DIMENSION: args.kind}
     return {
-        **{key: Metric(namespace=namespace, name=name, stat="Maximum") for key, name in head_metrics.items()},
+        **{
+            key: Metric(namespace=namespace, name=name, stat="Maximum", dimensions=own)
+            for key, name in head_metrics.items()
+        },
         "tasks": of_service("RunningTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "desired": of_service("DesiredTaskCount", args.service.cluster, args.service.name, "Maximum"),
         "head": of_service("RunningTaskCount", args.head.cluster, args.head.name, "Maximum"),

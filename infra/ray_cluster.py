@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from infra.storage import Storage, StorageArgs
 from infra.tags import add_tags, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
+from ray_on_ecs.contract import WORKERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,7 +65,7 @@ class RayCluster(pulumi.ComponentResource):
     security_group_id: pulumi.Output[str]
     """ID of the tasks' security group, a source for ingress rules of other resources."""
     task_role_arns: pulumi.Output[dict[str, str]]
-    """ARNs of the IAM task roles by kind of node: head, workers and, with CPU workers, cpu-workers."""
+    """ARNs of the IAM task roles by kind of node: head, workers and, for example, cpu-workers or h100-workers."""
     task_definition_arns: pulumi.Output[dict[str, str]]
     """ARNs of the task definitions by kind of node."""
     connection: pulumi.Output[dict[str, Any]]
@@ -97,7 +99,8 @@ class RayCluster(pulumi.ComponentResource):
         )
 
         node_groups = self._node_groups(cluster, network)
-        association = cluster.associate([group.provider_name for group in node_groups.values()])
+        providers = [group.provider_name for group in node_groups.values()]
+        association = cluster.associate(providers, config.end_services(region))
         agents = [group.join_cluster(association) for group in node_groups.values()]
         info = self._cluster_info(cluster, network, node_groups)
         factory = TaskFactory(
@@ -117,11 +120,10 @@ class RayCluster(pulumi.ComponentResource):
             plan.nodes,
             head_host=discovery.head_host,
             cluster_info_parameter=info.parameter,
-            group=node_groups["workers"].group,
+            groups={kind: group.group for kind, group in node_groups.items()},
         )
-        # In the singular: head-task, worker-task, cpu-worker-task.
         tasks = {
-            kind: TaskDefinition(f"{prefix}-{kind.removesuffix('s')}-task", kind_args, opts)
+            kind: TaskDefinition(f"{prefix}-{_singular(kind)}-task", kind_args, opts)
             for kind, kind_args in task_args.items()
         }
         # Every service depends on the policies of all kinds, since a run needs all kinds of nodes until its end:
@@ -225,7 +227,6 @@ class RayCluster(pulumi.ComponentResource):
                 node=node,
                 security=self._args.security,
                 managed_scaling=kind in self._plan.scales,
-                ebs={"volume_size": self._args.root_volume_gib, "throughput": node.disk_throughput},
             )
             node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
         return node_groups
@@ -240,7 +241,7 @@ class RayCluster(pulumi.ComponentResource):
             group_names={kind: group.group.name for kind, group in node_groups.items()},
             provider_names={kind: group.provider_name for kind, group in node_groups.items()},
             network=network.ref,
-            placement_groups=node_groups["workers"].placement_groups,
+            placement_groups=node_groups[WORKERS].placement_groups,
         )
         return ClusterInfo(f"{self._prefix}-cluster-info", args, self._opts)
 
@@ -264,8 +265,7 @@ class RayCluster(pulumi.ComponentResource):
             args = ServiceArgs(
                 cluster=cluster.ref,
                 network=network.ref,
-                # All zones to which zone failover can move the group: ECS places tasks only in the service's subnets.
-                subnets=list(network.ref.subnets.values()) if node.moves else network.ref.subnets_in(node.zones),
+                subnets=network.ref.subnets_in(node.zones),
                 task_definition_arn=tasks[kind].definition_arn,
                 capacity_provider=node_groups[kind].provider_name,
                 count=scale.initial_count if scale else 1,
@@ -306,3 +306,8 @@ class RayCluster(pulumi.ComponentResource):
         """Command that starts a session with the head's instance."""
         names = pulumi.Output.all(self.head_instance_id, document)
         return names.apply(lambda values: commands.session(self._plan.location.region, *values))
+
+
+def _singular(kind: str) -> str:
+    """Kind of one node: `head`, `worker`, `cpu-worker`, `worker-b`."""
+    return re.sub(r"workers(-[a-z])?$", r"worker\1", kind)

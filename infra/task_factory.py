@@ -1,9 +1,9 @@
-"""Task definition inputs of head, workers and CPU workers, from pure definitions and other components' outputs."""
+"""Task definition inputs of head and workers, from pure definitions and other components' outputs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pulumi
@@ -14,7 +14,7 @@ from infra.definitions.sizing import TaskSize
 from infra.tags import metrics_namespace
 from infra.task_definition import TaskDefinitionArgs
 from infra.types import Location, NodeSpec, ResourceRef, SecurityOptions
-from ray_on_ecs.contract import secrets_prefix
+from ray_on_ecs.contract import CPU_WORKERS, secrets_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +39,20 @@ class TaskFactory:
         *,
         head_host: pulumi.Input[str],
         cluster_info_parameter: ResourceRef,
-        group: ResourceRef,
+        groups: Mapping[str, ResourceRef],
     ) -> dict[str, TaskDefinitionArgs]:
-        """Inputs by kind of node; `group` is the workers' Auto Scaling group."""
-        head = self.head(
-            nodes["head"].task,
-            cluster_info_parameter=cluster_info_parameter,
-            group=group,
-            moves=nodes["workers"].moves,
-            cpu_workers="cpu-workers" in nodes,
-        )
-        tasks = {"head": head, "workers": self.worker(nodes["workers"].task, head_host, group)}
-        if "cpu-workers" in nodes:
-            tasks["cpu-workers"] = self.cpu_worker(nodes["cpu-workers"].task, head_host)
-        return tasks
+        """Inputs by kind of node; `groups` has their Auto Scaling groups."""
+        return {
+            kind: self.worker(kind, node, head_host, groups[kind])
+            if node.pool
+            else self.head(node.task, cluster_info_parameter=cluster_info_parameter, cpu_workers=CPU_WORKERS in nodes)
+            for kind, node in nodes.items()
+        }
 
     def head(
-        self, size: TaskSize, *, cluster_info_parameter: ResourceRef, group: ResourceRef, moves: bool, cpu_workers: bool
+        self, size: TaskSize, *, cluster_info_parameter: ResourceRef, cpu_workers: bool = False
     ) -> TaskDefinitionArgs:
-        """Inputs of the head's task, without the number of workers, so that a change of it does not restart the head.
-
-        Jobs on the head read the workers' Auto Scaling group, and with `moves` they move it to another zone.
-        """
+        """Inputs of the head's task, without pools and numbers of workers: a change of these must not restart it."""
         namespace = metrics_namespace(self.cluster.name)
         inputs = pulumi.Output.all(
             common=self._common(size),
@@ -78,33 +70,18 @@ class TaskFactory:
                 metrics_namespace=namespace,
                 parameter_arn=cluster_info_parameter.arn,
                 cluster_arn=self.cluster.arn,
-                group_arn=group.arn if moves else None,
                 # Jobs delete the secrets of a finished run, and commands in the head's shell submit runs.
                 writes_secrets=True,
             ),
             state_volume=containers.STATE_VOLUME,
         )
 
-    def worker(self, size: TaskSize, head_host: pulumi.Input[str], group: ResourceRef) -> TaskDefinitionArgs:
-        """Inputs of a worker's task, which can have Auto Scaling replace its instance when GPUs fail."""
-        return self._joining("workers", size, head_host, containers.worker, own_group_arn=group.arn)
-
-    def cpu_worker(self, size: TaskSize, head_host: pulumi.Input[str]) -> TaskDefinitionArgs:
-        """Inputs of a CPU worker's task."""
-        return self._joining("cpu-workers", size, head_host, containers.cpu_worker)
-
-    def _joining(
-        self,
-        kind: str,
-        size: TaskSize,
-        head_host: pulumi.Input[str],
-        define: Callable[..., containers.Container],
-        own_group_arn: pulumi.Input[str] | None = None,
-    ) -> TaskDefinitionArgs:
-        inputs = pulumi.Output.all(common=self._common(size), head_host=head_host)
-        container = inputs.apply(lambda values: json.dumps([define(**values)]))
-        policy = self._task_policy(own_group_arn=own_group_arn)
-        return self._args(kind, container, size, policy, instance_volume=containers.INSTANCE_VOLUME)
+    def worker(self, kind: str, node: NodeSpec, head_host: pulumi.Input[str], group: ResourceRef) -> TaskDefinitionArgs:
+        """Inputs of a worker's task; one with GPUs can have Auto Scaling replace its instance when these fail."""
+        inputs = pulumi.Output.all(common=self._common(node.task), head_host=head_host)
+        container = inputs.apply(lambda values: json.dumps([containers.worker(**values, pool=node.pool)]))
+        policy = self._task_policy(own_group_arn=group.arn if node.task.gpus else None)
+        return self._args(kind, container, node.task, policy, instance_volume=containers.INSTANCE_VOLUME)
 
     def _args(
         self, kind: str, container: pulumi.Output[str], size: TaskSize, task_policy: pulumi.Output[str], **volumes: str
@@ -164,7 +141,8 @@ class TaskFactory:
             kms_key_arn=self.security.kms_key_arn,
             **grants,
         )
-        where = {"partition": location.partition, "region": location.region}
         return inputs.apply(
-            lambda values: json.dumps(policies.training(**where, writes_secrets=writes_secrets, **values))
+            lambda values: json.dumps(
+                policies.training(partition=location.partition, writes_secrets=writes_secrets, **values)
+            )
         )

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 import pulumi
 
 from infra.definitions.sizing import InstanceType, TaskSize, disk_throughput
+from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, WORKERS
 
 
 def known(value: pulumi.Input[str]) -> str:
     """Plain value, or an empty string for an Output, which is unknown while Pulumi plans."""
     return value if isinstance(value, str) else ""
+
+
+def kind_of(pool: str, zone: str = "") -> str:
+    """Kind of a pool's nodes, e.g. h100-workers; in another zone than the pool's first, h100-workers-c."""
+    kind = {DEFAULT_POOL: WORKERS, CPU_POOL: CPU_WORKERS}.get(pool, f"{pool}-{WORKERS}")
+    return f"{kind}-{zone[-1]}" if zone else kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +37,13 @@ class Location:
     Attributes:
         partition: AWS partition of ARNs, e.g. aws-us-gov.
         zones: Zones with subnets.
-        worker_zones: Zones of the workers in order of preference, of which the first is the zone of all other nodes;
-            empty if the state keeps the zone.
-        suitable: Zones that offer all instance types and endpoints.
+        worker_zones: Zones of the default pool in order of preference, of which the first is the zone of the head and
+            of pools without zones; empty if the state keeps the zone.
+        suitable: Zones that offer all instance types of these nodes, and endpoints.
         candidates: The zones among them of which the first `pulumi up` chooses one.
         existing: Existing network, or None if the cluster creates one.
         endpoints: Names of the endpoint services by AWS service, for a VPC without a NAT gateway.
+        offers: Zones that offer a type of a pool, and endpoints, by each pool without zones in `worker_pools`.
     """
 
     partition: str
@@ -47,6 +55,7 @@ class Location:
     candidates: tuple[str, ...] = ()
     existing: ExistingNetwork | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
+    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +149,7 @@ class SecurityOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Number of GPU or CPU workers.
+    """Number of nodes of one kind of worker.
 
     Attributes:
         initial_count: Desired count of the service when the first `pulumi up` creates it; later ones leave it alone.

@@ -52,6 +52,10 @@ RESOURCES: dict[str, tuple[str, ...]] = {
         f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-workers-1a2b",
         f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-workers-service",
     ),
+    "other-workers": (
+        f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-workers-a-1a2b",
+        f"arn:aws:ecs:{OF_REGION}:service/{CLUSTER}/ray-on-ecs-ray-workers-a-service",
+    ),
     "provider": (f"arn:aws:ecs:{OF_REGION}:capacity-provider/ray-on-ecs-workers-provider-1a2b",) * 2,
     "target": (f"arn:aws:application-autoscaling:{OF_REGION}:scalable-target/0a1b",) * 2,
     "task": (f"arn:aws:ecs:{OF_REGION}:task/{CLUSTER}/0a1b",) * 2,
@@ -63,13 +67,13 @@ RESOURCES: dict[str, tuple[str, ...]] = {
     "token": (f"arn:aws:ssm:{OF_REGION}:parameter/ray-on-ecs-auth-parameter-1a2b",) * 2,
     "run-secret": (f"arn:aws:ssm:{OF_REGION}:parameter/ray-on-ecs/{CLUSTER}/runs/first/0a1b/TOKEN",) * 2,
     "job-secret": (SECRET, SECRET),
-    "machine-image": (
-        f"arn:aws:ssm:{REGION}::parameter/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
-    )
-    * 2,
     "group": (
         f"arn:aws:autoscaling:{OF_REGION}:autoScalingGroup:0a1b:autoScalingGroupName/ray-on-ecs-workers-group-1a2b",
         f"{MOCKED}-workers-group",
+    ),
+    "other-group": (
+        f"arn:aws:autoscaling:{OF_REGION}:autoScalingGroup:0a1b:autoScalingGroupName/ray-on-ecs-workers-a-group-1a2b",
+        f"{MOCKED}-workers-a-group",
     ),
     "instance": (f"arn:aws:ec2:{OF_REGION}:instance/i-0abc",) * 2,
     "document": (f"arn:aws:ssm:{OF_REGION}:document/ray-on-ecs-sessions-forward-1a2b",) * 2,
@@ -129,11 +133,17 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("node/scaling.py", "describe_services"): {HEAD: "ecs:DescribeServices service"},
     ("node/scaling.py", "list_container_instances"): {HEAD: "ecs:ListContainerInstances cluster"},
     ("node/scaling.py", "list_services"): {HEAD: "ecs:ListServices anything"},
-    ("node/scaling.py", "set_desired_capacity"): {HEAD: "autoscaling:SetDesiredCapacity group"},
-    ("node/scaling.py", "terminate_instance_in_auto_scaling_group"): {
-        HEAD: "autoscaling:TerminateInstanceInAutoScalingGroup group"
+    ("node/scaling.py", "set_desired_capacity"): {
+        HEAD: "autoscaling:SetDesiredCapacity group, autoscaling:SetDesiredCapacity other-group"
     },
-    ("node/scaling.py", "update_service"): {HEAD: "ecs:UpdateService workers"},
+    ("node/scaling.py", "terminate_instance_in_auto_scaling_group"): {
+        HEAD: (
+            "autoscaling:TerminateInstanceInAutoScalingGroup group, "
+            "autoscaling:TerminateInstanceInAutoScalingGroup other-group"
+        )
+    },
+    ("node/scaling.py", "update_service"): {HEAD: "ecs:UpdateService workers, ecs:UpdateService other-workers"},
+    ("run/shortage.py", "describe_scaling_activities"): {HEAD: "autoscaling:DescribeScalingActivities anything"},
     ("starting/look.py", "describe_auto_scaling_groups"): {LOOKERS: "autoscaling:DescribeAutoScalingGroups anything"},
     ("starting/look.py", "describe_capacity_providers"): {LOOKERS: "ecs:DescribeCapacityProviders provider"},
     ("starting/look.py", "describe_container_instances"): {LOOKERS: "ecs:DescribeContainerInstances node"},
@@ -197,12 +207,12 @@ OTHERS: dict[str, Needs] = {
 }
 # Permissions that AWS also requires for a call, and a policy withholds on purpose.
 WITHHELD: dict[tuple[str, str], str] = {
-    # A change of a group with a launch template would need them, and a job with these rights could start any instances.
-    # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
-    (HEAD, "groups"): "ec2:RunInstances instance, iam:PassRole anything, ec2:CreateTags instance",
+    # No change of a group, by which it could start other instances or more than its maximum.
+    (HEAD, "groups"): "autoscaling:UpdateAutoScalingGroup group, ec2:RunInstances instance, iam:PassRole anything",
     # Only people request runs.
     (HEAD, "requests"): "s3:PutObject own-request",
     (LAPTOP, "services"): "ecs:UpdateService service",
+    (WORKER, "other groups"): "autoscaling:SetInstanceHealth other-group",
 }
 
 
@@ -315,7 +325,7 @@ def decide(who: str, action: str, resource: str, account: Cloud) -> tuple[bool, 
     return is_allowed(found, action, arn, context), is_allowed(found, action, other, others)
 
 
-# Actions without resources, with which nothing can be changed; the machine image is AWS's.
+# Actions without resources, with which nothing can be changed.
 EVERYWHERE = {
     *("application-autoscaling:DescribeScalableTargets", "autoscaling", "cloudwatch:DescribeAlarms", "ec2"),
     "ssm:DescribeInstanceInformation",
@@ -330,9 +340,7 @@ ROWS = sorted(
 def test_who_makes_a_call_may_make_it(call: str, who: str, action: str, resource: str, account: Cloud) -> None:
     here, elsewhere = decide(who, action, resource, account)
     assert here, f"{who} lacks {action} on {RESOURCES[resource]} for {call}"
-    harmless = resource in ("machine-image", "provider") or (
-        resource == "anything" and {action, action.split(":")[0]} & EVERYWHERE
-    )
+    harmless = resource == "provider" or (resource == "anything" and {action, action.split(":")[0]} & EVERYWHERE)
     if who != DEPLOYER and not harmless:  # its names begin like those of the project's other stacks
         assert not elsewhere, f"{who} has {action} in other clusters"
 

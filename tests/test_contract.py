@@ -15,19 +15,22 @@ from packaging.requirements import Requirement
 
 import ray_on_ecs
 from infra.definitions import commands, containers, policies
-from infra.definitions.sizing import TaskSize
+from infra.definitions.sizing import GPUS_TOO_OLD, TaskSize
 from ray_on_ecs.cli.recipe import RECIPES
 from ray_on_ecs.cluster import clusters as laptop
 from ray_on_ecs.cluster import jobs as client
 from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import (
     CLUSTERS_PREFIX,
+    CPU_POOL,
     DASHBOARD_URL,
+    DEFAULT_POOL,
     DOCUMENTS_VARIABLE,
     NODE_GROUP_VARIABLE,
     NOTEBOOK_PORT,
     RUNS_PREFIX,
     WORKER_TIMEOUT,
+    gpu_name,
     secrets_prefix,
 )
 from ray_on_ecs.flags import ENVIRONMENT_PREFIX, environment_variable
@@ -35,6 +38,7 @@ from ray_on_ecs.jobs import record, remote
 from ray_on_ecs.jobs.documents import REQUESTS
 from ray_on_ecs.node import desk, ports
 from tests.containers import cluster
+from tests.infra.fake_aws import instance_types
 
 ROOT = Path(__file__).parents[1]
 LAPTOP = laptop.COMPOSE.rpartition("/")[2]
@@ -50,7 +54,7 @@ COMMON = containers.ContainerDefaults(
 HEAD = containers.head(
     COMMON, bucket="bucket", cluster="dev", metrics_namespace="ray-on-ecs/dev", cluster_info_parameter="cluster-info"
 )
-WORKER = containers.worker(COMMON, head_host="head.internal")
+WORKER = containers.worker(COMMON, head_host="head.internal", pool=DEFAULT_POOL)
 # The size of containers on a laptop and in tests/containers: without a GPU, and small enough for three.
 LOCAL = dataclasses.replace(COMMON, region="us-east-1", size=cluster.SIZE)
 ONLY_LOCAL = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
@@ -111,9 +115,17 @@ def test_head_variables_set_job_defaults() -> None:
 
 
 def test_preprocessing_requests_cpu_workers_by_their_label() -> None:
-    cpu_worker = variables(containers.cpu_worker(COMMON, head_host="head.internal"))
+    cpu_worker = variables(containers.worker(COMMON, head_host="head.internal", pool=CPU_POOL))
     example = (ROOT / "training" / "preprocess.py").read_text()
     assert f'"ray.io/node-group", "{cpu_worker[NODE_GROUP_VARIABLE]}"' in example, "its data would wait forever"
+
+
+def test_gpus_have_the_names_of_ec2() -> None:
+    """A stack stores other names beside its instance types, and a preview of an older one would show it."""
+    for name, facts in instance_types().items():
+        gpus = [gpu["Name"] for gpu in facts.get("GpuInfo", {}).get("Gpus", []) if gpu["Manufacturer"] == "NVIDIA"]
+        if gpus and "x86_64" in facts["ProcessorInfo"]["SupportedArchitectures"] and gpus[0] not in GPUS_TOO_OLD:
+            assert gpu_name([name]) == gpus[0]
 
 
 def test_every_port_is_documented() -> None:
@@ -189,7 +201,7 @@ def as_compose(container: containers.Container) -> dict[str, Any]:
                 cluster_info_parameter="cluster-info",
             ),
         ),
-        ("worker", containers.worker(LOCAL, head_host="head")),
+        ("worker", containers.worker(LOCAL, head_host="head", pool=DEFAULT_POOL)),
     ],
     ids=["head", "worker"],
 )
@@ -300,7 +312,7 @@ def looks_at_nodes() -> set[str]:
 def test_policy_of_the_head_allows_its_looks_at_nodes() -> None:
     cluster = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
     statements = policies.training(
-        partition="aws", region="us-west-2", bucket_arn="arn:aws:s3:::b", parameter_arn="arn:p", cluster_arn=cluster
+        partition="aws", bucket_arn="arn:aws:s3:::b", parameter_arn="arn:p", cluster_arn=cluster
     )["Statement"]
     allowed = {action for each in statements for action in each["Action"]}
     looks = looks_at_nodes() - OF_COMMANDS

@@ -115,7 +115,8 @@ ACTIONS: dict[str, dict[str, str]] = {
         "iam": "CreateServiceLinkedRole",
     },
     "aws:ecs/clusterCapacityProviders:ClusterCapacityProviders": {
-        "ecs": "DescribeClusters PutClusterCapacityProviders",
+        # Before a provider leaves the cluster, its services are deleted (infra/config/services.py).
+        "ecs": "DeleteService DescribeClusters DescribeServices ListServices PutClusterCapacityProviders",
     },
     "aws:ecs/service:Service": {
         "ecs": f"CreateService DeleteService DescribeServices UpdateService {TAGGED}",

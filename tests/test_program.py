@@ -16,13 +16,13 @@ import pytest
 from infra.definitions.policies import (
     LOOK_AT_GROUPS,
     LOOK_AT_INSTANCE,
-    MOVE_GROUP,
     SESSION_MANAGER,
     SPOT_PRICES,
     WILDCARD_ACTIONS,
 )
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
+from ray_on_ecs.cluster_info import parse_cluster_info
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,
@@ -302,9 +302,8 @@ EDGES = {
     **{
         (
             "workers-group",
-            f"workers-placement-us-west-2{zone}",
+            "workers-placement-us-west-2c",
         ): "EC2 refuses to delete a placement group with instances"
-        for zone in "abc"
     },
     ("ray-cluster", "ray-insights"): "Container Insights re-creates the log group after its deletion",
     ("storage-tls-only", "storage-public-access-block"): "S3 answers 409 to concurrent changes",
@@ -471,7 +470,7 @@ def test_each_role_is_for_one_service(everything: Cloud) -> None:
 def templates(cloud: Cloud) -> list[Registered]:
     """Launch templates of head, GPU and CPU workers."""
     result = cloud.of_type("aws:ec2/launchTemplate:LaunchTemplate")
-    names = {f"ray-on-ecs-{kind}-template" for kind in ("head", "workers", "cpu-workers")}
+    names = {f"ray-on-ecs-{kind}-template" for kind in ("head", "workers", "workers-a", "cpu-workers")}
     assert {template.name for template in result} == names
     return result
 
@@ -628,8 +627,12 @@ def test_arns_have_the_partition_of_the_account() -> None:
 
 def test_zone_change_keeps_the_network() -> None:
     here, there = (deployed(f"up in zone a, configured for {letter}") for letter in "ab")
-    moved = {name for name, resource in here.resources.items() if resource.inputs != there.resources[name].inputs}
+    placement = {name for name in (*here.resources, *there.resources) if "-placement-" in name}
+    moved = {
+        name for name in {*here.resources} - placement if here.resources[name].inputs != there.resources[name].inputs
+    }
     assert moved - {"choices-id"} == {*GROUPS, *SERVICES, "cluster-info-parameter"}
+    assert placement == {f"workers-placement-us-west-2{letter}" for letter in "ab"}
 
 
 def test_configured_zone_holds_all_resources() -> None:
@@ -726,31 +729,141 @@ def test_cpu_workers_are_workers_without_gpus(everything: Cloud) -> None:
     assert "ray-on-ecs-cpu-workers-capacity-provider" in association
 
 
-def test_workers_may_use_other_zones(everything: Cloud) -> None:
-    def subnets(name: str) -> list[str]:
-        return everything.resources[name].inputs["networkConfiguration"]["subnets"]
-
-    here, there = (f"ray-on-ecs-network-vpc-private-us-west-2{letter}-subnet-id" for letter in "ca")
-    assert set(subnets("ray-workers-service")) >= {here, there}
-    assert subnets("ray-head-service") == subnets("ray-cpu-workers-service") == [here]
-    facts = json.loads(everything.resources["cluster-info-parameter"].inputs["insecureValue"])
-    assert [item["subnet_id"] for item in facts["zones"]] == [here, there]
-    policy = everything.resources["head-task-role-policy"].inputs["policy"]
-    moved = [statement for statement in statements(policy) if statement["Action"] == [MOVE_GROUP]]
-    assert [statement["Resource"].endswith(":ray-on-ecs-workers-group") for statement in moved] == [True]
-
-
-def test_zone_failover_requires_several_zones(stack: Cloud) -> None:
-    assert "autoscaling:UpdateAutoScalingGroup" not in stack.resources["head-task-role-policy"].inputs["policy"]
+def test_stack_without_cpu_workers_has_no_part_of_them(stack: Cloud) -> None:
     assert "CPU_WORKERS" not in environment(stack, HEAD_TASK)
     assert not [name for name in stack.resources if "cpu-worker" in name]
 
 
-def test_command_line_finds_alarms_by_prefix(everything: Cloud) -> None:
-    prefix = aws.scaling_prefix(everything.exports["cluster_name"], "workers")
+# Kinds of the stack with pools, the head first, with the name of their task and the label of their nodes.
+POOLS = {
+    "head": ("head", None),
+    "workers": ("worker", None),
+    "workers-a": ("worker-a", None),
+    "cpu-workers": ("cpu-worker", "cpu-workers"),
+    "h100-workers": ("h100-worker", "h100"),
+    "h100-workers-b": ("h100-worker-b", "h100"),
+    "l4-workers": ("l4-worker", "l4"),
+    "prep-workers": ("prep-worker", "prep"),
+}
+ZONES = {"workers-a": "a", "h100-workers": "a", "h100-workers-b": "b"}
+
+
+@pytest.fixture
+def pools() -> Cloud:
+    """A stack with several pools, two of them in two zones."""
+    return deployed("pools")
+
+
+def test_each_kind_has_its_parts(pools: Cloud) -> None:
+    providers = [f"ray-on-ecs-{kind}-capacity-provider" for kind in POOLS]
+    assert pools.resources["ray-capacity-providers"].inputs["capacityProviders"] == providers
+    connection = pools.exports["connection"]["services"]
+    assert connection == {kind: f"ray-on-ecs-ray-{kind}-service" for kind in POOLS}
+    for kind, (task, label) in POOLS.items():
+        subnet = f"ray-on-ecs-network-vpc-private-us-west-2{ZONES.get(kind, 'c')}-subnet-id"
+        assert pools.resources[f"{kind}-group"].inputs["vpcZoneIdentifiers"] == [subnet]
+        service = pools.resources[f"ray-{kind}-service"].inputs
+        assert service["networkConfiguration"]["subnets"] == [subnet]
+        assert service["capacityProviderStrategies"][0]["capacityProvider"] == f"ray-on-ecs-{kind}-capacity-provider"
+        assert environment(pools, f"{task}-task-definition").get("RAY_NODE_TYPE_NAME") == label
+        assert pools.resources[f"{task}-task-definition"].inputs["family"].endswith(f"-{kind}")
+
+
+def test_node_groups_of_a_pool_share_its_maximum(pools: Cloud) -> None:
+    counts = {}
+    for kind in [*POOLS][1:]:
+        target = pools.resources[f"{kind}-scaling-target"].inputs
+        service = pools.resources[f"ray-{kind}-service"].inputs
+        counts[kind] = (target["minCapacity"], service["desiredCount"], target["maxCapacity"])
+        assert pools.resources[f"{kind}-group"].inputs["maxSize"] == target["maxCapacity"]
+    assert counts == {
+        "workers": (0, 2, 4),
+        "workers-a": (0, 0, 4),
+        "cpu-workers": (0, 1, 1),
+        "h100-workers": (0, 0, 2),
+        "h100-workers-b": (0, 0, 2),
+        "l4-workers": (1, 1, 3),
+        "prep-workers": (0, 0, 2),
+    }
+
+
+def test_each_pool_has_its_disks_and_markets(pools: Cloud) -> None:
+    def disk(kind: str) -> float:
+        [volume] = pools.resources[f"{kind}-template"].inputs["blockDeviceMappings"]
+        return volume["ebs"]["volumeSize"]
+
+    assert {kind: disk(kind) for kind in POOLS} == {**dict.fromkeys(POOLS, 200), "prep-workers": 500}
+    mixed = {kind for kind in POOLS if "mixedInstancesPolicy" in pools.resources[f"{kind}-group"].inputs}
+    assert mixed == {"l4-workers"}
+
+
+def test_placement_groups_are_in_the_zones_of_gpu_workers(pools: Cloud) -> None:
+    groups = {group.name for group in pools.of_type("aws:ec2/placementGroup:PlacementGroup")}
+    kinds = {"workers": "c", **ZONES, "l4-workers": "c"}
+    assert groups == {f"ray-on-ecs-{kind}-placement-us-west-2{zone}" for kind, zone in kinds.items()}
+    for kind, zone in kinds.items():
+        placed = pools.resources[f"{kind}-group"].inputs["placementGroup"]
+        assert placed == f"ray-on-ecs-{kind}-placement-us-west-2{zone}"
+
+
+def test_head_sets_the_numbers_of_every_kind_and_moves_none(pools: Cloud) -> None:
+    for kind in [*POOLS][1:]:
+        policy = pools.resources[f"{kind}-scaling-head-policy"].inputs
+        assert policy["role"] == "ray-on-ecs-head-task-role"
+        count, size = statements(policy["policy"])
+        assert count["Resource"].endswith(f"/ray-on-ecs-ray-{kind}-service")
+        assert size["Resource"].endswith(f":ray-on-ecs-{kind}-group")
+    for policy in pools.of_type("aws:iam/rolePolicy:RolePolicy"):
+        assert "autoscaling:UpdateAutoScalingGroup" not in policy.inputs["policy"]
+
+
+def test_gpu_workers_replace_instances_of_their_own_group(pools: Cloud) -> None:
+    for kind, (task, _) in POOLS.items():
+        found = statements(pools.resources[f"{task}-task-role-policy"].inputs["policy"])
+        marked = [each["Resource"] for each in found if each["Action"] == ["autoscaling:SetInstanceHealth"]]
+        has_gpus = "resourceRequirements" in container(pools, f"{task}-task-definition")
+        assert has_gpus == (kind not in ("head", "cpu-workers", "prep-workers"))
+        assert [arn.rpartition(":")[2] for arn in marked] == [f"ray-on-ecs-{kind}-group"] * has_gpus
+
+
+def test_runs_find_every_kind_in_the_cluster_info(pools: Cloud) -> None:
+    info = parse_cluster_info(pools.resources["cluster-info-parameter"].inputs["insecureValue"])
+    assert info is not None
+    groups = info["groups"].items()
+    found = {kind: (group["pool"], group["zones"], group["gpu"], group["units"]) for kind, group in groups}
+    assert found == {
+        "workers": ("default", ["us-west-2c"], "A10G", 1),
+        "workers-a": ("default", ["us-west-2a"], "A10G", 1),
+        "cpu-workers": ("cpu", ["us-west-2c"], "", 8),
+        "h100-workers": ("h100", ["us-west-2a"], "H100", 8),
+        "h100-workers-b": ("h100", ["us-west-2b"], "H100", 8),
+        "l4-workers": ("l4", ["us-west-2c"], "L4", 1),
+        "prep-workers": ("prep", ["us-west-2c"], "", 32),
+    }
+    assert all(group["provider"] == f"ray-on-ecs-{kind}-capacity-provider" for kind, group in info["groups"].items())
+
+
+@pytest.mark.parametrize("without", ["pools", "a zone"])
+def test_more_pools_and_zones_change_nothing_of_the_first(pools: Cloud, without: str) -> None:
+    """Only what has a list of all kinds changes; the head does not restart."""
+    fewer = {"workerPools": "{}"} if without == "pools" else {"availabilityZones": "us-west-2c"}
+    before = deploy(config={**STACKS["pools"]["config"], **fewer})
+    changed = {name for name, made in before.resources.items() if made.inputs != pools.resources[name].inputs}
+    lists = {"ray-capacity-providers", "cluster-info-parameter", "monitoring-dashboard"}
+    assert changed - {"choices-id"} == lists
+
+
+def test_services_of_a_removed_pool_are_deleted_first(pools: Cloud) -> None:
+    """The engine runs this hook before it updates the providers, and deletes what is no longer in the program later."""
+    assert pools.resources["ray-capacity-providers"].before_update
+
+
+def test_command_line_finds_alarms_by_name(everything: Cloud) -> None:
     alarms = everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
-    names = [str(alarm.inputs.get("name", "")) for alarm in alarms]
-    assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == set(SCALERS)
+    names = {str(alarm.inputs.get("name", "")) for alarm in alarms}
+    for kind in ("workers", "workers-a", "cpu-workers"):
+        prefix = aws.scaling_prefix(everything.exports["cluster_name"], kind)
+        assert {f"{prefix}{alarm}" for alarm in SCALERS} <= names
 
 
 @pytest.mark.parametrize(

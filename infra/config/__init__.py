@@ -10,6 +10,7 @@ from infra.config.identity import check_identity, check_new, identity_of
 from infra.config.location import check_zone
 from infra.config.plan import Plan, make_plan
 from infra.config.runs import announce_runs
+from infra.config.services import end_services
 
 __all__ = [
     "Plan",
@@ -18,6 +19,7 @@ __all__ = [
     "check_identity",
     "check_new",
     "check_zone",
+    "end_services",
     "identity_of",
     "make_plan",
 ]

@@ -8,30 +8,30 @@ answer from AWS are in plan.py.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast
 
 import pulumi
 
 from infra.config import rules
+from infra.config.fields import TYPES, Text, checked, key_of
+from infra.config.worker_pool import (
+    OWN_FIELDS,
+    Pools,
+    WorkerPoolArgs,
+    check_pools,
+    combinations,
+    pool_defaults,
+    pools_from_object,
+)
 from infra.errors import AS_WRITTEN, Refusal, SettingError
 from infra.types import Alerts, Scale, SecurityOptions
+from ray_on_ecs.contract import DEFAULT_POOL
 
-Text = pulumi.Input[str]
 # Namespaces of keys that belong to providers and to Pulumi instead of a project.
 PROVIDERS = ("aws", "awsx", "pulumi")
-# Accepted types of a value by the type of the field's default, with problem and hint for other values.
-TYPES: dict[type, tuple[tuple[type, ...], str, str]] = {
-    bool: ((bool,), "is not a boolean", "use true or false"),
-    # Pulumi passes the integers of other languages as floats.
-    int: ((int, float), "is not an integer", "use one, e.g. {}"),
-    float: ((int, float), "is not a number", "use one, e.g. {}"),
-    str: ((str,), "is not a string", "use text"),
-    tuple: ((list, tuple), "is not a list", "use a list, also for a single value"),
-    dict: ((Mapping,), "is not a dictionary", "use a dictionary of texts"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class RayClusterArgs:
     max_workers: Annotated[int, rules.at_least_0] = 0
     """Maximum number of GPU workers that jobs may request, at least worker_count; 0 means worker_count."""
     idle_timeout_minutes: Annotated[int, rules.idle_timeout] = 30
-    """Idle time in minutes (15 to 1440) after which GPU and CPU workers are scaled in; 0 disables the scale-in."""
+    """Idle time in minutes (15 to 1440) after which workers are scaled in; 0 disables the scale-in."""
     spot: bool = False
     """Run GPU workers on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
@@ -69,8 +69,10 @@ class RayClusterArgs:
     """Minimum number of CPU workers, kept by the idle scale-in."""
     max_cpu_workers: Annotated[int, rules.at_least_0] = 0
     """Maximum number of CPU workers that jobs may request, at least cpu_worker_count; 0 means cpu_worker_count."""
+    worker_pools: Mapping[str, WorkerPoolArgs | Mapping[str, Any]] = field(default_factory=Pools)
+    """Further pools of workers by name, e.g. h100, among which runs choose; an object for each, with its own keys."""
     redeploy_workers: str = ""
-    """Set to a new value to redeploy GPU and CPU workers, e.g. after the ECS deployment circuit breaker has fired."""
+    """Set to a new value to redeploy all workers, e.g. after the ECS deployment circuit breaker has fired."""
     rotate_token: str = ""
     """Set to a new value to rotate the Ray token and restart all nodes, busy nodes once they are idle."""
     vpc_cidr: Annotated[str, rules.vpc_cidr] = "10.0.0.0/16"
@@ -80,7 +82,7 @@ class RayClusterArgs:
     subnet_ids: Sequence[Text] = ()
     """Private subnets of that VPC for all instances and tasks, in different availability zones."""
     availability_zones: Sequence[str] = ()
-    """Zones of the instances, e.g. us-west-2b (by default one is chosen); workers fail over to the next of several."""
+    """Zones, e.g. us-west-2b, by default one; the first has all nodes but GPU workers, which have a group in each."""
     spread_zones: bool = False
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool = True
@@ -134,12 +136,13 @@ class RayClusterArgs:
         """
         AS_WRITTEN.set(self.as_written)
         for name, default in defaults().items():
-            annotation = RayClusterArgs.__annotations__[name]
-            value = _checked(name, getattr(self, name), default, annotation)
-            for rule in getattr(annotation, "__metadata__", ()):
-                rule(name, _plain(value))
-                value = _checked_later(name, value, rule)
+            value = getattr(self, name)
+            if isinstance(default, Pools):
+                value = check_pools(value)
+            else:
+                value = checked(name, value, default, RayClusterArgs.__annotations__[name])
             object.__setattr__(self, name, value)
+        combinations(self.pools)
         rules.combinations(self)
 
     @staticmethod
@@ -171,22 +174,18 @@ class RayClusterArgs:
         return _Configured(**{name: value for name, value in values.items() if value is not None})
 
     @property
-    def workers(self) -> Scale:
-        """Number of GPU workers."""
-        return _scale(self.worker_count, self.min_workers, self.max_workers, self.idle_timeout_minutes)
+    def pools(self) -> dict[str, WorkerPoolArgs]:
+        """Pools by name: `default`, `cpu` if there are CPU workers, and those of worker_pools."""
+        own = {
+            pool: WorkerPoolArgs(**{key: getattr(self, name) for key, name in keys.items()})
+            for pool, keys in OWN_FIELDS.items()
+            if pool == DEFAULT_POOL or self.cpu_worker_instance_types
+        }
+        return {**own, **cast("Pools", self.worker_pools)}  # checked by __post_init__
 
-    @property
-    def cpu_workers(self) -> Scale:
-        """Number of CPU workers."""
-        return _scale(self.cpu_worker_count, self.min_cpu_workers, self.max_cpu_workers, self.idle_timeout_minutes)
-
-    @property
-    def instance_types(self) -> dict[str, Sequence[str]]:
-        """Instance types of each kind of node, by field."""
-        kinds = {"head_instance_type": (self.head_instance_type,), "worker_instance_types": self.worker_instance_types}
-        if self.cpu_worker_instance_types:
-            kinds["cpu_worker_instance_types"] = self.cpu_worker_instance_types
-        return kinds
+    def scale(self, pool: str) -> Scale:
+        """Number of workers of a pool."""
+        return self.pools[pool].scale(self.idle_timeout_minutes)
 
     @property
     def security(self) -> SecurityOptions:
@@ -211,9 +210,14 @@ class _CamelCase(RayClusterArgs):
     @staticmethod
     def as_written(text: str) -> str:
         # A name within a value, such as an image's, belongs to the value.
-        names = rf"(?<![\w/.:@'-])({'|'.join(defaults())})(?![\w/@'-]|[.:]\w)"
-        in_keys = re.sub(names, lambda name: key_of(name[0]), text)
+        before, names = r"(?<![\w/.:@'-])", "|".join([*defaults(), *pool_defaults()])
+        of_pools = re.sub(rf"{before}worker_pools(\.[a-z0-9-]+)(\.\w+)?", _key_of_pool, text)
+        in_keys = re.sub(rf"{before}({names})(?![\w/@'-]|[.:]\w)", lambda name: key_of(name[0]), of_pools)
         return re.sub(r"(?<![\w'/:])(True|False)(?![\w'])", lambda word: word[0].lower(), in_keys)
+
+
+def _key_of_pool(path: re.Match[str]) -> str:
+    return f"workerPools{path[1]}{key_of(path[2] or '')}"
 
 
 class _Configured(_CamelCase):
@@ -222,94 +226,21 @@ class _Configured(_CamelCase):
 
 def defaults() -> dict[str, Any]:
     """Default of each field."""
-    return {item.name: {} if item.default_factory is dict else item.default for item in fields(RayClusterArgs)}
-
-
-def key_of(name: str) -> str:
-    """Configuration key of a field, in camel case."""
-    first, *rest = name.split("_")
-    return first + "".join(word.title() for word in rest)
-
-
-def _scale(count: int, min_count: int, max_count: int, idle_minutes: int) -> Scale:
-    return Scale(
-        initial_count=count,
-        min_count=min_count,
-        max_count=max_count or count,
-        # A cluster that starts without workers can still grow to max_count for a job.
-        default_job_count=count or max_count,
-        idle_minutes=idle_minutes,
-    )
-
-
-def _checked(name: str, value: Any, default: Any, annotation: Any) -> Any:
-    """Value in the type of its default, if it and its elements have the annotated types."""
-    base = get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
-    if isinstance(value, pulumi.Output):
-        if base == Text:
-            return value
-        raise Refusal(name, "must be known while Pulumi plans, and is an Output; use a plain value")
-    kind = type(default)
-    accepted, problem, hint = TYPES[kind]
-    # In Python a bool is also an int.
-    is_other = isinstance(value, bool) != (kind is bool) or (kind is int and isinstance(value, float) and value % 1)
-    if not isinstance(value, accepted) or is_other:
-        # A default of 0 turns a limit off, and is not an example.
-        raise SettingError(name, value, problem, hint.format(default or 5))
-    match default:
-        case tuple():
-            _check_elements(name, value, takes_outputs=Text in get_args(base))
-            value = tuple(value)
-            if len({*_plain(value)}) < len(_plain(value)):
-                raise SettingError(name, ",".join(_plain(value)), "contains a value twice", "list each value once")
-        case dict():
-            _check_elements(name, (*value, *value.values()), takes_outputs=Text in get_args(base))
-    return kind(value)
-
-
-def _check_elements(name: str, parts: Iterable[Any], *, takes_outputs: bool) -> None:
-    for part in parts:
-        if isinstance(part, pulumi.Output):
-            if not takes_outputs:
-                raise Refusal(name, "must be known while Pulumi plans, and contains an Output; use plain values")
-        elif not isinstance(part, str):
-            raise SettingError(name, part, "is not a string", "use text")
-
-
-def _checked_later(name: str, value: Any, rule: Callable[[str, Any], None]) -> Any:
-    """Value whose Outputs follow the rule, too, as soon as they are known."""
-
-    def held(part: Any, whole: Callable[[str], Any]) -> Any:
-        def check(text: Any) -> Any:
-            if isinstance(text, str):
-                rule(name, whole(text))
-            return text
-
-        return part.apply(check) if isinstance(part, pulumi.Output) else part
-
-    match value:
-        case tuple():
-            return tuple(held(part, lambda text: (text,)) for part in value)
-        case dict():
-            return {key: held(part, lambda text, key=key: {key: text}) for key, part in value.items()}
-    return held(value, str)
-
-
-def _plain(value: Any) -> Any:
-    """Part of a value that is known while Pulumi plans."""
-    match value:
-        case pulumi.Output():
-            return ""
-        case tuple():
-            return tuple(part for part in value if isinstance(part, str))
-        case dict():
-            return {key: part if isinstance(part, str) else "" for key, part in value.items()}
-    return value
+    return {
+        item.name: item.default_factory() if callable(item.default_factory) else item.default
+        for item in fields(RayClusterArgs)
+    }
 
 
 def _read(name: str, default: Any) -> Any:
     """Value of a field's key, converted to the type of its default; None if it is not set."""
     config, key = pulumi.Config(), key_of(name)
+    if isinstance(default, Pools):
+        try:
+            return pools_from_object(config.get_object(key))
+        except pulumi.ConfigTypeError as error:
+            hint = f"use e.g. `pulumi config set --path '{key}.h100.instanceTypes[0]' p5.48xlarge`"
+            raise SettingError(name, error.value, "is not an object", hint) from error
     getters = {bool: config.get_bool, int: config.get_int, float: config.get_float}
     try:
         value = getters.get(type(default), config.get)(key)
@@ -361,11 +292,16 @@ def _check_keys() -> None:
         if key not in keys:
             nearest = get_close_matches(key_of(key), sorted(keys), n=3)
             hint = f"did you mean {' or '.join(nearest)}?" if nearest else "Pulumi.yaml lists all keys."
+            if key.startswith(("workerPools.", "workerPools[")):
+                hint = f"set it with `pulumi config set --path '{key}' VALUE`."
             # Without a rewrite: worker_count is the unknown key here.
             raise pulumi.RunError(f"{key}: unknown configuration key; {hint} Remove it: `pulumi config rm {key}`")
         if name in secrets or pulumi.runtime.is_config_secret(name):
+            command = f"pulumi config set {key} VALUE --plaintext"
+            if key == "workerPools":
+                command = f"pulumi config rm {key}` and set it with `--path --plaintext"
             raise Refusal(
                 key,
                 "is stored as a secret, and its value would be plain in previews and in the state; "
-                f"`pulumi config set {key} VALUE --plaintext`, and give jobs their secrets with job_secrets",
+                f"`{command}`, and give jobs their secrets with job_secrets",
             )

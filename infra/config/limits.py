@@ -1,7 +1,7 @@
 """Limits of AWS that a setting can exceed: AWS itself would refuse in the middle of `pulumi up`.
 
-No setting changes the size of user data, trust, endpoint and bucket policies, dashboard, alarms, session documents, or
-the number of rules, capacity providers and subnets (one in each zone).
+No setting changes the size of user data, trust, endpoint and bucket policies, alarms, session documents, or the number
+of rules and subnets (one in each zone).
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplateOverrides.html
 https://docs.aws.amazon.com/systems-manager/latest/userguide/parameter-store-advanced-parameters.html
@@ -11,14 +11,15 @@ https://docs.aws.amazon.com/general/latest/gr/ecs-service.html
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from infra.config.args import RayClusterArgs
+from infra.config.worker_pool import FIELD, OWN_FIELDS
 from infra.definitions import policies
-from infra.errors import Refusal
+from infra.errors import Refusal, SettingError
 from infra.types import Location, NodeSpec, known
-from ray_on_ecs.contract import secrets_prefix
+from ray_on_ecs.contract import CPU_WORKERS, WORKERS, secrets_prefix
 
 # The most tags that the stack and ECS add to one resource, e.g. Name, project and stack.
 OWN_TAGS = 6
@@ -26,6 +27,12 @@ OWN_TAGS = 6
 OWN_DEFINITION, OWN_PARAMETER = 6000, 500
 # The longest that Pulumi and the program add to a cluster's prefix in a name: "-cluster-info-parameter-1a2b3c4".
 SUFFIX = 32 * "x"
+# What they add to a prefix with a kind of worker in the names of group, capacity provider and service.
+GROUP_SUFFIX, PROVIDER_SUFFIX, SERVICE_SUFFIX = "-group-1a2b3c4", "-capacity-provider-1a2b3c4", "-ray-service-1a2b3c4"
+# IAM's limit of a role's name, and the longest that follows a kind of worker in one: "-instance-role-1a2b3c4".
+LONGEST_ROLE, ROLE_SUFFIX = 64, len("-instance-role-1a2b3c4")
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-quotas.html
+MOST_PROVIDERS = 20
 
 
 class Limit(NamedTuple):
@@ -43,12 +50,12 @@ def check(
     args: RayClusterArgs,
     prefix: str,
     location: Location,
-    nodes: Sequence[NodeSpec],
+    nodes: Mapping[str, NodeSpec],
     default_tags: Mapping[str, str],
 ) -> None:
     """Raise a Refusal for a setting beyond a limit; `nodes` are head and workers, and Outputs are not counted."""
-    name = prefix + SUFFIX
-    for limit in (*_of_roles(args, name, location, nodes), *_of_nodes(name, location, nodes)):
+    _check_names(prefix, nodes)
+    for limit in (*_of_roles(args, prefix, location, nodes), *_of_nodes(prefix, location, nodes)):
         _compare(limit)
     tags = len({*args.tags, *default_tags})
     less = "use fewer, here or in the AWS provider's default tags (aws:defaultTags)"
@@ -65,20 +72,58 @@ def _compare(limit: Limit) -> None:
         raise Refusal(limit.field, text)
 
 
-def _of_nodes(name: str, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
-    for node in nodes:
+def _check_names(prefix: str, nodes: Mapping[str, NodeSpec]) -> None:
+    """Refuse names of pools that are too long for the names of their roles."""
+    for kind, node in sorted(nodes.items(), key=lambda item: -len(item[0])):  # the longest of a pool first
+        size = len(f"{prefix}-{kind}") + ROLE_SUFFIX
+        if size > LONGEST_ROLE and node.pool:
+            most = len(node.pool) - (size - LONGEST_ROLE)
+            is_long = node.pool not in OWN_FIELDS and most > 0
+            hint = f"use at most {most} characters" if is_long else "use a shorter name of the cluster"
+            problem = f"makes names of {size} characters for roles, of at most {LONGEST_ROLE}"
+            raise SettingError(node.key if node.pool in OWN_FIELDS else FIELD, node.pool, problem, hint)
+
+
+def _of_nodes(prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:
+    for node in nodes.values():
         count = len(node.instances)
         yield Limit(node.key, count, count, 40, "instance types of an Auto Scaling group")
-    _, workers, *_ = nodes
-    types = [kind for node in nodes[1:] for kind in node.instance_types]
-    zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": name}
-    parts = [workers.instance_types, dict.fromkeys(types, 123.456), [zone] * len(location.worker_zones)]
-    parts.append([name, name] * len(nodes[1:]))  # groups and capacity providers
+    pools = {node.pool for node in nodes.values()} - OWN_FIELDS.keys() - {""}
+    less = "use fewer pools, or fewer zones of a pool"
+    yield Limit(FIELD, len(pools), len(nodes), MOST_PROVIDERS, "capacity providers of a cluster", less)
+    # The document of infra/cluster_info.py.
+    names = {kind: (f"{prefix}-{kind}{GROUP_SUFFIX}", f"{prefix}-{kind}{PROVIDER_SUFFIX}") for kind in nodes}
+    workers = nodes[WORKERS]
+    types = [name for node in nodes.values() if node.pool for name in node.instance_types]
+    zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": prefix + SUFFIX}
+    parts: list[object] = [workers.instance_types, dict.fromkeys(types, 123.456)]
+    parts.append([zone] * (len(location.worker_zones) if workers.spread else 1))
+    parts.append([names[kind] for kind in (WORKERS, CPU_WORKERS) if kind in nodes])
+    others = {kind: node for kind, node in nodes.items() if node.pool and kind not in (WORKERS, CPU_WORKERS)}
+    if others:
+        parts.append({"pools": {kind: _described(node, *names[kind]) for kind, node in others.items()}})
     size = OWN_PARAMETER + len(json.dumps(parts))
-    yield Limit(workers.key, len(types), size, 4096, "characters of the cluster's SSM parameter")
+    field, count, less = (FIELD, len(pools), less) if pools else (workers.key, len(types), "use fewer")
+    yield Limit(field, count, size, 4096, "characters of the cluster's SSM parameter", less)
 
 
-def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequence[NodeSpec]) -> Iterator[Limit]:
+def _described(node: NodeSpec, group: str, provider: str) -> dict[str, object]:
+    """Node group in the SSM parameter, with the longest values."""
+    numbers = dict.fromkeys(("units", "min", "max", "default_nodes", "idle_minutes"), 1000)
+    return {
+        "pool": node.pool,
+        "zones": node.zones or ["ap-southeast-2a"],
+        "types": node.instance_types,
+        "gpu": node.gpu,
+        "spot": False,
+        **numbers,
+        "group": group,
+        "provider": provider,
+        "disk_usd": 0.0123,
+    }
+
+
+def _of_roles(args: RayClusterArgs, prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:
     for field in ("task_policy_arns", "instance_policy_arns"):
         count = len(getattr(args, field))
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html: 10, and up to 25 on request.
@@ -87,31 +132,48 @@ def _of_roles(args: RayClusterArgs, name: str, location: Location, nodes: Sequen
     buckets, secrets = (
         [known(value) for value in values if known(value)] for values in (args.data_buckets, args.job_secrets)
     )
-    here = f"{location.region}:{location.account}"
+    name, here = prefix + SUFFIX, f"{location.region}:{location.account}"
     ssm = f"arn:{location.partition}:ssm:{here}:parameter"
     cluster = f"arn:{location.partition}:ecs:{here}:cluster/{name}"
-    group = f"arn:{location.partition}:autoscaling:{here}:autoScalingGroup:{36 * 'x'}:autoScalingGroupName/{name}"
+    group = f"arn:{location.partition}:autoscaling:{here}:autoScalingGroup:{36 * 'x'}:autoScalingGroupName/"
     # The head's task role has the longest policies: one for tasks, and one for each kind of worker.
     policy = policies.training(
         partition=location.partition,
-        region=location.region,
         bucket_arn=f"arn:{location.partition}:s3:::{known(args.bucket_name) or name}",
         tasks_arn=f"arn:{location.partition}:ecs:{here}:task/{name}/*",
         metrics_namespace=f"ray-on-ecs/{name}",
         parameter_arn=f"{ssm}/{name}",
         cluster_arn=cluster,
-        group_arn=group if any(node.moves for node in nodes) else None,
         data_buckets=buckets,
         secrets_arn=f"{ssm}{secrets_prefix(name)}/*",
         writes_secrets=True,
         job_secrets=secrets,
         kms_key_arn=known(args.kms_key_arn),
     )
-    scaling = policies.scaling(cluster_arn=cluster, service_name=name, group_arn=group)
     # IAM does not count white space.
-    size = sum(len("".join(json.dumps(each).split())) for each in (policy, *[scaling] * (len(nodes) - 1)))
-    what = "characters of a role's inline policies"
+    own = _length(policy)
+    scaling = [
+        _length(
+            policies.scaling(
+                cluster_arn=cluster,
+                service_name=f"{prefix}-{kind}{SERVICE_SUFFIX}",
+                group_arn=f"{group}{prefix}-{kind}{GROUP_SUFFIX}",
+            )
+        )
+        for kind, node in nodes.items()
+        if node.pool
+    ]
+    parts = {"data_buckets": (buckets, len("".join(buckets))), "job_secrets": (secrets, len("".join(secrets)))}
+    pools = [pool for pool in args.pools if pool not in OWN_FIELDS]
+    if pools:
+        parts[FIELD] = (pools, sum(scaling))
+    field = max(parts, key=lambda name: parts[name][1])
     less = "use fewer, whole buckets in place of prefixes, or a managed policy (task_policy_arns)"
-    if len("".join(buckets)) > len("".join(secrets)):
-        yield Limit("data_buckets", len(buckets), size, 10240, what, less)
-    yield Limit("job_secrets", len(secrets), size, 10240, what, less)
+    if field == FIELD:
+        less = "use fewer pools, or fewer zones of a pool"
+    what = "characters of a role's inline policies"
+    yield Limit(field, len(parts[field][0]), own + sum(scaling), 10240, what, less)
+
+
+def _length(policy: policies.Policy) -> int:
+    return len("".join(json.dumps(policy).split()))

@@ -6,14 +6,17 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.config import pool_zones
 from infra.config.args import RayClusterArgs
 from infra.config.lookups import REFUSE, WARN, Question, ask
+from infra.config.pool_zones import Offerings
+from infra.config.worker_pool import OWN_FIELDS, field_of
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.errors import Refusal, SettingError, error_reason, warn
 from infra.types import ExistingNetwork, Location
@@ -36,8 +39,6 @@ INTERFACE_ENDPOINTS = (
     "ssmmessages",
     "autoscaling",
 )
-# Availability zones by instance type or endpoint service.
-Offerings = dict[str, set[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,25 +147,34 @@ def locate(
         Refusal: EC2 can't be called.
     """
     zones = tuple(existing.subnets) if existing else _zones_of_region(caller.region, opts)
-    worker_zones = zones if existing else tuple(args.availability_zones)
+    worker_zones = tuple(args.availability_zones) or (zones if existing else ())
     endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)
     by_type = _offerings(args, caller.region, worker_zones, opts)
     suitable = _common_zones(args, caller.region, zones, by_type, by_service)
     _check_zones(args, caller.region, zones, worker_zones, suitable, by_type, by_service, existing)
-    return Location(
+    offers = pool_zones.check(args, zones, by_type, by_service, existing)
+    location = Location(
         **vars(caller),
         zones=zones,
         worker_zones=worker_zones,
         suitable=suitable,
-        candidates=() if existing else worker_zones[:1] or _best(args, suitable, by_type),
         existing=existing,
         endpoints=endpoints,
+        offers=offers,
     )
+    if worker_zones:
+        pool_zones.check_without(args, location, worker_zones[0])
+        return replace(location, candidates=() if existing else worker_zones[:1])
+    suitable = tuple(zone for zone in suitable if all(zone in offered for offered in offers.values()))
+    if not suitable:
+        pool_zones.check_without(args, location, location.suitable[0])
+    return replace(location, suitable=suitable, candidates=_best(args, suitable, by_type))
 
 
 def check_zone(args: RayClusterArgs, location: Location, zone: str) -> str:
     """Zone that the state keeps, if it still suits; SettingError otherwise."""
     if not location.worker_zones and zone not in location.suitable:
+        pool_zones.check_without(args, location, zone)
         problem = f"is empty, and the cluster's zone {zone} does not offer {_types(args)}"
         hint = f"use {' or '.join(location.suitable)}, and the cluster moves there"
         raise SettingError("availability_zones", "", problem, hint)
@@ -191,8 +201,8 @@ def _zones_of_region(region: str, opts: pulumi.InvokeOptions | None) -> tuple[st
 def _offerings(
     args: RayClusterArgs, region: str, preferred: Sequence[str], opts: pulumi.InvokeOptions | None
 ) -> Offerings:
-    """Zones by instance type; if EC2 denies the call, all types are taken to be in the preferred zones."""
-    types = sorted({name for names in args.instance_types.values() for name in names})
+    """Zones by instance type; if EC2 denies the call, all types are taken to be in the preferred and pools' zones."""
+    types = sorted({args.head_instance_type, *(name for pool in args.pools.values() for name in pool.instance_types)})
     filters = [aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=types)]
     try:
         offered = aws.ec2.get_instance_type_offerings(location_type="availability-zone", filters=filters, opts=opts)
@@ -203,8 +213,9 @@ def _offerings(
         )
         if not preferred:
             raise Refusal("availability_zones", f"{problem}; use a zone that offers the types") from error
-        warn(f"{problem}; continuing in {', '.join(preferred)}")
-        return {name: set(preferred) for name in types}
+        known = tuple(dict.fromkeys([*preferred, *(zone for pool in args.pools.values() for zone in pool.zones)]))
+        warn(f"{problem}; continuing in {', '.join(known)}")
+        return {name: set(known) for name in types}
     zones: Offerings = {name: set() for name in types}
     for name, zone in zip(offered.instance_types, offered.locations, strict=True):
         zones[name].add(zone)
@@ -219,7 +230,8 @@ def _endpoints(
     Runs on Spot Instances read spot prices from EC2, jobs read secrets from Secrets Manager, and instance policies
     allow the KMS key of Session Manager.
     """
-    optional = {"ec2": args.spot, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
+    is_on_spot = any(pool.spot for pool in args.pools.values())
+    optional = {"ec2": is_on_spot, "secretsmanager": bool(args.job_secrets), "kms": bool(args.instance_policy_arns)}
     services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
     names = {service: f"com.amazonaws.{caller.region}.{service}" for service in services}
     zones: Offerings = {}
@@ -240,10 +252,10 @@ def _endpoints(
 def _common_zones(
     args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, by_service: Offerings
 ) -> tuple[str, ...]:
-    """Zones with subnets that offer every endpoint, and at least one type of every kind of node; never none."""
+    """Zones with subnets that offer all endpoints, and a type of head, GPU and CPU workers each; never none."""
     needs = [
         (key, ",".join(names), set().union(*(by_type[name] for name in names)))
-        for key, names in args.instance_types.items()
+        for key, names in _own_types(args).items()
     ]
     needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
     common, others = {*zones}, [region]
@@ -273,13 +285,13 @@ def _check_zones(
     existing: ExistingNetwork | None,
 ) -> None:
     """Refuse a first zone without all types, and others, which are for workers alone, without theirs."""
-    if existing and args.availability_zones and tuple(args.availability_zones) != tuple(existing.subnets):
-        problem = f"must be the zones of subnet_ids, {', '.join(existing.subnets)}"
-        hint = "use their zones in the same order, or leave it empty"
+    if existing and not existing.subnets.keys() >= {*args.availability_zones}:
+        problem = f"must be zones of subnet_ids, {', '.join(existing.subnets)}"
+        hint = "use some of these, or leave it empty for all"
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
     for_workers = set[str]().union(*(by_type[name] for name in args.worker_instance_types))
     for_workers = for_workers.intersection(*by_service.values())
-    field = "subnet_ids" if existing else "availability_zones"
+    field = "subnet_ids" if existing and not args.availability_zones else "availability_zones"
     for number, zone in enumerate(zones):
         fit = for_workers if number else suitable
         if zone not in of_region:
@@ -287,8 +299,8 @@ def _check_zones(
             raise SettingError(field, zone, problem, f"use {' or '.join(of_region)}, or set aws:region")
         if zone not in fit:
             types = " or ".join(args.worker_instance_types) if number else _types(args)
-            subnet = existing.subnets[zone] if existing else zone
-            problem = f"is in {zone}, which does not offer {types}" if existing else f"does not offer {types}"
+            subnet = existing.subnets[zone] if existing and field == "subnet_ids" else zone
+            problem = f"does not offer {types}" if subnet == zone else f"is in {zone}, which does not offer {types}"
             hint = f"use {' or '.join(sorted(fit))}, or another type"
             raise SettingError(field, subnet if isinstance(subnet, str) else zone, problem, hint)
 
@@ -301,6 +313,14 @@ def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, s
 
 
 def _types(args: RayClusterArgs) -> str:
-    """Instance types of all kinds of nodes, and endpoints, for messages."""
-    types = " and ".join(sorted({" or ".join(names) for names in args.instance_types.values()}))
+    """Instance types of head, GPU and CPU workers, and endpoints, for messages."""
+    types = " and ".join(sorted({" or ".join(names) for names in _own_types(args).values()}))
     return types if args.nat_gateway else f"{types} and VPC endpoints"
+
+
+def _own_types(args: RayClusterArgs) -> dict[str, Sequence[str]]:
+    """Instance types of head, GPU and CPU workers, by field."""
+    own = {
+        field_of(name, "instance_types"): pool.instance_types for name, pool in args.pools.items() if name in OWN_FIELDS
+    }
+    return {"head_instance_type": (args.head_instance_type,), **own}

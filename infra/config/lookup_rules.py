@@ -128,21 +128,17 @@ DATA_BUCKET = [
 ]
 
 
-def ecr_image(root_volume_gib: int) -> list[Rule]:
+def ecr_image(disk_field: str, disk_gib: int) -> list[Rule]:
     """The disk holds an image's compressed layers beside the unpacked ones, some three times as much together."""
-    problem = f"has {{}} bytes compressed, too many for a disk of {root_volume_gib} GiB"
-    return [
-        warning("image_size_in_bytes", lambda size: size * 3 < root_volume_gib * GIB, problem, "raise root_volume_gib")
-    ]
+    problem = f"has {{}} bytes compressed, too many for a disk of {disk_gib} GiB"
+    return [warning("image_size_in_bytes", lambda size: size * 3 < disk_gib * GIB, problem, f"raise {disk_field}")]
 
 
-def public_ami(root_volume_gib: int) -> list[Rule]:
+def public_ami(disk_field: str, disk_gib: int) -> list[Rule]:
     """Rules for any machine image, also for the latest of AWS's, which the instances fit."""
 
     def has_room(disks: Sequence[Any], root: str) -> bool:
-        return all(
-            int(disk.ebs.get("volume_size") or 0) <= root_volume_gib for disk in disks if disk.device_name == root
-        )
+        return all(int(disk.ebs.get("volume_size") or 0) <= disk_gib for disk in disks if disk.device_name == root)
 
     return [
         Rule("architecture", (ARCHITECTURE,), "is for {}"),
@@ -150,13 +146,13 @@ def public_ami(root_volume_gib: int) -> list[Rule]:
         Rule(
             "block_device_mappings root_device_name",
             has_room,
-            f"has a root volume of more than root_volume_gib ({root_volume_gib})",
-            "raise root_volume_gib",
+            f"has a root volume of more than {disk_field} ({disk_gib})",
+            f"raise {disk_field}",
         ),
     ]
 
 
-def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) -> list[Rule]:
+def ami(instances: Sequence[InstanceType], disk_field: str, disk_gib: int, *, gpus: bool) -> list[Rule]:
     """Rules for a machine image of these instance types; Amazon's images are known by their names.
 
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-optimized_AMI.html
@@ -185,7 +181,7 @@ def ami(instances: Sequence[InstanceType], root_volume_gib: int, *, gpus: bool) 
         return not is_over and not (owner == "amazon" and name.startswith("amzn2-"))
 
     return [
-        *public_ami(root_volume_gib),
+        *public_ami(disk_field, disk_gib),
         Rule("state", ("available",), "is {}"),
         Rule("platform", EMPTY, "is for {}"),
         Rule("virtualization_type", ("hvm",), "is for {} virtualization"),
@@ -280,10 +276,13 @@ ROUTES = [
 
 
 def instance_type(usages: Collection[str], *, grouped: bool) -> list[Rule]:
-    """Rules for an instance type that is bought in these ways; `grouped` instances share a placement group."""
+    """Rules for an instance type that is bought in these ways; `grouped` GPUs share a placement group."""
     problem = f"is sold as {{}}, and requested as {' and '.join(usages)}"
-    strategies = {"cluster"} if grouped else set()
+
+    def is_fit(strategies: Sequence[str], gpus: Sequence[Any]) -> bool:
+        return not grouped or not gpus or "cluster" in strategies
+
     return [
         Rule("supported_usages_classes", set(usages).issubset, problem),
-        Rule("supported_placement_strategies", strategies.issubset, "can't be in a cluster placement group"),
+        Rule("supported_placement_strategies gpuses", is_fit, "can't be in a cluster placement group"),
     ]

@@ -18,6 +18,7 @@ import pulumi_aws as aws
 from infra.config import buckets
 from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
+from infra.config.worker_pool import field_of
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
@@ -157,10 +158,11 @@ def _key(args: RayClusterArgs) -> Iterator[Question]:
         call = partial(aws.kms.get_key, key_id=key)
         yield Question("kms_key_arn", key, "kms:DescribeKey", call, rules.KEY)
     roles = {"AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com"} if args.kms_key_arn else {}
-    if args.spot:
+    on_spot = [field_of(name, "spot") for name, pool in args.pools.items() if pool.spot]
+    if on_spot:
         roles["AWSServiceRoleForEC2Spot"] = "spot.amazonaws.com"
     for name, service in roles.items():
-        field, absent, denied = ("kms_key_arn", REFUSE, WARN) if args.kms_key_arn else ("spot", WARN, IGNORE)
+        field, absent, denied = ("kms_key_arn", REFUSE, WARN) if args.kms_key_arn else (on_spot[0], WARN, IGNORE)
         hint = f"create it: `aws iam create-service-linked-role --aws-service-name {service}`"
         yield Question(field, name, "iam:GetRole", partial(aws.iam.get_role, name=name), [], hint, absent, denied)
 
@@ -196,7 +198,8 @@ def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[
     if image and image["account"] == caller.account:
         which = {"image_digest": digest} if digest else {"image_tag": name[image.end() :].lstrip(":")}
         call = partial(aws.ecr.get_image, repository_name=image["name"], region=image["region"], **which)
-        conditions = rules.ecr_image(args.root_volume_gib)
+        field, disk_gib = min((_disk(args, name) for name in ("", *args.pools)), key=lambda disk: disk[1])
+        conditions = rules.ecr_image(field, disk_gib)
         hint = "push it first, or leave it empty to build docker/"
         found = ask(Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint), opts)
         if found and not digest:
@@ -219,9 +222,10 @@ def check_machine_images(args: RayClusterArgs, nodes: Iterable[NodeSpec], opts: 
         field = "worker_ami_id" if gpus else "head_ami_id"
         hint = "use the Amazon ECS-optimized AMI (leave it empty), or one of this region that is derived from it"
         instances = [instance for node in group for instance in node.instances]
-        conditions, absent = rules.ami(instances, args.root_volume_gib, gpus=gpus), REFUSE
+        disk = min((_disk(args, node.pool) for node in group), key=lambda disk: disk[1])
+        conditions, absent = rules.ami(instances, *disk, gpus=gpus), REFUSE
         if ami_id.startswith(RESOLVE):
-            conditions, absent = rules.public_ami(args.root_volume_gib), WARN
+            conditions, absent = rules.public_ami(*disk), WARN
             call = partial(aws.ssm.get_parameter, name=ami_id.removeprefix(RESOLVE))
             parameter = ask(Question(field, ami_id, "ssm:GetParameter", call, [], "set the ID of an AMI"), opts)
             # `value` is a secret output.
@@ -233,6 +237,12 @@ def check_machine_images(args: RayClusterArgs, nodes: Iterable[NodeSpec], opts: 
             ask(Question(field, ami_id, "ec2:DescribeImages", call, conditions, hint, absent), opts)
 
 
+def _disk(args: RayClusterArgs, pool: str) -> tuple[str, int]:
+    """Field and GiB of the root volumes of a pool, or of the head."""
+    own = args.pools[pool].root_volume_gib if pool else 0
+    return (field_of(pool, "root_volume_gib"), own) if own else ("root_volume_gib", args.root_volume_gib)
+
+
 def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None) -> ExistingNetwork:
     """Subnets of an existing VPC by zone; SettingError if VPC or subnets are unfit, or a zone stays unknown."""
     vpc_id, region = known(args.vpc_id), caller.region
@@ -242,7 +252,7 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
         call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
         ask(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, rules.dhcp_options(vpc.cidr_block)), opts)
-    conditions = rules.subnet(vpc_id, 1 + args.workers.max_count + args.cpu_workers.max_count)
+    conditions = rules.subnet(vpc_id, 1 + sum(pool.most for pool in args.pools.values()))
     subnets: dict[str, pulumi.Input[str]] = {}
     for name in _known(*args.subnet_ids):
         call, hint = partial(aws.ec2.get_subnet, id=name), f"use another subnet of {vpc_id}"
@@ -267,19 +277,30 @@ def _route_table(subnet_id: str, main_id: str, opts: Options) -> Any:
 
 
 def instance_types(
-    field: str, names: Sequence[str], region: str, usages: Sequence[str], opts: Options = None, *, grouped: bool = False
+    field: str,
+    names: Sequence[str],
+    region: str,
+    usages: Sequence[str],
+    opts: Options = None,
+    *,
+    grouped: bool = False,
+    answers: dict[str, Any] | None = None,
 ) -> tuple[InstanceType, ...]:
     """EC2's description of the instance types in a setting; SettingError if one is unfit or can't be looked up.
 
-    `usages` are "on-demand", "spot" or both, and `grouped` instances share a cluster placement group.
+    `usages` are "on-demand", "spot" or both, `grouped` instances with GPUs share a cluster placement group, and
+    `answers` keeps EC2's answers for other settings.
     """
     conditions, hint = rules.instance_type(usages, grouped=grouped), f"use an instance type that {region} offers"
-    described = []
+    answers = {} if answers is None else answers
     for name in names:
         call = partial(aws.ec2.get_instance_type, instance_type=name)
         question = Question(field, name, "ec2:DescribeInstanceTypes", call, conditions, hint, denied=REFUSE)
-        described.append(_described(name, ask(question, opts)))
-    return tuple(described)
+        if name in answers:
+            judge(question, conditions, answers[name])
+        else:
+            answers[name] = ask(question, opts)
+    return tuple(_described(name, answers[name]) for name in names)
 
 
 def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -14,12 +15,14 @@ import pulumi_aws as aws
 from infra.config import docker, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
+from infra.config.worker_pool import OWN_FIELDS, field_of
 from infra.definitions.addresses import private_addresses
-from infra.definitions.sizing import InstanceType, TaskSize, cpu_worker_size, head_size, worker_size
+from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
-from infra.types import Location, NodeSpec, Scale
+from infra.types import Location, NodeSpec, Scale, kind_of
+from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, WORKERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +30,10 @@ class Plan:
     """Location, nodes and scales of a cluster.
 
     Attributes:
-        nodes: Node specifications by kind, the head first: "head", "workers" and, with CPU workers, "cpu-workers".
-        scales: Number of workers by kind.
-        gpus: Number of GPUs that a job requests by default.
+        nodes: Node specifications by kind: "head", "workers", which is the default pool's first zone, "workers-b" in
+            another, "cpu-workers" if there are CPU workers, then "h100-workers" of each pool in `worker_pools`.
+        scales: Number of workers by kind; the minimum and the initial number are in a pool's first zone.
+        gpus: Number of GPUs that a job requests by default, in the default pool.
         image_uri: Training image, pinned by its digest where that is known; empty to build one.
         default_tags: Default tags of the AWS provider.
         image_problem: Reason why this machine can't build the image.
@@ -88,18 +92,20 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     priced = prices.look_up(caller.region, *nodes.values(), zones=location.suitable, spot=args.max_hourly_usd > 0)
     prices.check(args.max_hourly_usd, *priced)
     if not existing:
-        _check_room(args, sum(node.max_count for node in priced))
+        _check_room(args, priced)
     tags = aws.get_default_tags(opts=opts).tags
     rules.default_tags(tags, {*args.tags, "Name", *stack_tags()})
-    limits.check(args, prefix, location, priced, tags)
-    if not args.workers.max_count:
-        warn("max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2")
-    scales = {"workers": args.workers, "cpu-workers": args.cpu_workers}
+    nodes = dict(zip(nodes, priced, strict=True))
+    limits.check(args, prefix, location, nodes, tags)
+    _warn_of_unused(args, nodes)
+    if pulumi.runtime.is_dry_run():
+        for line in prices.lines(*priced):
+            pulumi.log.info(line)
     return Plan(
         location=location,
-        nodes=dict(zip(nodes, priced, strict=True)),
-        scales={kind: scale for kind, scale in scales.items() if kind in nodes},
-        gpus=args.workers.default_job_count * nodes["workers"].task.gpus,
+        nodes=nodes,
+        scales=_scales(args, nodes),
+        gpus=args.scale(DEFAULT_POOL).default_job_count * nodes[WORKERS].task.gpus,
         image_uri=image_uri,
         default_tags=tags,
         image_problem=image_problem,
@@ -107,55 +113,105 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     )
 
 
-def _check_room(args: RayClusterArgs, nodes: int) -> None:
+def _warn_of_unused(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> None:
+    """Warn about pools that can't have a node; about the default pool only if no other pool has GPUs."""
+    if not any(node.max_count and node.task.gpus for node in nodes.values()):
+        warn("max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2")
+    for name, pool in args.pools.items():
+        if name not in OWN_FIELDS and not pool.most:
+            field = field_of(name, "max")
+            warn(f"{field}: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2")
+
+
+def _scales(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> dict[str, Scale]:
+    scales = {}
+    for kind, node in nodes.items():
+        if node.pool:
+            scale = args.scale(node.pool)
+            scales[kind] = replace(scale, initial_count=0, min_count=0) if node.shares else scale
+    return scales
+
+
+def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec]) -> None:
     """Refuse a VPC with too few addresses: in awsvpc mode a node takes one for its instance and one for its task.
 
+    The zone that the state keeps may be that of any other node.
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-networking-awsvpc.html
     """
+    zones = {zone for node in nodes for zone in node.zones} or {""}
+    most = max(sum(node.max_count for node in nodes if zone in (node.zones or [zone])) for zone in zones)
     room = private_addresses(args.vpc_cidr)
-    if room < 2 * nodes:
-        problem = f"has {room} addresses per private subnet, too few for {nodes} nodes with two each"
+    if room < 2 * most:
+        problem = f"has {room} addresses per private subnet, too few for {most} nodes with two each"
         raise SettingError("vpc_cidr", args.vpc_cidr, problem, "use a larger CIDR block, e.g. 10.0.0.0/16")
 
 
 def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions | None) -> dict[str, NodeSpec]:
-    """Node specifications by kind. All but the workers are in one zone, the first."""
-    max_workers = args.workers.max_count
-    spot_count = max(max_workers - args.on_demand_workers, 0) if args.spot else 0
-    usages = [usage for usage, count in (("on-demand", max_workers - spot_count), ("spot", spot_count)) if count]
-    is_grouped = max_workers > 1 and not args.spread_zones
-
-    def types(key: str, usages: Sequence[str] = ("on-demand",), *, grouped: bool = False) -> tuple[InstanceType, ...]:
-        return lookups.instance_types(key, args.instance_types[key], location.region, usages, opts, grouped=grouped)
-
-    def node(key: str, instances: tuple[InstanceType, ...], task: TaskSize, max_count: int) -> NodeSpec:
-        ami_id = args.head_ami_id or machine_image(gpu=False)
-        zones = location.worker_zones[:1]
-        return NodeSpec(key=key, instances=instances, task=task, max_count=max_count, zones=zones, ami_id=ami_id)
-
-    head = types(key := "head_instance_type")
-    nodes = {"head": node(key, head, head_size(key, head), 1)}
-    workers = types(key := "worker_instance_types", usages, grouped=is_grouped)
-    _compare_gpus(workers)
-    nodes["workers"] = replace(
-        node(key, workers, worker_size(key, workers), max_workers),
-        zones=location.worker_zones,
-        spread=args.spread_zones,
-        spot_count=spot_count,
-        ami_id=args.worker_ami_id or machine_image(gpu=True),
+    """Node specifications by kind. A pool without zones is in the head's, which is the first of the default pool."""
+    here, key = location.worker_zones[:1], "head_instance_type"
+    answers: dict[str, Any] = {}  # of EC2 by instance type, which several pools may have
+    instances = lookups.instance_types(
+        key, [args.head_instance_type], location.region, ["on-demand"], opts, answers=answers
     )
-    if args.cpu_worker_instance_types:
-        cpu_workers = types(key := "cpu_worker_instance_types")
-        nodes["cpu-workers"] = node(key, cpu_workers, cpu_worker_size(key, cpu_workers), args.cpu_workers.max_count)
+    head = NodeSpec(
+        key=key,
+        instances=instances,
+        task=head_size(key, instances),
+        max_count=1,
+        zones=here,
+        ami_id=args.head_ami_id or machine_image(gpu=False),
+        disk_gib=args.root_volume_gib,
+    )
+    nodes = {"head": head}
+    for name, pool in args.pools.items():
+        spread = args.spread_zones and name == DEFAULT_POOL
+        node = _node(args, name, location.region, opts, answers)
+        zones = location.worker_zones if name == DEFAULT_POOL else pool.zones or here
+        if spread or not zones:
+            nodes[kind_of(name)] = replace(node, zones=zones, spread=spread)
+            continue
+        for number, zone in enumerate(zones):
+            kind = kind_of(name, zone if number else "")
+            nodes[kind] = replace(node, zones=(zone,), shares=number > 0)
     return nodes
 
 
-def _compare_gpus(instances: Sequence[InstanceType]) -> None:
-    """Warn about types with different GPUs: synchronous training is as fast as the slowest."""
+def _node(
+    args: RayClusterArgs, name: str, region: str, opts: pulumi.InvokeOptions | None, answers: dict[str, Any]
+) -> NodeSpec:
+    """Specification of a pool's nodes, without their zone; types without GPUs make CPU workers."""
+    pool, key = args.pools[name], field_of(name, "instance_types")
+    markets = {"on-demand": pool.most - pool.spot_count, "spot": pool.spot_count}
+    usages = [market for market, count in markets.items() if count]
+    is_grouped = pool.most > 1 and name != CPU_POOL and not (args.spread_zones and name == DEFAULT_POOL)
+    instances = lookups.instance_types(
+        key, pool.instance_types, region, usages, opts, grouped=is_grouped, answers=answers
+    )
+    has_gpus = name == DEFAULT_POOL or (name != CPU_POOL and any(instance.gpu_name for instance in instances))
+    task = (worker_size if has_gpus else cpu_worker_size)(key, instances)
+    if has_gpus:
+        _compare_gpus(name, key, instances)
+    return NodeSpec(
+        key=key,
+        pool=name,
+        instances=instances,
+        task=task,
+        max_count=pool.most,
+        zones=(),
+        spot_count=pool.spot_count,
+        ami_id=(args.worker_ami_id if has_gpus else args.head_ami_id) or machine_image(gpu=has_gpus),
+        disk_gib=pool.root_volume_gib or args.root_volume_gib,
+    )
+
+
+def _compare_gpus(pool: str, key: str, instances: Sequence[InstanceType]) -> None:
+    """Refuse types with different GPUs, or warn in the default pool: training is as fast as the slowest."""
     gpus = {instance.name: f"{instance.gpu_name} with {instance.gpu_memory_mib // 1024} GiB" for instance in instances}
-    if len(set(gpus.values())) > 1:
-        mixed = ", ".join(f"{name} has {gpu}" for name, gpu in gpus.items())
-        warn(
-            f"worker_instance_types: {mixed}; a run on both is as fast as the slower GPU, with the memory of the "
-            "smaller one"
-        )
+    if len(set(gpus.values())) == 1:
+        return
+    mixed = ", ".join(f"{name} has {gpu}" for name, gpu in gpus.items())
+    if pool == DEFAULT_POOL:
+        warn(f"{key}: {mixed}; a run on both is as fast as the slower GPU, with the memory of the smaller one")
+        return
+    problem = f"are not equal: {mixed}"
+    raise SettingError(key, ",".join(gpus), problem, "use types with the same GPU, and a pool for each GPU")

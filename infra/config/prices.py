@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from infra.config.clients import client
+from infra.config.worker_pool import counts_of
 from infra.definitions.sizing import GP3_MIB
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec, Price
@@ -38,7 +39,8 @@ UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, Valu
 def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bool = True) -> list[NodeSpec]:
     """Nodes with their on-demand prices, and with spot prices if `spot` is true and they have Spot Instances.
 
-    `zones` are those of nodes whose zone the state keeps.
+    `zones` are those of nodes whose zone the state keeps. The node groups of a pool have the spot prices of all of its
+    zones, since each can have all of its instances.
     Without all on-demand prices, the nodes are returned unchanged, with one warning.
     """
     names = {name for node in nodes for name in node.instance_types}
@@ -49,14 +51,18 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
         warn(f"cost estimate is not available (pricing:GetProducts: {error_reason(cause)}); continuing")
         return list(nodes)
     disk_usd = _disk_usd(price_list, region, *nodes)
+    on_spot: dict[str, dict[str, float]] = {}
     priced = []
     for node in nodes:
-        on_spot = _spot_prices(region, node, zones) if spot and node.spot_count else {}
+        if spot and node.spot_count and node.pool not in on_spot:
+            of_pool = sorted({zone for other in nodes if other.pool == node.pool for zone in other.zones})
+            on_spot[node.pool] = _spot_prices(region, node, of_pool or zones)
+        of_market = on_spot.get(node.pool, {})
         disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
         prices = {
             name: Price(
                 on_demand=round(on_demand[name] + disk, 6),
-                spot=round(on_spot[name] + disk, 6) if name in on_spot else None,
+                spot=round(of_market[name] + disk, 6) if name in of_market else None,
             )
             for name in node.instance_types
         }
@@ -77,7 +83,7 @@ def _disk_usd(price_list: Any, region: str, *nodes: NodeSpec) -> float:
 
 def _spot_prices(region: str, node: NodeSpec, zones: Collection[str]) -> dict[str, float]:
     try:
-        return spot_usd(client("ec2", region), node.instance_types, node.zones or zones)
+        return spot_usd(client("ec2", region), node.instance_types, zones)
     except UNREADABLE as cause:
         reason = f"ec2:DescribeSpotPriceHistory: {error_reason(cause)}"
         warn(f"spot prices are not available ({reason}); using on-demand prices")
@@ -92,6 +98,8 @@ def estimate(*nodes: NodeSpec) -> float | None:
     """
     total = 0.0
     for node in nodes:
+        if node.shares or not node.max_count:
+            continue
         if node.prices is None:
             return None
         prices = node.prices.values()
@@ -110,10 +118,26 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         raise SettingError("max_hourly_usd", limit, "can't be checked without prices", hint)
     if estimated <= limit:
         return
-    instances = " and ".join(str(node) for node in nodes if node.max_count)
-    problem = f"is below the {estimated:g} USD per hour of {instances}"
-    hint = "raise it, or use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
-    raise SettingError("max_hourly_usd", limit, problem, hint)
+    counted = [node for node in nodes if node.max_count and not node.shares]
+    problem = f"is below the {estimated:g} USD per hour of {' and '.join(map(str, counted))}"
+    dearest = max(counted, key=lambda node: (bool(node.pool), estimate(node) or 0))
+    fewer = f"fewer ({counts_of(dearest.pool)}) or smaller instances" if dearest.pool else "a smaller instance"
+    raise SettingError("max_hourly_usd", limit, problem, f"raise it, or use {fewer}")
+
+
+def lines(*nodes: NodeSpec) -> list[str]:
+    """A line for each pool that can have nodes: name, instances and the most that they cost."""
+    texts = []
+    for node in nodes:
+        if not node.pool or node.shares or not node.max_count:
+            continue
+        usd = estimate(node)
+        cost = "cost unknown" if usd is None else f"at most {usd:.2f} USD per hour"
+        markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
+        market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
+        instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
+        texts.append(f"pool {node.pool}: {instances}, {market}, {cost}")
+    return texts
 
 
 def spot_usd(ec2: Any, instance_types: Collection[str], zones: Collection[str]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.config.worker_pool import counts_of
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec
 
@@ -65,7 +66,8 @@ def check(
         The reason why AWS would refuse another network, which matters only to a new cluster.
     """
     unread, network_problem = [], None
-    needed = {quota: [(node, _vcpus(node, quota)) for node in nodes] for quota in QUOTAS}
+    counted = [node for node in nodes if not node.shares]
+    needed = {quota: [(node, _vcpus(node, quota)) for node in counted] for quota in QUOTAS}
     quotas = [quota for quota, vcpus in needed.items() if any(count for _, count in vcpus)]
     if new_network:
         quotas += [VPCS, ADDRESSES] if nat_gateway else [VPCS]
@@ -94,11 +96,11 @@ def _check_vcpus(quota: Quota, vcpus: list[tuple[NodeSpec, int]], region: str, a
     needed = sum(count for _, count in vcpus)
     if needed <= allowed:
         return
-    # The largest group is where the user can save most, so the error names its setting.
+    # The largest pool is where the user can save most, so the error names its settings.
     largest, _ = max(vcpus, key=lambda pair: pair[1])
     instances = " and ".join(str(node) for node, count in vcpus if count)
     problem = f"needs {needed} vCPUs for {instances}, but the quota {quota.name!r} in {region} is {allowed:g}"
-    less = "use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
+    less = f"use fewer ({counts_of(largest.pool)}) or smaller instances" if largest.pool else "use a smaller instance"
     raise SettingError(largest.key, ",".join(largest.instance_types), problem, HINT.format(quota.code, less))
 
 

@@ -101,6 +101,12 @@ def root_volume(field: str, value: int) -> None:
         raise SettingError(field, value, problem, "use the size of the root volume in GiB, e.g. 100")
 
 
+def pool_volume(field: str, value: int) -> None:
+    """Size of a pool's root volumes, or 0 for the cluster's."""
+    if value:
+        root_volume(field, value)
+
+
 def vpc_cidr(field: str, value: str) -> None:
     """A private IPv4 CIDR block with room for a cluster, apart from Docker's bridge."""
     hint = "use a private IPv4 CIDR block of /16 to /24, e.g. 10.0.0.0/16"
@@ -235,11 +241,7 @@ def combinations(args: RayClusterArgs) -> None:
     """Refuse fields that contradict each other."""
     _counts("worker_count", "min_workers", "max_workers", args)
     _counts("cpu_worker_count", "min_cpu_workers", "max_cpu_workers", args)
-    _require(args, "on_demand_workers", "spot", "without spot all workers run on demand")
-    max_workers, max_cpu_workers = args.workers.max_count, args.cpu_workers.max_count
-    if max_workers and args.on_demand_workers > max_workers:
-        problem = f"must not exceed the maximum of {max_workers} workers"
-        raise SettingError("on_demand_workers", args.on_demand_workers, problem, "lower it, or raise max_workers")
+    max_cpu_workers = args.max_cpu_workers or args.cpu_worker_count
     if max_cpu_workers and not args.cpu_worker_instance_types:
         hint = "use a type, e.g. c6i.2xlarge, or set cpu_worker_count and max_cpu_workers to 0"
         raise SettingError(
@@ -248,7 +250,7 @@ def combinations(args: RayClusterArgs) -> None:
     _require(args, "vpc_id", "subnet_ids", "a VPC is used only with its subnets")
     _require(args, "subnet_ids", "vpc_id", "subnets are used only with their VPC")
     _require(args, "registry_secret_arn", "image_uri", "it is the password of that image's registry")
-    if args.spread_zones and max(len(args.availability_zones), len(args.subnet_ids)) < 2:
+    if args.spread_zones and len(args.availability_zones or args.subnet_ids) < 2:
         hint = "list several in availability_zones, or in subnet_ids for an existing VPC"
         raise SettingError("spread_zones", True, "requires at least two availability zones", hint)
     if not args.nat_gateway:

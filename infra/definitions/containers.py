@@ -1,4 +1,4 @@
-"""ECS container definitions of the Ray head, workers and CPU workers, in a fixed order.
+"""ECS container definitions of the Ray head and of workers with and without GPUs, in a fixed order.
 
 The image's commands do the rest: `ray-head` and `ray-worker` start Ray, and `ray-health` is the health check.
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
@@ -16,7 +16,6 @@ from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CLUSTER_INFO_VARIABLE,
     CLUSTERS_PREFIX,
-    CPU_WORKERS,
     CPU_WORKERS_VARIABLE,
     DOCUMENTS_VARIABLE,
     HEAD,
@@ -28,6 +27,7 @@ from ray_on_ecs.contract import (
     SECRETS_KEY_VARIABLE,
     SECRETS_VARIABLE,
     WORKER_TIMEOUT,
+    label_of_pool,
 )
 
 WORKER = "ray-worker"
@@ -128,29 +128,21 @@ def head(
     )
 
 
-def worker(common: ContainerDefaults, *, head_host: str) -> Container:
-    """Container of a worker, which offers Ray all CPUs and GPUs and finds the head by its DNS name."""
-    return _joining(WORKER, common, head_host, [f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"])
+def worker(common: ContainerDefaults, *, head_host: str, pool: str) -> Container:
+    """Container of a worker, which offers Ray all CPUs and GPUs and finds the head by its DNS name.
 
-
-def cpu_worker(common: ContainerDefaults, *, head_host: str) -> Container:
-    """Container of a CPU worker, which offers Ray only CPUs, with a node label for Ray Data pipelines."""
-    flags = [f"--num-cpus={common.size.vcpus}", "--num-gpus=0"]
-    return _joining(CPU_WORKER, common, head_host, flags, {NODE_GROUP_VARIABLE: CPU_WORKERS})
-
-
-def _joining(
-    name: str, common: ContainerDefaults, head_host: str, flags: list[str], labels: dict[str, str] | None = None
-) -> Container:
+    Its node has the label of its pool, by which runs and pipelines of Ray Data choose it.
+    """
+    label = label_of_pool(pool)
     return _container(
-        name,
+        WORKER if common.size.gpus else CPU_WORKER,
         common,
         command="ray-worker",
-        flags=flags,
+        flags=[f"--num-cpus={common.size.vcpus}", f"--num-gpus={common.size.gpus}"],
         environment={
             INSTANCE_FILE_VARIABLE: f"{INSTANCE_MOUNT}/{INSTANCE_FILE}",
             HEAD_HOST_VARIABLE: head_host,
-            **(labels or {}),
+            **({NODE_GROUP_VARIABLE: label} if label else {}),
         },
         volumes=TASK_VOLUMES,
         reads={INSTANCE_VOLUME: INSTANCE_MOUNT},

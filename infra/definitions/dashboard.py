@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.definitions.metrics import ECS, Metric, of_service
+from ray_on_ecs.contract import CPU_WORKERS, KIND_DIMENSION, WORKERS
 
 WIDTH, HEIGHT = 8, 6
 COLUMNS = 3
@@ -17,16 +18,18 @@ Lines = list[list[Any]]
 
 
 def body(*, region: str, namespace: str, cluster: str, services: dict[str, str]) -> dict[str, Any]:
-    """Dashboard with a row each for training, GPUs and ECS, and with the CPUs of CPU workers.
+    """Dashboard with a row each for training, GPUs and ECS, and with the CPUs of CPU workers and of other pools.
 
-    `services` has the names of the ECS services by kind: "head", "workers" and "cpu-workers".
+    `services` has the names of the ECS services by kind, e.g. "head", "workers", "cpu-workers" and "h100-workers".
     """
     graphs = {**_training(namespace), **_gpus(namespace), **_ecs(cluster, services)}
-    if "cpu-workers" in services:
+    if CPU_WORKERS in services:
         graphs["CPUs of the CPU workers"] = [
             _own(namespace, "CPUs", "in the cluster"),
             _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
         ]
+    if services.keys() - {"head", WORKERS, CPU_WORKERS}:
+        graphs["GPUs and CPUs of the other pools"] = [_of_pools(namespace)]
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
 
@@ -65,10 +68,19 @@ def _ecs(cluster: str, services: dict[str, str]) -> dict[str, Lines]:
             metric = of_service(f"{kind}Utilization", cluster, service, namespace=ECS)
             utilization.append(metric.line(f"{name}, {kind}"))
     network = [
-        of_service("NetworkRxBytes", cluster, services["workers"]).line("received"),
-        of_service("NetworkTxBytes", cluster, services["workers"]).line("sent"),
+        of_service(f"Network{way}Bytes", cluster, service).line(label if kind == WORKERS else f"{kind}, {label}")
+        for kind, service in services.items()
+        if kind not in ("head", CPU_WORKERS)
+        for way, label in (("Rx", "received"), ("Tx", "sent"))
     ]
     return {"Tasks": tasks, "CPU and memory": utilization, "Network of the workers": network}
+
+
+def _of_pools(namespace: str) -> list[Any]:
+    """Search for the metrics of all kinds that have the dimension, in place of lines for each of them."""
+    names = " OR ".join(f'"{resource}{suffix}"' for resource in ("GPUs", "CPUs") for suffix in ("", "Requested"))
+    search = f"SEARCH('{{\"{namespace}\",{KIND_DIMENSION}}} MetricName=({names})', 'Maximum')"
+    return [{"expression": search, "label": f"${{PROP('Dim.{KIND_DIMENSION}')}}, ${{PROP('MetricName')}}"}]
 
 
 def _own(namespace: str, name: str, label: str, stat: str = "Average") -> list[Any]:

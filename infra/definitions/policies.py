@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
-from infra.definitions.user_data import AMI_PARAMETER
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
 
@@ -54,8 +53,7 @@ MARK_UNHEALTHY = "autoscaling:SetInstanceHealth"
 PROTECT_TASK = "ecs:UpdateTaskProtection"
 # Numbers of workers.
 SET_COUNT, SET_CAPACITY = "ecs:UpdateService", "autoscaling:SetDesiredCapacity"
-# Zone failover.
-MOVE_GROUP, END_INSTANCE = "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup"
+END_INSTANCE = "autoscaling:TerminateInstanceInAutoScalingGroup"
 # Secrets of runs in SSM Parameter Store.
 READ_PARAMETERS = "ssm:GetParameters"
 PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
@@ -171,13 +169,11 @@ def execution(
 def training(
     *,
     partition: str,
-    region: str,
     bucket_arn: str,
     tasks_arn: str | None = None,
     metrics_namespace: str | None = None,
     parameter_arn: str | None = None,
     cluster_arn: str | None = None,
-    group_arn: str | None = None,
     own_group_arn: str | None = None,
     data_buckets: Sequence[str] = (),
     secrets_arn: str | None = None,
@@ -191,13 +187,11 @@ def training(
 
     Args:
         partition: AWS partition of the data buckets.
-        region: Region of the cluster.
         bucket_arn: The stack's bucket.
         tasks_arn: The cluster's tasks; a task protects itself from scale-in.
         metrics_namespace: CloudWatch namespace to publish to.
         parameter_arn: Parameter of ClusterInfo; it comes with read access to Auto Scaling groups and spot prices.
         cluster_arn: The ECS cluster, whose services, tasks and instances to read.
-        group_arn: The workers' Auto Scaling group, which zone failover moves.
         own_group_arn: Auto Scaling group of the task's instance, which the task can have replaced.
         data_buckets: Buckets to read, each as `bucket` or `bucket/prefix`.
         secrets_arn: SSM parameters with the secrets of runs.
@@ -223,17 +217,6 @@ def training(
         in_cluster = {"ArnEquals": {"ecs:cluster": cluster_arn}}
         statements.append({**_allow(list(LOOK_AT_CLUSTER), "*"), "Condition": in_cluster})
         statements.append(_allow(list(LOOK_AT_INSTANCES), [cluster_arn, f"{here}:capacity-provider/*"]))
-    if group_arn:
-        # Without the right to change the group's limits, which limit its cost, or to start other instances in it.
-        # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
-        kept = ("LaunchConfigurationName", "MaxSize", "MinSize")
-        unset = {"Null": {f"autoscaling:{name}": "true" for name in kept}}
-        statements.append({**_allow([MOVE_GROUP], group_arn), "Condition": unset})
-        statements.append(_allow([END_INSTANCE], group_arn))
-        # Auto Scaling resolves the template's machine image at each update of the group.
-        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/using-systems-manager-parameters.html
-        image = f"arn:{partition}:ssm:{region}::parameter{AMI_PARAMETER.format(variant='gpu/')}"
-        statements.append(_allow([READ_PARAMETERS], image))
     if own_group_arn:
         statements.append(_allow(list(LOOK_AT_INSTANCE), "*"))
         statements.append(_allow([MARK_UNHEALTHY], own_group_arn))

@@ -13,7 +13,7 @@ from typing import Any
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
-from ray_on_ecs.contract import CLUSTERS_PREFIX, secrets_prefix
+from ray_on_ecs.contract import CLUSTERS_PREFIX, CPU_POOL, DEFAULT_POOL, secrets_prefix
 from ray_on_ecs.jobs.documents import HEAD as STATE
 from tests.containers.engine import Engine, arguments
 from tests.local_cluster import BUSY_MACHINE
@@ -181,8 +181,8 @@ class Cluster:
                 cluster_info_parameter=CLUSTER_INFO,
                 cpu_workers=True,
             )
-        joining = containers.cpu_worker if kind == "cpu-worker" else containers.worker
-        return joining(common, head_host=HEAD_HOST)
+        pool = CPU_POOL if kind == "cpu-worker" else DEFAULT_POOL
+        return containers.worker(common, head_host=HEAD_HOST, pool=pool)
 
     def state(self, name: str) -> str:
         """The volume that a head's container leaves behind."""

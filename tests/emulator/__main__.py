@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -25,11 +26,17 @@ MISSING = (
 )
 ALL = {**EVERYTHING, "minWorkers": "1", "kmsKeyArn": aws.KEY, "permissionsBoundary": aws.BOUNDARY}
 CPU_WORKERS = "cpuWorkerInstanceTypes=m6i.xlarge,cpuWorkerCount=1"
+POOLS = {
+    "l4": {"instanceTypes": ["g6.xlarge"], "zones": ["us-west-2b", "us-west-2a"], "max": 2, "spot": True},
+    "prep": {"instanceTypes": ["c6i.2xlarge"], "max": 1},
+}
 # `make emulate` without ARGS: options of each run.
 RUNS = {
     "changes in place": [
         "--then",
         f"stack=prod,workerCount=3,rootVolumeGib=200,{CPU_WORKERS},availabilityZones=us-west-2a,us-west-2b",
+        f"--then=workerPools={json.dumps(POOLS)}",
+        "--then=availabilityZones=us-west-2a,workerPools={},cpuWorkerInstanceTypes=,cpuWorkerCount=0",
     ],
     "everything": [f"--config={key}={value}" for key, value in ALL.items()],
 }

@@ -26,6 +26,7 @@ from infra.config import buckets, docker, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
 from infra.types import NodeSpec, Price
+from ray_on_ecs.contract import gpu_name
 
 PROJECT, STACK, REGION, ACCOUNT = "ray-on-ecs", "dev", "us-west-2", "123456789012"
 # Logical name of the cluster in __main__.py.
@@ -76,6 +77,7 @@ class Registered:
     delete_timeout: str
     ignore_changes: tuple[str, ...]
     replace_on_changes: tuple[str, ...]
+    before_update: tuple[str, ...]
 
 
 @dataclass
@@ -403,6 +405,7 @@ class _Recorder(mocks.MockMonitor):
             delete_timeout=request.customTimeouts.delete,
             ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
+            before_update=tuple(request.hooks.before_update),
         )
         return response
 
@@ -437,7 +440,8 @@ def group_tags(prefix: str = CLUSTER, *, stack: str = STACK, project: str = PROJ
 
 def instance_type(name: str, vcpus: int = 4, gpus: int = 0) -> InstanceType:
     """Instance type with valid defaults."""
-    return InstanceType(name=name, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",), gpus=gpus)
+    gpu = gpu_name([name]) if gpus else ""
+    return InstanceType(name=name, vcpus=vcpus, memory_mib=16384, architectures=("x86_64",), gpus=gpus, gpu_name=gpu)
 
 
 def node_spec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,23 @@ STACKS: dict[str, dict[str, Any]] = {
             "kmsKeyArn": KEY.replace("arn:aws:", "arn:aws-cn:"),
         },
         "partition": "aws-cn",
+    },
+    "pools": {
+        "config": {
+            "availabilityZones": "us-west-2c,us-west-2a",
+            "maxWorkers": "4",
+            "rootVolumeGib": "200",
+            "cpuWorkerInstanceTypes": "c6i.2xlarge",
+            "cpuWorkerCount": "1",
+            "checkQuotas": "false",
+            "workerPools": json.dumps(
+                {
+                    "h100": {"instanceTypes": ["p5.48xlarge"], "zones": ["us-west-2a", "us-west-2b"], "max": 2},
+                    "l4": {"instanceTypes": ["g6.xlarge"], "min": 1, "max": 3, "spot": True},
+                    "prep": {"instanceTypes": ["c6i.8xlarge"], "max": 2, "rootVolumeGib": 500},
+                }
+            ),
+        },
     },
     "existing network and image": {
         "config": {

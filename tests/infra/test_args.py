@@ -12,7 +12,9 @@ import yaml
 
 from component.generate import files
 from infra.config import RayClusterArgs
-from infra.config.args import defaults, key_of
+from infra.config.args import defaults
+from infra.config.fields import key_of
+from infra.config.worker_pool import WorkerPoolArgs
 from infra.errors import Refusal, SettingError
 from infra.types import Alerts, Scale
 from tests.infra.fake_aws import Cloud
@@ -131,6 +133,10 @@ GOOD: dict[str, tuple[str, Any]] = {
     "cpu_worker_count": ("1", 1),
     "min_cpu_workers": ("0", 0),
     "max_cpu_workers": ("3", 3),
+    "worker_pools": (
+        '{"h100": {"instanceTypes": ["p5.48xlarge"], "max": 2}}',
+        {"h100": WorkerPoolArgs(instance_types=("p5.48xlarge",), max=2)},
+    ),
     "redeploy_workers": ("again", "again"),
     "rotate_token": ("2026-11", "2026-11"),
     "vpc_cidr": ("192.168.0.0/20", "192.168.0.0/20"),
@@ -471,7 +477,7 @@ def scale(initial: int, fewest: int, most: int, job: int, idle: int = 30) -> Sca
     ],
 )
 def test_counts_and_idle_time_give_the_scale(cloud: Cloud, config: dict[str, str], workers: Scale) -> None:
-    assert load(cloud, **config).workers == workers
+    assert load(cloud, **config).scale("default") == workers
 
 
 def test_alerts_combine_email_and_budget(cloud: Cloud) -> None:
@@ -539,9 +545,9 @@ def test_nat_gateway_off_accepts_ecr_images(cloud: Cloud) -> None:
 
 def test_cpu_workers_scale_as_workers_do(cloud: Cloud) -> None:
     options = {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "1", "minCpuWorkers": "0", "maxCpuWorkers": "3"}
-    made = load(cloud, **options, idleTimeoutMinutes="30").cpu_workers
+    made = load(cloud, **options, idleTimeoutMinutes="30").scale("cpu")
     assert made == scale(1, 0, 3, 1)
 
 
 def test_workers_can_be_withdrawn_whatever_their_market(cloud: Cloud) -> None:
-    assert load(cloud, workerCount="0", spot="true", onDemandWorkers="1").workers.max_count == 0
+    assert load(cloud, workerCount="0", spot="true", onDemandWorkers="1").scale("default").max_count == 0

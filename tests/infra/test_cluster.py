@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from infra.cluster import Cluster, ClusterArgs
-from tests.infra.fake_aws import ECS_CLUSTER, Cloud
+from infra.config import end_services
+from tests.infra.fake_aws import ECS_CLUSTER, REGION, Cloud
 
 
 def cluster(cloud: Cloud, providers: tuple[str, ...] = ()) -> Cluster:
@@ -12,7 +13,7 @@ def cluster(cloud: Cloud, providers: tuple[str, ...] = ()) -> Cluster:
     def program() -> Cluster:
         made = Cluster("ray-on-ecs-ray", ClusterArgs(name="ray-on-ecs-ray-dev-c0ffee", log_retention_days=30))
         if providers:
-            made.associate(providers)
+            made.associate(providers, end_services(REGION))
         return made
 
     return cloud.run(program)
@@ -53,6 +54,7 @@ def test_capacity_providers_are_associated_by_name(cloud: Cloud) -> None:
         "capacityProviders": ["head", "workers"],
     }
     assert association.parent == "ray"
+    assert len(association.before_update) == 1
     assert "ray-cluster" in association.dependencies
 
 

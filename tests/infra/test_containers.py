@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from infra.definitions import containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
+from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL
 
 COMMON: dict[str, Any] = {
     "image": "registry/training@sha256:00",
@@ -31,10 +34,11 @@ def head(*, cpu_workers: bool = False, secrets_key_arn: str = "") -> containers.
     )
 
 
-def worker(gpus: int = 1) -> containers.Container:
+def worker(gpus: int = 1, pool: str = DEFAULT_POOL) -> containers.Container:
     """A worker with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=gpus)
-    return containers.worker(containers.ContainerDefaults(**COMMON, size=size), head_host="head.x.internal")
+    common = containers.ContainerDefaults(**COMMON, size=size)
+    return containers.worker(common, head_host="head.x.internal", pool=pool)
 
 
 def environment(container: containers.Container) -> dict[str, str]:
@@ -96,7 +100,7 @@ def test_user_variables_do_not_override_container_variables() -> None:
     common = containers.ContainerDefaults(
         **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), environment={"HF_HOME": "/tmp/hf"}
     )
-    cpu_worker = containers.cpu_worker(common, head_host="head.x.internal")
+    cpu_worker = containers.worker(common, head_host="head.x.internal", pool=CPU_POOL)
     names = {"RAY_AUTH_TOKEN"}
     for container in (head(cpu_workers=True, secrets_key_arn="arn"), worker(), cpu_worker):
         names |= environment(container).keys()
@@ -202,7 +206,8 @@ def test_worker_mounts_the_instance_description() -> None:
 def cpu_worker() -> containers.Container:
     """A CPU worker with valid defaults."""
     size = TaskSize(vcpus=8, memory_mib=1000, gpus=0)
-    return containers.cpu_worker(containers.ContainerDefaults(**COMMON, size=size), head_host="head.x.internal")
+    common = containers.ContainerDefaults(**COMMON, size=size)
+    return containers.worker(common, head_host="head.x.internal", pool=CPU_POOL)
 
 
 def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
@@ -211,6 +216,13 @@ def test_a_cpu_worker_is_a_worker_without_gpus() -> None:
     assert "resourceRequirements" not in made
     assert environment(made) == {**environment(other), "RAY_NODE_TYPE_NAME": "cpu-workers"}
     assert made["name"] == "ray-cpu-worker"
+
+
+@pytest.mark.parametrize(("gpus", "name"), [(8, "ray-worker"), (0, "ray-cpu-worker")])
+def test_other_pools_are_the_labels_of_their_nodes(gpus: int, name: str) -> None:
+    made = worker(gpus, "h100")
+    assert environment(made) == {**environment(worker(gpus)), "RAY_NODE_TYPE_NAME": "h100"}
+    assert (made["name"], made["command"][2]) == (name, f"--num-gpus={gpus}")
 
 
 def test_head_environment_announces_cpu_workers() -> None:
@@ -231,7 +243,7 @@ def test_private_registry_credentials_come_from_a_secret() -> None:
     common = containers.ContainerDefaults(
         **COMMON, size=TaskSize(vcpus=4, memory_mib=1000, gpus=0), registry_secret_arn=secret
     )
-    assert containers.cpu_worker(common, head_host="head.x.internal")["repositoryCredentials"] == {
+    assert containers.worker(common, head_host="head.x.internal", pool=CPU_POOL)["repositoryCredentials"] == {
         "credentialsParameter": secret
     }
     assert "repositoryCredentials" not in worker()

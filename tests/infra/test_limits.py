@@ -11,10 +11,12 @@ import pulumi
 import pytest
 
 from infra.config import RayClusterArgs, limits
-from infra.errors import Refusal
-from infra.types import Location, NodeSpec
+from infra.errors import Refusal, SettingError
+from infra.tags import LONGEST_PREFIX
+from infra.types import Location, NodeSpec, kind_of
+from ray_on_ecs.cluster_info import NodeGroup
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
-from tests.infra.stacks import STACKS, deploy
+from tests.infra.stacks import EVERYTHING, STACKS, deploy
 
 ZONES = tuple(f"{REGION}{letter}" for letter in "abcd")
 LOCATION = Location(partition="aws", account=ACCOUNT, region=REGION, worker_zones=ZONES, zones=ZONES)
@@ -25,10 +27,10 @@ SECRETS = [f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:team/token-{number
 POLICIES = [f"arn:aws:iam::{ACCOUNT}:policy/{number}" for number in range(10)]
 
 
-def of_types(count: int, key: str = "workerInstanceTypes") -> NodeSpec:
+def of_types(count: int, key: str = "workerInstanceTypes", pool: str = "default") -> NodeSpec:
     """Nodes of a number of instance types."""
     types = tuple(instance_type(f"{key[0]}6e-flex.{number:02d}xlarge") for number in range(count))
-    return replace(node_spec(key=key), instances=types)
+    return replace(node_spec(key=key, pool=pool), instances=types)
 
 
 def check(
@@ -38,8 +40,9 @@ def check(
     **settings: Any,
 ) -> None:
     """Hold settings against the table."""
-    nodes = nodes or (HEAD, node_spec(zones=ZONES))
-    limits.check(RayClusterArgs(**settings), PREFIX, location, nodes, default_tags or {})
+    nodes = nodes or (HEAD, node_spec(zones=ZONES[:1], pool="default"))
+    by_kind = dict(zip(("head", "workers", "cpu-workers"), nodes, strict=False))
+    limits.check(RayClusterArgs(**settings), PREFIX, location, by_kind, default_tags or {})
 
 
 @pytest.mark.parametrize(
@@ -76,12 +79,12 @@ def check(
         ({"nodes": (HEAD, of_types(40))}, {"nodes": (HEAD, of_types(41))},
          "workerInstanceTypes: its 41 values make 41 instance types of an Auto Scaling group, of at most 40"),
         (
-            {"nodes": (HEAD, node_spec(), of_types(40, "cpuWorkers"))},
-            {"nodes": (HEAD, node_spec(), of_types(41, "cpuWorkers"))},
+            {"nodes": (HEAD, node_spec(pool="default"), of_types(40, "cpuWorkers", "cpu"))},
+            {"nodes": (HEAD, node_spec(pool="default"), of_types(41, "cpuWorkers", "cpu"))},
             "cpuWorkers: its 41 values make 41",
         ),
-        ({"nodes": (HEAD, of_types(40), of_types(20, "cpuWorkers"))},
-         {"nodes": (HEAD, of_types(40), of_types(40, "cpuWorkers"))},
+        ({"nodes": (HEAD, replace(of_types(40), spread=True), of_types(20, "cpuWorkers", "cpu"))},
+         {"nodes": (HEAD, replace(of_types(40), spread=True), of_types(40, "cpuWorkers", "cpu"))},
          "workerInstanceTypes: its 80 values make "),
     ],
 )  # fmt: skip
@@ -92,10 +95,94 @@ def test_a_setting_up_to_the_limit_passes(below: dict[str, Any], above: dict[str
     assert str(refused.value).startswith(line)
 
 
+def with_pools(**zones: int) -> dict[str, Any]:
+    """Nodes and settings of a stack with these pools in a number of zones each."""
+    nodes = {"head": HEAD, "workers": node_spec(pool="default")}
+    for name, count in zones.items():
+        for number, zone in enumerate(ZONES[:count]):
+            kind = kind_of(name, zone if number else "")
+            nodes[kind] = node_spec("p5.48xlarge", pool=name, gpus=8, shares=number > 0, zones=(zone,))
+    return {"nodes": nodes, "worker_pools": {name: {"instance_types": ["p5.48xlarge"]} for name in zones}}
+
+
+def check_pools(prefix: str = PREFIX, *, nodes: dict[str, NodeSpec], **settings: Any) -> None:
+    limits.check(RayClusterArgs(**settings), prefix, LOCATION, nodes, {})
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "line"),
+    [
+        (
+            with_pools(**{f"p{number}": 1 for number in range(9)}),
+            with_pools(**{f"p{number}": 1 for number in range(11)}),
+            r"worker_pools: its 11 values make 4\d{3} characters of the cluster's SSM parameter, of at most 4096; use "
+            r"fewer pools, or fewer zones of a pool",
+        ),
+        (
+            with_pools(a=1, b=4),
+            with_pools(a=4, b=4, c=3),
+            r"worker_pools: its 3 values make 4\d{3} characters of the cl",
+        ),
+        (
+            with_pools(a=4),
+            with_pools(**{f"p{number}": 1 for number in range(19)}),
+            r"worker_pools: its 19 values make \d+ ",
+        ),
+        (
+            {**with_pools(a=4), "job_secrets": SECRETS[:40]},
+            {**with_pools(a=4), "job_secrets": SECRETS[:90]},
+            r"job_secrets: its 90 values make \d+ characters of a role's inline policies",
+        ),
+    ],
+)
+def test_pools_up_to_the_limits_pass(below: dict[str, Any], above: dict[str, Any], line: str) -> None:
+    check_pools(**below)
+    with pytest.raises(Refusal, match=f"^{line}"):
+        check_pools(**above)
+
+
+def test_a_cluster_has_at_most_20_capacity_providers() -> None:
+    for count, fits in ((18, True), (19, False)):
+        settings = with_pools(**{f"p{number}": 1 for number in range(count)})
+        args = RayClusterArgs(worker_pools=settings["worker_pools"])
+        [row] = [row for row in limits._of_nodes(PREFIX, LOCATION, settings["nodes"]) if "providers" in row.what]
+        assert (row.field, row.count, row.size, row.most) == ("worker_pools", count, count + 2, 20)
+        assert (row.size <= row.most) is fits
+        assert len(args.worker_pools) == count
+
+
+@pytest.mark.parametrize(
+    ("prefix", "zones", "most"), [(PREFIX, 1, 23), (PREFIX, 2, 21), ("p" * 30, 1, 3), ("p", 4, 30)]
+)
+def test_roles_have_room_for_the_names_of_pools(prefix: str, zones: int, most: int) -> None:
+    check_pools(prefix, **with_pools(**{"x" * most: zones}))
+    for name in ("x" * (most + 1), "x" * (most + 9)):
+        with pytest.raises(SettingError) as refused:
+            check_pools(prefix, **with_pools(**{name: zones}))
+        assert str(refused.value).startswith(f"worker_pools: '{name}' makes names of ")
+        assert str(refused.value).endswith(f" characters for roles, of at most 64; use at most {most} characters")
+
+
+def test_a_long_name_of_the_cluster_leaves_no_room_for_pools() -> None:
+    check_pools("p" * LONGEST_PREFIX, nodes={"head": HEAD, "workers": node_spec(pool="default")})
+    with pytest.raises(
+        SettingError, match=r"^worker_pools: 'a' makes names of 66 .*; use a shorter name of the cluster$"
+    ):
+        check_pools("p" * LONGEST_PREFIX, **with_pools(a=1))
+    nodes = {"head": HEAD, "workers": node_spec(pool="default"), "cpu-workers": node_spec(key="cpu", pool="cpu")}
+    with pytest.raises(SettingError, match=r"^cpu: 'cpu' makes names of 68 .*; use a shorter name of the cluster$"):
+        check_pools("p" * LONGEST_PREFIX, nodes=nodes)
+
+
+def test_the_table_has_the_keys_of_a_node_group() -> None:
+    [*_, node] = with_pools(a=1)["nodes"].values()
+    assert limits._described(node, "group", "provider").keys() == NodeGroup.__required_keys__
+
+
 @pytest.mark.parametrize("field", ["task_policy_arns", "instance_policy_arns"])
 def test_managed_policies_up_to_the_quota_pass(field: str) -> None:
     settings: dict[str, Any] = {field: POLICIES}
-    rows = {row.field: row for row in limits._of_roles(RayClusterArgs(**settings), PREFIX, LOCATION, ())}
+    rows = {row.field: row for row in limits._of_roles(RayClusterArgs(**settings), PREFIX, LOCATION, {})}
     assert (rows[field].size, rows[field].most) == (10, 10)
 
 
@@ -108,16 +195,29 @@ def test_outputs_are_not_counted(cloud: Cloud) -> None:
     cloud.run(program)
 
 
+SEVERAL_POOLS = {
+    "config": {
+        **EVERYTHING,
+        "checkQuotas": "false",
+        "workerPools": json.dumps(
+            {
+                "h100": {"instanceTypes": ["p5.48xlarge"], "zones": ["us-west-2a", "us-west-2b"], "max": 2},
+                "preprocessing": {"instanceTypes": ["c6i.8xlarge", "c6i.16xlarge"], "max": 100},
+            }
+        ),
+    },
+}
 LISTS = {"dataBuckets": ",".join(BUCKETS[:5]), "jobSecrets": ",".join(SECRETS[:5])}
 
 
-@pytest.mark.parametrize("stack", ["everything", "in China"])
+@pytest.mark.parametrize("stack", ["everything", "in China", "several pools"])
 def test_the_table_knows_what_the_program_makes(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attributes: dict[str, Any] = {**STACKS, "several pools": SEVERAL_POOLS}[stack]
     rows: dict[str, limits.Limit] = {}
     monkeypatch.setattr(limits, "_compare", lambda row: rows.update({row.what: row}))
-    partition = STACKS[stack].get("partition", "aws")
+    partition = attributes.get("partition", "aws")
     lists = {name: text.replace("arn:aws:", f"arn:{partition}:") for name, text in LISTS.items()}
-    setup: dict[str, Any] = {**STACKS[stack], "config": {**STACKS[stack]["config"], **lists}}
+    setup: dict[str, Any] = {**attributes, "config": {**attributes["config"], **lists}}
     cloud = deploy(**setup)
     tagged = [resource.inputs.get("tags") or {} for resource in cloud.resources.values()]
     tags = [{tag["key"] if isinstance(tag, dict) else tag for tag in tags} for tags in tagged]
@@ -131,6 +231,7 @@ def test_the_table_knows_what_the_program_makes(stack: str, monkeypatch: pytest.
         "bytes of a task definition": max(map(len, definitions)),
         "characters of a role's inline policies": max(policies.values()),
         "characters of the cluster's SSM parameter": len(parameter),
+        "capacity providers of a cluster": len(cloud.of_type("aws:ecs/capacityProvider:CapacityProvider")),
     }
     for what, size in sizes.items():
         assert size <= rows[what].size <= size + 0.1 * rows[what].most, what

@@ -134,7 +134,7 @@ def test_existing_subnets_decide_the_zones(cloud: Cloud) -> None:
         (
             {"availability_zones": ["us-west-2a"]},
             {},
-            "availability_zones: 'us-west-2a' must be the zones of subnet_ids, us-west-2b; use their zones in the same",
+            "availability_zones: 'us-west-2a' must be zones of subnet_ids, us-west-2b; use some of these",
         ),
     ],
 )
@@ -251,6 +251,126 @@ def test_denied_endpoint_services_have_their_usual_names(cloud: Cloud, warnings:
     cloud.partition = "aws-cn"  # where names differ
     with pytest.raises(SettingError, match=r"; grant the caller ec2:DescribeVpcEndpointServices, or try again$"):
         location(cloud, nat_gateway=False)
+
+
+def h100(**keys: Any) -> dict[str, Any]:
+    """A pool, beside the default one."""
+    return {"worker_pools": {"h100": {"instance_types": ["p5.48xlarge"], "max": 1, **keys}}}
+
+
+def test_pools_without_zones_narrow_the_choice(cloud: Cloud) -> None:
+    cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b"), "c6i.large": ("us-west-2a",)}
+    assert location(cloud, **h100()).candidates == ("us-west-2c",)
+    assert location(cloud, **h100(instance_types=["p5.48xlarge", "p4d.24xlarge"])).candidates == ZONES
+    made = location(cloud, **h100(zones=["us-west-2c"]))
+    assert (made.candidates, made.suitable, made.offers) == (ZONES, ZONES, {})
+    cpu: dict[str, Any] = {"worker_pools": {"prep": {"instance_types": ["c6i.large"], "max": 1}}}
+    assert location(cloud, **cpu).candidates == ("us-west-2b", "us-west-2c")
+
+
+def test_a_pool_that_the_clusters_zone_lacks_needs_zones(cloud: Cloud) -> None:
+    cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b")}
+    line = (
+        "worker_pools.h100.zones: '' is empty, and the cluster's zone us-west-2b does not offer p5.48xlarge; "
+        "use us-west-2c"
+    )
+    fields: dict[str, Any] = {"availability_zones": ["us-west-2b", "us-west-2c"]}
+    with pytest.raises(SettingError) as refused:
+        location(cloud, **fields, **h100())
+    assert str(refused.value) == line
+    made = location(cloud, **h100())
+    with pytest.raises(SettingError) as refused:
+        check_zone(RayClusterArgs(**h100()), made, "us-west-2b")
+    assert str(refused.value) == line
+    assert check_zone(RayClusterArgs(**h100()), made, "us-west-2c") == "us-west-2c"
+    assert location(cloud, **fields, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
+
+
+def test_pools_without_a_common_zone_need_zones(cloud: Cloud) -> None:
+    cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b"), "g6.xlarge": ("us-west-2c",)}
+    both: dict[str, Any] = {
+        "worker_pools": {**h100()["worker_pools"], "l4": {"instance_types": ["g6.xlarge"], "max": 1}}
+    }
+    with pytest.raises(SettingError, match=r"^worker_pools\.h100\.zones: '' is empty, .*; use us-west-2c$"):
+        location(cloud, **both)
+    both["worker_pools"]["h100"]["zones"] = ["us-west-2c"]
+    assert location(cloud, **both).candidates == ("us-west-2a", "us-west-2b")
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"zones": ["us-west-2a"]}, "zones: 'us-west-2a' does not offer p5.48xlarge; use us-west-2c, or another type"),
+        ({"zones": ["us-west-2c", "us-west-2b"]}, "zones: 'us-west-2b' does not offer p5.48xlarge; use us-west-2c, or"),
+        ({"zones": ["us-west-2d"]}, "zones: 'us-west-2d' is not an availability zone of the region; use us-west-2c"),
+        ({"zones": ["us-east-1c"]}, "zones: 'us-east-1c' is not an availability zone of the region; use us-west-2c"),
+        ({"zones": ["c"]}, "zones: 'c' is not an availability zone of the region; use us-west-2c"),
+        ({"zones": [""]}, "zones: '' is not an availability zone of the region; use us-west-2c"),
+        (
+            {"zones": ["us-west-2-lax-1a"]},
+            "zones: 'us-west-2-lax-1a' is not an availability zone of the region; use us",
+        ),
+        (
+            {"instance_types": ["g99.huge"]},
+            "instance_types: 'g99.huge' is not offered in us-west-2a or us-west-2b or us-west-2c; check its spelling",
+        ),
+        (
+            {"instance_types": ["g99.huge"], "zones": ["us-west-2a"]},
+            "instance_types: 'g99.huge' is not offered in us-w",
+        ),
+    ],
+)
+def test_unfit_zones_of_a_pool_are_refused(cloud: Cloud, keys: dict[str, Any], line: str) -> None:
+    cloud.not_offered = {"p5.48xlarge": ("us-west-2a", "us-west-2b")}
+    with pytest.raises(SettingError) as refused:
+        location(cloud, **h100(**keys))
+    assert str(refused.value).startswith(f"worker_pools.h100.{line}")
+
+
+def test_zones_of_a_pool_need_a_subnet(cloud: Cloud) -> None:
+    subnets = {"us-west-2b": "subnet-b", "us-west-2c": "subnet-c"}
+    existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets=subnets)
+    assert location(cloud, existing, **h100(zones=["us-west-2c"])).worker_zones == ("us-west-2b", "us-west-2c")
+    with pytest.raises(SettingError) as refused:
+        location(cloud, existing, **h100(zones=["us-west-2a"]))
+    assert str(refused.value) == (
+        "worker_pools.h100.zones: 'us-west-2a' has no subnet in subnet_ids; use us-west-2b or us-west-2c"
+    )
+    cloud.not_offered = {"p5.48xlarge": ("us-west-2b", "us-west-2c")}
+    with pytest.raises(
+        SettingError, match=r"^worker_pools\.h100\.instance_types: .* us-west-2c; .* a subnet in another"
+    ):
+        location(cloud, existing, **h100())
+
+
+def test_some_subnets_may_be_for_pools_alone(cloud: Cloud) -> None:
+    cloud.not_offered = {"g5.xlarge": ("us-west-2c",), "p5.48xlarge": ("us-west-2b",)}
+    existing = ExistingNetwork(vpc_id="vpc-0a1b", subnets={"us-west-2b": "subnet-b", "us-west-2c": "subnet-c"})
+    with pytest.raises(SettingError, match=r"^subnet_ids: 'subnet-c' is in us-west-2c, which does not offer g5"):
+        location(cloud, existing, **h100(zones=["us-west-2c"]))
+    made = location(cloud, existing, availability_zones=["us-west-2b"], **h100(zones=["us-west-2c"]))
+    assert (made.zones, made.worker_zones) == (("us-west-2b", "us-west-2c"), ("us-west-2b",))
+    with pytest.raises(SettingError, match=r"^availability_zones: 'us-west-2c' does not offer g5"):
+        location(cloud, existing, availability_zones=["us-west-2c"])
+
+
+def test_pools_need_the_endpoints_in_their_zones(cloud: Cloud) -> None:
+    cloud.without_endpoint = {"ssm": ("us-west-2c",)}
+    assert location(cloud, **h100(zones=["us-west-2c"]))
+    with pytest.raises(
+        SettingError, match=r"^worker_pools\.h100\.zones: 'us-west-2c' does not offer p5\.48xlarge; use u"
+    ):
+        location(cloud, nat_gateway=False, **h100(zones=["us-west-2c"]))
+    made = location(cloud, nat_gateway=False, **h100(zones=["us-west-2a"], spot=True))
+    assert "ec2" in made.endpoints
+
+
+def test_denied_offerings_leave_the_zones_of_pools(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.silent = ("getInstanceTypeOfferings",)
+    fields: dict[str, Any] = {"availability_zones": ["us-west-2b"], **h100(zones=["us-west-2c"])}
+    assert location(cloud, **fields).worker_zones == ("us-west-2b",)
+    [line] = warnings
+    assert line.endswith("continuing in us-west-2b, us-west-2c")
 
 
 def later(value: Any) -> pulumi.Output[Any]:

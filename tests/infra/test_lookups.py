@@ -219,7 +219,7 @@ UNFIT: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("getInstanceType", "supported_usages_classes"): [
         {"supported_usages_classes": classes} for classes in (["on-demand"], ["spot"], ["capacity-block"])
     ],
-    ("getInstanceType", "supported_placement_strategies"): [{"supported_placement_strategies": ["spread"]}],
+    ("getInstanceType", "supported_placement_strategies gpuses"): [{"supported_placement_strategies": ["spread"]}],
 }
 # Fields of the answers that cannot make them unfit, or that the plan uses.
 HARMLESS: dict[str, str] = {
@@ -268,7 +268,7 @@ HARMLESS: dict[str, str] = {
     "ebs_performance_baseline_bandwidth ebs_performance_baseline_iops ebs_performance_baseline_throughput "
     "ebs_performance_maximum_bandwidth ebs_performance_maximum_iops ebs_performance_maximum_throughput "
     "efa_maximum_interfaces efa_supported ena_srd_supported ena_support encryption_in_transit_supported "
-    "fpgas free_tier_eligible gpuses hibernation_supported hypervisor id inference_accelerators "
+    "fpgas free_tier_eligible hibernation_supported hypervisor id inference_accelerators "
     "instance_disks instance_storage_supported instance_type ipv6_supported "
     "maximum_ipv4_addresses_per_interface maximum_ipv6_addresses_per_interface maximum_network_cards "
     "maximum_network_interfaces media_accelerators memory_size network_cards network_performance "
@@ -634,7 +634,7 @@ def test_the_main_route_table_serves_subnets_without_one(cloud: Cloud, warnings:
     [
         ("g5.xlarge", ["spot"], True, True),
         ("t3.large", ["on-demand"], False, True),
-        ("t3.large", ["on-demand"], True, False),
+        ("t3.large", ["on-demand"], True, True),
         ("p5.48xlarge", ["on-demand", "spot"], True, True),
         ("mac1.metal", ["spot"], False, False),
     ],
@@ -652,3 +652,12 @@ def test_instance_types_of_ec2s_catalogue(
         return
     with pytest.raises(SettingError, match=f"^worker_instance_types: '{name}' "):
         cloud.run(ask)
+
+
+def test_the_smallest_disk_of_a_pool_holds_the_image(cloud: Cloud, warnings: list[str]) -> None:
+    prep = {"instance_types": ["c6i.large"], "root_volume_gib": 50}
+    cloud.answers = {"getImage": {"imageSizeInBytes": 20 * 2**30}}
+    cloud.run(lambda: look_up(image_uri=f"{ECR}:v1"))
+    assert not warnings
+    cloud.run(lambda: look_up(image_uri=f"{ECR}:v1", worker_pools={"prep": prep}))
+    assert [line.rpartition("; ")[2] for line in warnings] == ["raise worker_pools.prep.root_volume_gib"]

@@ -27,7 +27,6 @@ DEFAULTS: dict[str, Any] = {
     "location": LOCATION,
     "node": node_spec("m5.xlarge", 1),
     "security": SecurityOptions(),
-    "ebs": {"volume_size": 100},
 }
 GPU: dict[str, Any] = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
 
@@ -74,7 +73,8 @@ def test_metadata_is_for_the_instance_alone(cloud: Cloud) -> None:
 
 
 def test_root_volume_is_encrypted_and_deleted_on_termination(cloud: Cloud) -> None:
-    node_group(cloud, {**DEFAULTS, "ebs": {"volume_size": 200, "throughput": 417}})
+    large = replace(instance_type("m5.xlarge"), disk_mb=437.5)
+    node_group(cloud, {**DEFAULTS, "node": replace(DEFAULTS["node"], instances=(large,), disk_gib=200)})
     (disk,) = cloud.resources["head-template"].inputs["blockDeviceMappings"]
     assert disk == {
         "deviceName": "/dev/xvda",
@@ -140,7 +140,7 @@ def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
     [
         {"node": replace(GPU["node"], instances=(instance_type("g5.xlarge"), instance_type("g6.xlarge")))},
         {"node": replace(GPU["node"], spot_count=2)},
-        {"ebs": {"volume_size": 200}},
+        {"node": replace(GPU["node"], disk_gib=200)},
     ],
     ids=["another type", "spot", "disk"],
 )
@@ -156,20 +156,28 @@ def test_the_role_is_for_instances(cloud: Cloud) -> None:
     assert statement["Principal"] == {"Service": "ec2.amazonaws.com"}
 
 
-def test_gpu_workers_have_placement_groups_per_zone(cloud: Cloud) -> None:
-    node_group(cloud, GPU)
+def placement_groups(cloud: Cloud) -> dict[str, str]:
+    """Strategies of the placement groups by name."""
     groups = cloud.of_type("aws:ec2/placementGroup:PlacementGroup")
-    assert {resource.name: resource.inputs["strategy"] for resource in groups} == {
-        "head-placement-us-west-2a": "cluster",
-        "head-placement-us-west-2b": "cluster",
-    }
+    return {group.name: group.inputs["strategy"] for group in groups}
+
+
+def test_gpu_workers_have_a_placement_group_in_their_zone(cloud: Cloud) -> None:
+    node_group(cloud, GPU)
+    assert placement_groups(cloud) == {"head-placement-us-west-2b": "cluster"}
     assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement-us-west-2b"
 
 
-def test_single_gpu_instance_has_no_placement_group(cloud: Cloud) -> None:
+def test_zone_of_the_state_has_a_placement_group_among_those_of_all(cloud: Cloud) -> None:
+    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 2, gpus=1, zones=())})
+    assert placement_groups(cloud) == {f"head-placement-us-west-2{letter}": "cluster" for letter in "ab"}
+    assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement-us-west-2b"
+
+
+def test_single_gpu_instance_is_in_no_placement_group(cloud: Cloud) -> None:
     node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, gpus=1)})
     assert "placementGroup" not in cloud.resources["head-group"].inputs
-    assert len(cloud.of_type("aws:ec2/placementGroup:PlacementGroup")) == 2
+    assert len(placement_groups(cloud)) == 1
 
 
 def test_the_head_stands_alone(cloud: Cloud) -> None:
@@ -253,11 +261,11 @@ def test_instances_register_after_their_provider_is_associated(cloud: Cloud, arg
     assert cloud.resources["head-group"].inputs["waitForCapacityTimeout"] == "0"
 
 
-@pytest.mark.parametrize("zones", [("us-west-2b",), ("us-west-2b", "us-west-2a")])
-def test_placement_groups_are_deleted_after_their_instances(cloud: Cloud, zones: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("zones", "number"), [(("us-west-2b",), 1), ((), 2)], ids=["a zone", "the state's"])
+def test_placement_groups_are_deleted_after_their_instances(cloud: Cloud, zones: tuple[str, ...], number: int) -> None:
     node_group(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
-    groups = {resource.name for resource in cloud.of_type("aws:ec2/placementGroup:PlacementGroup")}
-    assert len(groups) == 2
+    groups = placement_groups(cloud).keys()
+    assert len(groups) == number
     assert groups <= cloud.needs("head-group")
 
 
@@ -322,22 +330,12 @@ def test_spot_instances_are_cheap_ones_that_last(cloud: Cloud, spot_count: int, 
     assert group["capacityRebalance"] is False, "it would end instances that EC2 may never reclaim"
 
 
-def test_workers_share_one_zone_and_can_fail_over(cloud: Cloud) -> None:
-    zones = ("us-west-2b", "us-west-2a")
-    node_group(cloud, {**GPU, "node": replace(GPU["node"], zones=zones)})
-    group = cloud.resources["head-group"]
-    assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b"]
-    assert group.inputs["placementGroup"] == "head-placement-us-west-2b"
-    assert group.ignore_changes == ("vpcZoneIdentifiers", "placementGroup")
-
-
 def test_workers_are_spread_over_zones_if_told_to(cloud: Cloud) -> None:
     spread = replace(GPU["node"], zones=("us-west-2b", "us-west-2a"), spread=True)
     node_group(cloud, {**GPU, "node": spread})
     group = cloud.resources["head-group"]
     assert group.inputs["vpcZoneIdentifiers"] == ["subnet-b", "subnet-a"]
     assert "placementGroup" not in group.inputs
-    assert group.ignore_changes == ()
 
 
 def test_roles_and_disks_have_the_security_options(cloud: Cloud) -> None:

@@ -16,6 +16,7 @@ import pytest
 from infra.definitions import policies
 from infra.node_scaling import MAX_STEPS, NodeScaling, NodeScalingArgs, scale_in_steps, scale_out_steps
 from infra.types import ResourceRef, Scale, ServiceRef
+from ray_on_ecs.contract import KIND_DIMENSION
 from ray_on_ecs.node import numbers
 from ray_on_ecs.node.demand import Need
 from tests.infra.fake_aws import Cloud, node_spec
@@ -400,6 +401,112 @@ def test_idle_cpu_workers_stop_during_gpu_run() -> None:
     assert not rings(cloud, "idle", head=1, instances=2)
     alarm = cloud.resources["scaling-idle-alarm"].inputs
     assert "progress" not in {query["id"] for query in alarm["metricQueries"]}
+
+
+# Kinds of a stack with several pools, as `scaling` takes them: a pool in two zones, CPU workers, GPUs by eight, and
+# another pool without GPUs.
+KINDS: dict[str, dict[str, Any]] = {
+    "workers": {"count": scale()},
+    "workers-b": {"count": scale(initial=0)},
+    "cpu-workers": {"count": scale(), "gpus": 0, "vcpus": 8},
+    "h100-workers": {"count": scale(initial=0, fewest=1), "gpus": 8, "vcpus": 192},
+    "h100-workers-c": {"count": scale(initial=0), "gpus": 8, "vcpus": 192},
+    "prep-workers": {"count": scale(initial=0), "gpus": 0, "vcpus": 32},
+}
+Published = dict[tuple[str, str], float]
+
+
+def of_kind(kind: str) -> Cloud:
+    return scaling(kind=kind, **KINDS[kind])
+
+
+def publish(kind: str, *, requested: int = 0, nodes: int = 0, up: int = 0, progress: float | None = None) -> Published:
+    """The head's metrics of a kind by name and dimension: nodes requested, in use and up, and its run's progress."""
+    gpus, units = KINDS[kind].get("gpus", 1), KINDS[kind].get("gpus", 1) or KINDS[kind]["vcpus"]
+    resource, dimension = "GPUs" if gpus else "CPUs", "" if kind in ("workers", "cpu-workers") else kind
+    numbers = {"": up, "Requested": requested, "Used": nodes}
+    found = {(f"{resource}{suffix}", dimension): number * units for suffix, number in numbers.items()}
+    found[f"{resource[:3]}NodesInUse", dimension] = nodes
+    return found | ({} if progress is None else {("RunProgress", dimension): progress})
+
+
+def set_by(kind: str, alarm: str, published: Published, **own: float) -> int | None:
+    """The number that a kind's alarm sets in a minute with these metrics of the head and of its service and group."""
+    cloud = of_kind(kind)
+    metrics = cloud.resources[f"scaling-{alarm}-alarm"].inputs["metricQueries"][1:]
+    minute: dict[str, float | None] = {"head": 1, "wanted": own.get("instances", 0), **own}
+    for query in metrics:
+        metric = query["metric"]
+        if metric["namespace"] == "ray-on-ecs/ray":
+            assert metric["dimensions"].keys() <= {KIND_DIMENSION}
+            dimension = metric["dimensions"].get(KIND_DIMENSION, "")
+            minute[query["id"]] = published.get((metric["metricName"], dimension))
+    asked = {query["id"]: minute.get(query["id"]) for query in metrics}
+    result = value(cloud, alarm, **asked)
+    return number(cloud, alarm, result) if result else None
+
+
+@pytest.mark.parametrize("wanting", KINDS)
+def test_each_pool_scales_from_zero_by_its_own_demand(wanting: str) -> None:
+    published: Published = {}
+    for kind in KINDS:
+        published |= publish(kind, requested=3 if kind == wanting else 0)
+    numbers = {kind: set_by(kind, "short", published, tasks=0, desired=0) for kind in KINDS}
+    assert numbers == {**dict.fromkeys(KINDS), wanting: 3}
+
+
+def test_requests_round_up_to_nodes_of_their_kind() -> None:
+    for requested, nodes in {1: 1, 8: 1, 9: 2, 32: 4, 99: 4}.items():
+        assert (
+            set_by(
+                "h100-workers-c",
+                "short",
+                {("GPUsRequested", "h100-workers-c"): requested, ("GPUs", "h100-workers-c"): 0},
+            )
+            == nodes
+        )
+
+
+@pytest.mark.parametrize("busy", KINDS)
+def test_use_of_one_pool_keeps_no_node_of_another(busy: str) -> None:
+    published: Published = {}
+    for kind in KINDS:
+        in_use = 2 if kind == busy else 0
+        # Without GPUs no alarm looks at a run's progress, and the head publishes none.
+        progress = 7 if kind == busy and KINDS[kind].get("gpus", 1) else None
+        published |= publish(kind, requested=in_use, nodes=in_use, up=2, progress=progress)
+    numbers = {kind: set_by(kind, "idle", published, instances=2) for kind in KINDS}
+    assert numbers == {**{kind: KINDS[kind]["count"].min_count for kind in KINDS}, busy: None}
+
+
+@pytest.mark.parametrize("restarting", [kind for kind in KINDS if KINDS[kind].get("gpus", 1)])
+def test_run_between_two_starts_keeps_nodes_of_its_kind_alone(restarting: str) -> None:
+    published: Published = {}
+    for kind in KINDS:
+        published |= publish(kind, up=2, progress=7 if kind == restarting else None)
+    numbers = {kind: set_by(kind, "idle", published, instances=2) for kind in KINDS}
+    assert numbers == {**{kind: KINDS[kind]["count"].min_count for kind in KINDS}, restarting: None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_silent_head_stops_no_node_of_any_pool(kind: str) -> None:
+    assert set_by(kind, "idle", {}, instances=2) is None
+    assert set_by(kind, "idle", {}, instances=2, head=0) == KINDS[kind]["count"].min_count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_that_became_busy_are_protected_in_each_pool(kind: str) -> None:
+    published = publish(kind, requested=3, nodes=3, up=3)
+    assert set_by(kind, "short", published, tasks=3, desired=1) == 3
+
+
+def test_alarms_of_each_kind_have_its_name() -> None:
+    names = {
+        alarm.inputs["name"]
+        for kind in KINDS
+        for alarm in of_kind(kind).of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+    }
+    assert names == {f"ray-{kind}-{alarm}" for kind in KINDS for alarm in ("short", "idle")}
 
 
 def test_the_head_sets_the_numbers_of_this_kind_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_cost_above_the_limit_is_refused(cloud: Cloud) -> None:
         plan(cloud, max_hourly_usd=2.26)
     assert str(refused.value) == (
         "max_hourly_usd: 2.26 is below the 2.2602 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
-        "raise it, or use fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances"
+        "raise it, or use fewer (max_workers and worker_count) or smaller instances"
     )
     assert plan(cloud, max_hourly_usd=2.27).hourly_usd == pytest.approx(2.2602)
 
@@ -99,7 +100,7 @@ def test_vcpus_beyond_the_quota_are_refused(cloud: Cloud) -> None:
     assert str(refused.value) == (
         "worker_instance_types: 'g5.12xlarge' needs 192 vCPUs for 4 x g5.12xlarge, but the quota 'Running On-Demand G "
         "and VT instances' in us-west-2 is 64; request an increase in Service Quotas (L-DB2E81BA), use "
-        "fewer (worker_count, max_workers, cpu_worker_count, max_cpu_workers) or smaller instances, or set "
+        "fewer (max_workers and worker_count) or smaller instances, or set "
         "check_quotas to false"
     )
 
@@ -255,3 +256,245 @@ def test_spot_needs_a_type_that_is_sold_so(cloud: Cloud) -> None:
     assert plan(cloud)
     with pytest.raises(SettingError, match=r"^worker_instance_types: 'g5\.xlarge' is sold as on-demand"):
         plan(cloud, spot=True)
+
+
+def pools(**by_name: dict[str, Any]) -> dict[str, Any]:
+    """Settings with these pools, without the check of quotas, which they exceed."""
+    return {"worker_pools": by_name, "check_quotas": False}
+
+
+H100 = {"instance_types": ["p5.48xlarge"], "max": 2}
+
+
+def test_kinds_follow_the_pools(cloud: Cloud) -> None:
+    two_zones = {"instance_types": ["g6.12xlarge"], "zones": ["us-west-2c", "us-west-2a"], "min": 1, "max": 3}
+    made = plan(
+        cloud,
+        **pools(h100=H100, l4=two_zones, prep={"instance_types": ["c6i.8xlarge"], "initial": 1, "root_volume_gib": 50}),
+        **CPU_WORKERS,
+        max_cpu_workers=1,
+        availability_zones=("us-west-2b", "us-west-2c"),
+    )
+    assert {kind: (node.pool, node.zones, node.shares, node.max_count) for kind, node in made.nodes.items()} == {
+        "head": ("", ("us-west-2b",), False, 1),
+        "workers": ("default", ("us-west-2b",), False, 2),
+        "workers-c": ("default", ("us-west-2c",), True, 2),
+        "cpu-workers": ("cpu", ("us-west-2b",), False, 1),
+        "h100-workers": ("h100", ("us-west-2b",), False, 2),
+        "l4-workers": ("l4", ("us-west-2c",), False, 3),
+        "l4-workers-a": ("l4", ("us-west-2a",), True, 3),
+        "prep-workers": ("prep", ("us-west-2b",), False, 1),
+    }
+    assert list(made.nodes) == ["head", *made.scales]
+    assert [node.task.gpus for node in made.nodes.values()] == [0, 1, 1, 0, 8, 4, 4, 0]
+    assert [node.disk_gib for node in made.nodes.values()] == [100] * 7 + [50]
+    assert {node.ami_id for node in made.nodes.values() if node.task.gpus} == {f"{RESOLVE}gpu/recommended/image_id"}
+    assert {node.ami_id for node in made.nodes.values() if not node.task.gpus} == {f"{RESOLVE}recommended/image_id"}
+    numbers = {kind: (scale.initial_count, scale.min_count, scale.max_count) for kind, scale in made.scales.items()}
+    assert numbers == {
+        "workers": (2, 0, 2),
+        "workers-c": (0, 0, 2),
+        "cpu-workers": (0, 0, 1),
+        "h100-workers": (0, 0, 2),
+        "l4-workers": (1, 1, 3),
+        "l4-workers-a": (0, 0, 3),
+        "prep-workers": (1, 0, 1),
+    }
+    assert {scale.idle_minutes for scale in made.scales.values()} == {30}
+    assert made.scales["l4-workers-a"].default_job_count == made.scales["l4-workers"].default_job_count == 1
+    assert made.gpus == 2
+
+
+def test_spread_workers_are_one_node_group(cloud: Cloud) -> None:
+    made = plan(cloud, availability_zones=("us-west-2b", "us-west-2a"), spread_zones=True, **pools(h100=H100))
+    assert list(made.nodes) == ["head", "workers", "h100-workers"]
+    assert (made.nodes["workers"].zones, made.nodes["workers"].spread) == (("us-west-2b", "us-west-2a"), True)
+    assert (made.nodes["h100-workers"].zones, made.nodes["h100-workers"].spread) == (("us-west-2b",), False)
+
+
+def test_pools_follow_the_zone_that_the_state_keeps(cloud: Cloud) -> None:
+    made = plan(cloud, **pools(h100=H100, c={**H100, "zones": ["us-west-2c"]}))
+    zones = {kind: node.zones for kind, node in made.nodes.items()}
+    assert zones == {"head": (), "workers": (), "h100-workers": (), "c-workers": ("us-west-2c",)}
+
+
+def test_every_subnet_has_a_node_group_of_the_default_pool(cloud: Cloud) -> None:
+    cloud.subnet_zones = {"subnet-a": "us-west-2a"}
+    network: dict[str, Any] = {"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-b", "subnet-a")}
+    assert list(plan(cloud, **network).nodes) == ["head", "workers", "workers-a"]
+    made = plan(cloud, **network, availability_zones=("us-west-2a",), **pools(b={**H100, "zones": ["us-west-2b"]}))
+    assert {kind: node.zones for kind, node in made.nodes.items()} == {
+        "head": ("us-west-2a",),
+        "workers": ("us-west-2a",),
+        "b-workers": ("us-west-2b",),
+    }
+
+
+def test_each_pool_counts_once_in_cost(cloud: Cloud) -> None:
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
+    cloud.disk_price = 0.0001
+    zones = ["us-west-2a", "us-west-2b", "us-west-2c"]
+    settings = pools(h100={**H100, "zones": zones}) | {"availability_zones": zones}
+    assert plan(cloud, **settings).hourly_usd == pytest.approx(1 + 2 * 2 + 2 * 50, abs=0.01)
+    with pytest.raises(SettingError) as refused:
+        plan(cloud, **settings, max_hourly_usd=100.0)
+    assert re.fullmatch(
+        r"max_hourly_usd: 100\.0 is below the 105\S* USD per hour of 1 x m5.xlarge and 2 x g5.xlarge and 2 x "
+        r"p5.48xlarge; raise it, or use fewer \(worker_pools.h100.max and worker_pools.h100.initial\) or smaller "
+        r"instances",
+        str(refused.value),
+    )
+
+
+def test_a_pool_without_maximum_costs_nothing(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
+    cloud.quotas = {"L-417A185B": 0.0}
+    made = plan(cloud, worker_pools={"h100": {"instance_types": ["p5.48xlarge"]}})
+    assert made.hourly_usd == plan(cloud).hourly_usd
+    assert made.nodes["h100-workers"].max_count == made.scales["h100-workers"].max_count == 0
+    assert warnings == [
+        "worker_pools.h100.max: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2"
+    ]
+
+
+def test_gpus_of_another_pool_are_enough(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0, "c6i.large": 0.1}
+    plan(cloud, worker_count=0, **pools(h100=H100))
+    assert not warnings
+    plan(cloud, worker_count=0, **pools(prep={"instance_types": ["c6i.large"], "max": 2}))
+    assert warnings == ["max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2"]
+
+
+def test_spot_prices_are_those_of_all_zones_of_a_pool(cloud: Cloud) -> None:
+    asked: list[list[str]] = []
+    answer = Cloud.describe_spot_price_history
+
+    def describe(**question: Any) -> dict[str, Any]:
+        asked.append(next(item["Values"] for item in question["Filters"]))
+        return answer(cloud, **question)
+
+    cloud.describe_spot_price_history = describe  # type: ignore[method-assign]
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
+    cloud.spot_prices = {"p5.48xlarge": 10.0}
+    h100 = {**H100, "spot": True, "on_demand": 1, "zones": ["us-west-2c", "us-west-2a"]}
+    made = plan(cloud, **pools(h100=h100), max_hourly_usd=1000)
+    assert asked == [["us-west-2a", "us-west-2c"]]
+    assert made.nodes["h100-workers"].prices == made.nodes["h100-workers-a"].prices
+    with pytest.raises(
+        SettingError, match=r"is below the 65\S* USD per hour of .* and 2 x p5\.48xlarge \(1 on spot\); "
+    ):
+        plan(cloud, **pools(h100=h100), max_hourly_usd=60)
+
+
+def test_quotas_sum_over_the_pools(cloud: Cloud) -> None:
+    cloud.quotas = {"L-DB2E81BA": 64.0}
+    l4 = {"instance_types": ["g6.12xlarge"], "zones": ["us-west-2c", "us-west-2a"], "max": 1}
+    assert plan(cloud, worker_pools={"l4": l4})
+    with pytest.raises(SettingError) as refused:
+        plan(cloud, worker_pools={"l4": {**l4, "max": 2}})
+    assert str(refused.value).startswith(
+        "worker_pools.l4.instance_types: 'g6.12xlarge' needs 104 vCPUs for 2 x g5.xlarge and 2 x g6.12xlarge, but the "
+    )
+    assert "(L-DB2E81BA), use fewer (worker_pools.l4.max and worker_pools.l4.initial) or smaller" in str(refused.value)
+    cloud.quotas["L-3819A6DF"] = 47.0
+    with pytest.raises(
+        SettingError, match=r"^worker_pools.l4.instance_types: .* needs 48 vCPUs for 1 x g6.12xlarge \(1"
+    ):
+        plan(cloud, worker_pools={"l4": {**l4, "spot": True}})
+
+
+def test_rooms_of_zones_are_counted_apart(cloud: Cloud) -> None:
+    few = {"vpc_cidr": "10.0.0.0/24", "worker_count": 7, "availability_zones": ("us-west-2b",)}  # 13 nodes in a zone
+    other = {"instance_types": ["p5.48xlarge"], "max": 8}
+    assert plan(cloud, **few, **pools(h100={**other, "zones": ["us-west-2c"]}))
+    with pytest.raises(SettingError, match=r"^vpc_cidr: .* too few for 16 nodes with two each; "):
+        plan(cloud, **few, **pools(h100=other))
+    with pytest.raises(SettingError, match=r"^vpc_cidr: .* too few for 16 nodes with two each; "):
+        plan(cloud, **{**few, "availability_zones": ()}, **pools(h100={**other, "zones": ["us-west-2c"]}))
+
+
+@pytest.mark.parametrize(
+    ("types", "line"),
+    [
+        (["p5.48xlarge", "p5e.48xlarge"], "'p5.48xlarge,p5e.48xlarge' are not equal: p5.48xlarge has H100 with 80"),
+        (["p4d.24xlarge", "p4de.24xlarge"], "'p4d.24xlarge,p4de.24xlarge' are not equal: p4d.24xlarge has A100"),
+        (["g5.xlarge", "g5.12xlarge"], "'g5.12xlarge' has 4 GPUs, but g5.xlarge has 1; "),
+        (["g5.xlarge", "c6i.large"], "'c6i.large' does not have a whole GPU; "),
+        (["c6i.large", "g5.xlarge"], "'c6i.large' does not have a whole GPU; "),
+        (["g6f.large"], "'g6f.large' does not have a whole GPU; "),
+        (["p3dn.24xlarge"], "'p3dn.24xlarge' has V100 GPUs, too old"),
+        (["c7g.large"], "'c7g.large' is arm64, but the image is built for x86_64; "),
+    ],
+)  # fmt: skip
+def test_types_of_a_pool_are_equal_and_usable(cloud: Cloud, types: list[str], line: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        plan(cloud, **pools(x={"instance_types": types, "max": 1}))
+    assert str(refused.value).startswith(f"worker_pools.x.instance_types: {line}")
+
+
+def test_types_with_the_same_gpu_are_equal(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 1.0, "g6.xlarge": 1.0, "g6.4xlarge": 2.0}
+    made = plan(cloud, **pools(l4={"instance_types": ["g6.4xlarge", "g6.xlarge"], "max": 1}))
+    assert made.nodes["l4-workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
+    assert not warnings
+
+
+def test_only_gpus_of_a_pool_share_a_placement_group(cloud: Cloud) -> None:
+    cloud.answers = {"getInstanceType": {"supportedPlacementStrategies": ["spread"]}}
+    assert plan(cloud, worker_count=1, **pools(x={"instance_types": ["g6.xlarge"], "max": 1}))
+    assert plan(cloud, worker_count=1, **pools(x={"instance_types": ["c6i.large"], "max": 5}))
+    with pytest.raises(SettingError, match=r"^worker_pools.x.instance_types: 'g6\.xlarge' can't be in a cluster pl"):
+        plan(cloud, worker_count=1, **pools(x={"instance_types": ["g6.xlarge"], "max": 2}))
+
+
+def test_a_type_of_several_pools_is_described_once(cloud: Cloud) -> None:
+    cloud.answers = {}
+    plan(cloud, **pools(a={"instance_types": ["g5.xlarge"], "max": 1, "spot": True}, b=H100, c=H100))
+    asked = [args["instanceType"] for token, args in cloud.calls if token.endswith(":getInstanceType")]
+    assert asked == ["m5.xlarge", "g5.xlarge", "p5.48xlarge"]
+    cloud.answers = {"getInstanceType": {"supportedUsagesClasses": ["on-demand"]}}
+    with pytest.raises(SettingError, match=r"^worker_pools.a.instance_types: 'g5\.xlarge' is sold as on-demand"):
+        plan(cloud, **pools(a={"instance_types": ["g5.xlarge"], "max": 1, "spot": True}))
+
+
+def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0, "c6i.2xlarge": 0.5}
+    cloud.disk_price = 0.0001
+    settings = {
+        **CPU_WORKERS,
+        **pools(
+            h100={**H100, "zones": ["us-west-2a", "us-west-2c"], "spot": True, "on_demand": 1},
+            idle={"instance_types": ["p5.48xlarge"], "zones": ["us-west-2b"]},
+            s={**H100, "spot": True, "max": 3},
+        ),
+    }
+    plan(cloud, **settings)
+    assert not cloud.messages
+    cloud.preview = True
+    plan(cloud, **settings)
+    assert cloud.messages == [
+        "pool default: 2 x g5.xlarge, 2 on demand, at most 4.00 USD per hour",
+        "pool h100: 2 x p5.48xlarge, 1 on spot and 1 on demand, at most 100.00 USD per hour",
+        "pool s: 3 x p5.48xlarge, 3 on spot, at most 150.00 USD per hour",
+    ]
+    cloud.prices, cloud.messages = None, []
+    plan(cloud)
+    assert cloud.messages == ["pool default: 2 x g5.xlarge, 2 on demand, cost unknown"]
+
+
+def test_the_smallest_disk_holds_the_machine_image(cloud: Cloud) -> None:
+    cloud.answers = {
+        "getAmi": {"blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": {"volume_size": "80"}}]},
+    }
+    cpu = {"instance_types": ["c6i.large"], "max": 1}
+    assert plan(cloud, **pools(prep=cpu))
+    with pytest.raises(
+        SettingError, match=r"^head_ami_id: .* has a root volume of more than worker_pools.prep.root_vol"
+    ):
+        plan(cloud, head_ami_id="ami-0abc", **pools(prep={**cpu, "root_volume_gib": 60}))
+
+
+def test_spot_of_a_pool_needs_its_role(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.absent = ("getRole",)
+    plan(cloud, **pools(h100={**H100, "spot": True}))
+    assert warnings[0].startswith("worker_pools.h100.spot: 'AWSServiceRoleForEC2Spot' could not be found (")

@@ -70,7 +70,7 @@ def test_an_agent_reports_to_its_own_cluster_alone() -> None:
 
 
 def test_tasks_use_the_whole_bucket_of_the_stack() -> None:
-    listing, objects, requests = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET)["Statement"]
+    listing, objects, requests = policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]
     assert objects == {
         "Effect": "Allow",
         "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
@@ -83,9 +83,7 @@ def test_tasks_use_the_whole_bucket_of_the_stack() -> None:
 
 def test_data_buckets_are_read_only() -> None:
     sources = ("my-data", "other/images", "/other/labels/v2/", "my-data/part")
-    policy = policies.training(
-        partition="aws", region="us-west-2", bucket_arn="arn:aws:s3:::runs", data_buckets=sources
-    )
+    policy = policies.training(partition="aws", bucket_arn="arn:aws:s3:::runs", data_buckets=sources)
     get, list_all, list_some = policy["Statement"][3:]
     other = "arn:aws:s3:::other"
     assert (get["Action"], list_all["Action"], list_some["Action"]) == (
@@ -105,40 +103,32 @@ def test_data_buckets_are_read_only() -> None:
 
 
 def test_only_the_head_publishes_metrics_to_one_namespace() -> None:
-    *_, publish = policies.training(
-        partition="aws", region="us-west-2", bucket_arn=BUCKET, metrics_namespace="ray-on-ecs/dev"
-    )["Statement"]
+    *_, publish = policies.training(partition="aws", bucket_arn=BUCKET, metrics_namespace="ray-on-ecs/dev")["Statement"]
     assert publish == {
         "Effect": "Allow",
         "Action": ["cloudwatch:PutMetricData"],
         "Resource": "*",
         "Condition": {"StringEquals": {"cloudwatch:namespace": "ray-on-ecs/dev"}},
     }
-    assert len(policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET)["Statement"]) == 3
+    assert len(policies.training(partition="aws", bucket_arn=BUCKET)["Statement"]) == 3
 
 
 def test_a_task_protects_tasks_of_its_cluster_alone() -> None:
     tasks = "arn:aws:ecs:us-west-2:123456789012:task/ray/*"
-    *_, protect = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET, tasks_arn=tasks)[
-        "Statement"
-    ]
+    *_, protect = policies.training(partition="aws", bucket_arn=BUCKET, tasks_arn=tasks)["Statement"]
     assert protect == {"Effect": "Allow", "Action": ["ecs:UpdateTaskProtection"], "Resource": tasks}
 
 
 def test_only_who_waits_for_workers_looks_at_them() -> None:
     facts = TOKEN.replace("auth", "facts")
-    *_, read, look = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET, parameter_arn=facts)[
-        "Statement"
-    ]
+    *_, read, look = policies.training(partition="aws", bucket_arn=BUCKET, parameter_arn=facts)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": facts}
     assert look == {"Effect": "Allow", "Action": [*policies.LOOK_AT_GROUPS, policies.SPOT_PRICES], "Resource": "*"}
 
 
 def test_only_who_waits_for_workers_reads_the_cluster() -> None:
     cluster = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
-    *_, look, instances = policies.training(
-        partition="aws", region="us-west-2", bucket_arn=BUCKET, cluster_arn=cluster
-    )["Statement"]
+    *_, look, instances = policies.training(partition="aws", bucket_arn=BUCKET, cluster_arn=cluster)["Statement"]
     assert look["Condition"] == {"ArnEquals": {"ecs:cluster": cluster}}
     assert set(look["Action"]) <= policies.WILDCARD_ACTIONS.keys()
     assert instances["Resource"] == [cluster, "arn:aws:ecs:us-west-2:123456789012:capacity-provider/*"]
@@ -146,28 +136,10 @@ def test_only_who_waits_for_workers_reads_the_cluster() -> None:
 
 def test_worker_role_can_replace_instances_of_its_group() -> None:
     group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
-    *_, look, mark = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET, own_group_arn=group)[
-        "Statement"
-    ]
+    *_, look, mark = policies.training(partition="aws", bucket_arn=BUCKET, own_group_arn=group)["Statement"]
     assert look["Resource"] == "*"
     assert set(look["Action"]) <= policies.WILDCARD_ACTIONS.keys()
     assert (mark["Action"], mark["Resource"]) == (["autoscaling:SetInstanceHealth"], group)
-
-
-def test_only_workers_that_may_move_are_moved() -> None:
-    group = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers"
-    *_, move, end, resolve = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET, group_arn=group)[
-        "Statement"
-    ]
-    assert (move["Action"], move["Resource"]) == ([policies.MOVE_GROUP], group)
-    assert move["Condition"] == {
-        "Null": dict.fromkeys(
-            ("autoscaling:LaunchConfigurationName", "autoscaling:MaxSize", "autoscaling:MinSize"), "true"
-        )
-    }
-    assert (end["Action"], end["Resource"]) == ([policies.END_INSTANCE], group)
-    image = "arn:aws:ssm:us-west-2::parameter/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id"
-    assert (resolve["Action"], resolve["Resource"]) == (["ssm:GetParameters"], image)
 
 
 def test_the_head_scales_the_named_service_and_group_alone() -> None:
@@ -199,7 +171,7 @@ SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:registry"
 
 
 def test_kms_key_is_used_only_via_services() -> None:
-    *_, use = policies.training(partition="aws", region="us-west-2", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
+    *_, use = policies.training(partition="aws", bucket_arn=BUCKET, kms_key_arn=KEY)["Statement"]
     assert (use["Action"], use["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], KEY)
     assert use["Condition"] == {"StringLike": {"kms:ViaService": ["s3.us-west-2.amazonaws.*"]}}
 
@@ -217,7 +189,7 @@ def test_a_registrys_password_is_read_by_who_pulls() -> None:
 
 def test_run_secrets_are_written_only_by_the_head() -> None:
     secrets = "arn:aws:ssm:us-west-2:123456789012:parameter/ray-on-ecs/ray/runs/*"
-    arguments: Any = {"partition": "aws", "region": "us-west-2", "bucket_arn": BUCKET, "secrets_arn": secrets}
+    arguments: Any = {"partition": "aws", "bucket_arn": BUCKET, "secrets_arn": secrets}
     *_, read = policies.training(**arguments)["Statement"]
     assert read == {"Effect": "Allow", "Action": ["ssm:GetParameters"], "Resource": secrets}
     *_, write = policies.training(**arguments, writes_secrets=True)["Statement"]
@@ -234,7 +206,6 @@ def test_run_secrets_are_written_only_by_the_head() -> None:
 def test_jobs_read_the_secrets_that_are_named() -> None:
     arguments: Any = {
         "partition": "aws",
-        "region": "us-west-2",
         "bucket_arn": BUCKET,
         "job_secrets": (SECRET, f"{SECRET}-2"),
         "kms_key_arn": KEY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pulumi
@@ -16,7 +17,8 @@ from infra.service import Service, ServiceArgs
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
 from infra.types import Location, NetworkRef, ResourceRef, SecurityOptions
-from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud
+from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL
+from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud, node_spec
 
 IMAGE = f"{REGISTRY}/training@{DIGEST}"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray-logs"
@@ -27,6 +29,7 @@ BUCKET = "arn:aws:s3:::training-bucket"
 CLUSTER_TASKS = f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/ray-cluster/*"
 HEAD_SIZE = TaskSize(vcpus=4, memory_mib=14336, gpus=0)
 WORKER_SIZE = TaskSize(vcpus=48, memory_mib=185600, gpus=4)
+WORKER = node_spec("g5.12xlarge", gpus=4, pool=DEFAULT_POOL)
 KINDS = ["ray-head", "ray-workers"]
 TASKS = ["ray-head", "ray-worker"]
 NAMESPACE = "ray-on-ecs/ray-cluster"
@@ -82,8 +85,11 @@ def service(name: str, task: TaskDefinition, after: Sequence[pulumi.Resource], *
     )
 
 
-def workers_group() -> ResourceRef:
-    return ResourceRef(name=known("workers-group"), arn=known(GROUP))
+def worker_task() -> TaskDefinition:
+    """Task definition of the default pool's workers."""
+    group = ResourceRef(name=known("workers-group"), arn=known(GROUP))
+    args = tasks().worker("workers", replace(WORKER, task=WORKER_SIZE), "head.x.internal", group)
+    return TaskDefinition("ray-on-ecs-ray-worker-task", args)
 
 
 def common(size: TaskSize) -> containers.ContainerDefaults:
@@ -101,12 +107,8 @@ def nodes(cloud: Cloud) -> Cloud:
     def program() -> None:
         association = pulumi.CustomResource("test:index:Association", "association", {})
         facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
-        group = workers_group()
-        head_args = tasks().head(HEAD_SIZE, cluster_info_parameter=facts, group=group, moves=True, cpu_workers=False)
-        head = TaskDefinition("ray-on-ecs-ray-head-task", head_args)
-        worker = TaskDefinition(
-            "ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group())
-        )
+        head = TaskDefinition("ray-on-ecs-ray-head-task", tasks().head(HEAD_SIZE, cluster_info_parameter=facts))
+        worker = worker_task()
         needed = [association, *head.role_policies, *worker.role_policies]
         service("ray-head", head, needed, count=1, registry_arn="arn:registry")
         service("ray-workers", worker, needed, count=2)
@@ -128,7 +130,7 @@ def test_the_head_runs_its_container(nodes: Cloud) -> None:
 
 def test_a_worker_runs_its_container(nodes: Cloud) -> None:
     (container,) = json.loads(nodes.resources["ray-worker-task-definition"].inputs["containerDefinitions"])
-    expected = containers.worker(common(WORKER_SIZE), head_host="head.x.internal")
+    expected = containers.worker(common(WORKER_SIZE), head_host="head.x.internal", pool=DEFAULT_POOL)
     assert container == expected
 
 
@@ -209,14 +211,13 @@ def test_task_roles_per_kind_have_least_privilege(nodes: Cloud, kind: str) -> No
             "metrics_namespace": NAMESPACE,
             "parameter_arn": FACTS,
             "cluster_arn": "arn:cluster",
-            "group_arn": GROUP,
             "writes_secrets": True,
         },
         "ray-worker": {"own_group_arn": GROUP},
     }
     secrets = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/ray-on-ecs/ray-cluster/runs/*"
     common: dict[str, Any] = {"partition": "aws", "bucket_arn": BUCKET, "tasks_arn": CLUSTER_TASKS}
-    expected = policies.training(region=REGION, **common, secrets_arn=secrets, **grants[kind])
+    expected = policies.training(**common, secrets_arn=secrets, **grants[kind])
     assert json.loads(training["policy"]) == expected
     trusted = json.loads(nodes.resources[f"{kind}-task-role"].inputs["assumeRolePolicy"])
     of_tasks = policies.assumed_by_tasks(partition="aws", region=REGION, account=ACCOUNT)
@@ -232,9 +233,7 @@ def test_a_service_is_created_last_and_destroyed_first(nodes: Cloud, kind: str) 
 
 def test_autoscaled_service_ignores_desired_count(cloud: Cloud) -> None:
     def program() -> None:
-        worker = TaskDefinition(
-            "ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group())
-        )
+        worker = worker_task()
         service("ray-workers", worker, [], count=0, autoscaled=True)
 
     cloud.run(program)
@@ -259,11 +258,54 @@ def test_redeploy_workers_forces_a_new_deployment(
     cloud: Cloud, word: dict[str, str], forced: bool | None, triggers: dict[str, str] | None
 ) -> None:
     def program() -> None:
-        worker = TaskDefinition(
-            "ray-on-ecs-ray-worker-task", tasks().worker(WORKER_SIZE, "head.x.internal", workers_group())
-        )
+        worker = worker_task()
         service("ray-workers", worker, [], count=0, redeploy=word)
 
     cloud.run(program)
     made = cloud.resources["ray-workers-service"].inputs
     assert (made.get("forceNewDeployment"), made.get("triggers")) == (forced, triggers)
+
+
+KINDS_OF_POOLS = {
+    "head": node_spec("m5.xlarge", 1),
+    "workers": WORKER,
+    "workers-b": replace(WORKER, shares=True),
+    "cpu-workers": node_spec("c6i.xlarge", pool=CPU_POOL),
+    "h100-workers": node_spec("p5.48xlarge", gpus=8, pool="h100"),
+    "h100-workers-c": node_spec("p5.48xlarge", gpus=8, pool="h100", shares=True),
+    "prep-workers": node_spec("c6i.8xlarge", vcpus=32, pool="prep"),
+}
+
+
+def test_each_kind_has_its_task(cloud: Cloud) -> None:
+    groups = {kind: ResourceRef(name=known(kind), arn=known(f"arn:{kind}")) for kind in KINDS_OF_POOLS}
+    facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
+    made = cloud.run(
+        lambda: tasks().by_kind(KINDS_OF_POOLS, head_host="head", cluster_info_parameter=facts, groups=groups)
+    )
+    assert made.keys() == KINDS_OF_POOLS.keys()
+    labels = dict.fromkeys(("cpu-workers", "h100-workers", "h100-workers-c", "prep-workers"), "")
+    labels |= {"cpu-workers": "cpu-workers", "h100-workers": "h100", "h100-workers-c": "h100", "prep-workers": "prep"}
+    for kind, args in made.items():
+        assert cloud.value(args.family) == f"ray-cluster-{kind}"
+        [container] = json.loads(cloud.value(args.container))
+        environment = {each["name"]: each["value"] for each in container["environment"]}
+        assert environment.get("RAY_NODE_TYPE_NAME") == labels.get(kind)
+        actions = [each for each in json.loads(cloud.value(args.task_policy))["Statement"] if each["Resource"] != "*"]
+        replaced = [each["Resource"] for each in actions if each["Action"] == [policies.MARK_UNHEALTHY]]
+        assert replaced == ([f"arn:{kind}"] if KINDS_OF_POOLS[kind].task.gpus else [])
+
+
+@pytest.mark.parametrize("without", [("workers-b",), ("h100-workers", "h100-workers-c"), ("prep-workers",)])
+def test_pools_do_not_restart_the_head(cloud: Cloud, without: tuple[str, ...]) -> None:
+    """Another definition would restart it, and every job with it."""
+    facts = ResourceRef(name=known("cluster-info"), arn=known(FACTS))
+
+    def head(nodes: dict[str, Any]) -> Any:
+        groups = {kind: ResourceRef(name=known(kind), arn=known(f"arn:{kind}")) for kind in nodes}
+        made = tasks().by_kind(nodes, head_host="head", cluster_info_parameter=facts, groups=groups)["head"]
+        return made.container, made.task_policy
+
+    fewer = {kind: node for kind, node in KINDS_OF_POOLS.items() if kind not in without}
+    texts = [tuple(map(cloud.value, cloud.run(lambda nodes=nodes: head(nodes)))) for nodes in (KINDS_OF_POOLS, fewer)]
+    assert texts[0] == texts[1]

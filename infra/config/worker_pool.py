@@ -1,0 +1,226 @@
+"""Pools of workers: the keys of a pool in `worker_pools`, and the fields that describe the pools `default` and `cpu`.
+
+`from __future__ import annotations` would turn the rules, which are in the annotations, into strings.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import pulumi
+
+from infra.config import rules
+from infra.config.fields import checked, key_of, later
+from infra.errors import SettingError, warn
+from infra.types import Scale
+from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL
+
+FIELD = "worker_pools"
+NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
+# Names of pools that the cluster's own fields describe, of the head, and of the label of the CPU workers.
+RESERVED = (DEFAULT_POOL, CPU_POOL, "head", CPU_WORKERS)
+# Fields of RayClusterArgs that are a pool's keys.
+OWN_FIELDS: dict[str, dict[str, str]] = {
+    DEFAULT_POOL: {
+        "instance_types": "worker_instance_types",
+        "zones": "availability_zones",
+        "min": "min_workers",
+        "initial": "worker_count",
+        "max": "max_workers",
+        "spot": "spot",
+        "on_demand": "on_demand_workers",
+    },
+    CPU_POOL: {
+        "instance_types": "cpu_worker_instance_types",
+        "min": "min_cpu_workers",
+        "initial": "cpu_worker_count",
+        "max": "max_cpu_workers",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPoolArgs:
+    """Pool of equal workers. RayClusterArgs checks it, since its messages have the pool's name."""
+
+    instance_types: Annotated[Sequence[str], rules.not_empty] = ()
+    """EC2 instance types in order of preference, all with the same GPUs, or all without for CPU workers; required."""
+    zones: Sequence[str] = ()
+    """Zones in order of preference, e.g. us-west-2c, with a group of instances in each; by default the cluster's."""
+    min: Annotated[int, rules.at_least_0] = 0
+    """Minimum number of workers, kept by the idle scale-in."""
+    initial: Annotated[int, rules.at_least_0] = 0
+    """Initial number of workers, one per instance, at least min; also a job's default request."""
+    max: Annotated[int, rules.at_least_0] = 0
+    """Maximum number of workers in all zones together, at least initial and min; 0 means the larger of these."""
+    spot: bool = False
+    """Run the workers on Spot Instances (cheaper; two-minute interruption notice)."""
+    on_demand: Annotated[int, rules.at_least_0] = 0
+    """Number of workers kept on demand when spot is true."""
+    root_volume_gib: Annotated[int, rules.pool_volume] = 0
+    """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
+
+    def scale(self, idle_minutes: int) -> Scale:
+        """Number of workers, in the pool's first zone."""
+        initial = max(self.initial, self.min)
+        return Scale(
+            initial_count=initial,
+            min_count=self.min,
+            max_count=self.most,
+            # A pool that starts without workers can still grow to its maximum for a job.
+            default_job_count=initial or self.most,
+            idle_minutes=idle_minutes,
+        )
+
+    @property
+    def most(self) -> int:
+        """Maximum number of workers."""
+        return self.max or max(self.initial, self.min)
+
+    @property
+    def spot_count(self) -> int:
+        """Number of Spot Instances among them."""
+        return max(self.most - self.on_demand, 0) if self.spot else 0
+
+
+class Pools(dict[str, WorkerPoolArgs]):
+    """Checked value of `worker_pools`: pools by name."""
+
+
+def pool_defaults() -> dict[str, Any]:
+    """Default of each key of a pool."""
+    return {item.name: item.default for item in fields(WorkerPoolArgs)}
+
+
+def field_of(pool: str, key: str) -> str:
+    """Field of RayClusterArgs that is a pool's key, for messages."""
+    return OWN_FIELDS.get(pool, {}).get(key, f"{FIELD}.{pool}.{key}")
+
+
+def counts_of(pool: str) -> str:
+    """Fields of a pool's number of workers, for the way out of a message."""
+    return f"{field_of(pool, 'max')} and {field_of(pool, 'initial')}"
+
+
+def check_pools(value: Any) -> Pools:
+    """Pools by name, in alphabetical order: Pulumi keeps no order of a configuration object.
+
+    Raises:
+        SettingError: A name or a key's value is invalid.
+        Refusal: The value has an Output.
+        RunError: A pool has an unknown key.
+    """
+    if isinstance(value, pulumi.Output):
+        raise later(FIELD)
+    if not isinstance(value, Mapping):
+        raise SettingError(FIELD, value, "is not an object", "use one with a pool for each name")
+    for name in value:
+        _check_name(name)
+    return Pools({name: _check_pool(f"{FIELD}.{name}", value[name]) for name in sorted(value)})
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        hint = "use lower-case letters, digits and hyphens, first a letter and last no hyphen, e.g. h100"
+        raise SettingError(FIELD, name, "is not a name of a pool", hint)
+    if name in RESERVED:
+        own = {DEFAULT_POOL: "worker_instance_types", CPU_POOL: "cpu_worker_instance_types"}.get(name)
+        hint = f"its field is {own}" if own else "use another name"
+        raise SettingError(FIELD, name, "is a reserved name", hint)
+
+
+def _check_pool(path: str, given: Any) -> WorkerPoolArgs:
+    if isinstance(given, pulumi.Output):
+        raise later(path)
+    if isinstance(given, WorkerPoolArgs):
+        given = vars(given)
+    if not isinstance(given, Mapping):
+        raise SettingError(path, given, "is not an object", "use one with instance_types and max")
+    defaults = pool_defaults()
+    _check_keys(path, given, defaults)
+    annotations = WorkerPoolArgs.__annotations__
+    values = {
+        key: checked(f"{path}.{key}", given.get(key, default), default, annotations[key])
+        for key, default in defaults.items()
+    }
+    return WorkerPoolArgs(**values)
+
+
+def _check_keys(path: str, given: Mapping[Any, Any], known: Collection[str]) -> None:
+    """Refuse unknown keys, in the spelling of `known`: an error of a field would rewrite the unknown key."""
+    folded = {_folded(key): key for key in known}
+    for key in given:
+        if key not in known:
+            nearest = get_close_matches(_folded(str(key)), folded, n=1)
+            hint = f"did you mean {folded[nearest[0]]}?" if nearest else f"use {', '.join(known)}"
+            raise pulumi.RunError(f"{path}.{key}: unknown key of a pool; {hint}")
+
+
+def _folded(key: str) -> str:
+    return key.replace("_", "").replace("-", "").lower()
+
+
+def combinations(pools: Mapping[str, WorkerPoolArgs]) -> None:
+    """Refuse keys of a pool that contradict each other, and warn about pools that nothing distinguishes."""
+    alike: dict[Any, str] = {}
+    for name, pool in pools.items():
+        for key in ("initial", "min") if name not in OWN_FIELDS else ():  # theirs also count without instance types
+            number = getattr(pool, key)
+            if pool.max and pool.max < number:
+                problem = f"must be at least {field_of(name, key)} ({number})"
+                hint = f"raise it, or lower {field_of(name, key)}"
+                raise SettingError(field_of(name, "max"), pool.max, problem, hint)
+        on_demand, spot = field_of(name, "on_demand"), field_of(name, "spot")
+        if pool.on_demand and not pool.spot:
+            hint = "set both or neither: without spot all workers run on demand"
+            raise SettingError(on_demand, pool.on_demand, f"requires {spot}", hint)
+        if pool.most and pool.on_demand > pool.most:
+            problem = f"must not exceed the maximum of {pool.most} workers"
+            raise SettingError(on_demand, pool.on_demand, problem, f"lower it, or raise {field_of(name, 'max')}")
+        zones = pool.zones or pools[DEFAULT_POOL].zones[:1]
+        other = alike.setdefault((frozenset(pool.instance_types), frozenset(zones), pool.spot), name)
+        if other != name:
+            warn(
+                f"{field_of(name, 'instance_types')}: are those of the pool {other}, in the same zones and market; one "
+                "pool with the workers of both serves the same runs"
+            )
+
+
+def pools_from_object(value: Any) -> Any:
+    """Configuration object with the names of fields in place of its keys, and values in place of texts.
+
+    `pulumi config set --path` stores true, false and integers as such and all else as text, and YAML may quote them. A
+    list may be a text, separated by commas, as in the other keys.
+
+    Raises:
+        RunError: A pool has an unknown key.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _from_object(name, pool) if isinstance(pool, Mapping) else pool for name, pool in value.items()}
+
+
+def _from_object(name: str, pool: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {key_of(field): (field, default) for field, default in pool_defaults().items()}
+    _check_keys(f"{key_of(FIELD)}.{name}", pool, defaults)
+    read = {}
+    for key, value in pool.items():
+        field, default = defaults[key]
+        read[field] = _from_text(f"{FIELD}.{name}.{field}", value, default) if isinstance(value, str) else value
+    return read
+
+
+def _from_text(path: str, text: str, default: Any) -> Any:
+    text = text.strip()
+    match default:
+        case bool():
+            return {"true": True, "false": False}.get(text, text)
+        case int() if re.fullmatch(r"-?[0-9]{1,9}", text):
+            return int(text)
+        case tuple() if text.startswith(("[", "{")):
+            raise SettingError(path, text, "is JSON", "use a list, or text separated by commas")
+        case tuple():
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text

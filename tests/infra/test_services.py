@@ -1,0 +1,102 @@
+"""Services of capacity providers that leave the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import boto3
+import pulumi
+import pytest
+from moto import mock_aws
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ecs.models import ecs_backends
+
+from infra.config import services
+from infra.errors import Refusal
+from tests.infra.fake_aws import REGION
+
+KINDS = ("head", "workers", "cpu-workers", "h100-workers")
+MANY = tuple(f"pool{number}-workers" for number in range(12))
+
+
+@pytest.fixture
+def ecs(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
+    """ECS with a cluster that has a service for each kind of node, and one without a capacity provider."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    with mock_aws():
+        ecs = boto3.client("ecs", region_name=REGION)
+        monkeypatch.setattr(services, "client", lambda *_: ecs)
+        ecs.create_cluster(clusterName="ray")
+        container = {"name": "ray", "image": "ray", "memory": 512}
+        ecs.register_task_definition(family="ray", containerDefinitions=[container])
+        of_service: dict[str, Any] = {"cluster": "ray", "taskDefinition": "ray", "desiredCount": 1}
+        for kind in (*KINDS, *MANY):
+            ecs.create_service(serviceName=kind, **of_service)
+            # Moto forgets it.
+            made: Any = ecs_backends[DEFAULT_ACCOUNT_ID][REGION].services[f"ray:{kind}"]
+            made.capacity_provider_strategy = [{"capacityProvider": provider(kind), "weight": 1}]
+        ecs.create_service(serviceName="other", launchType="EC2", **of_service)
+        yield ecs
+
+
+def running(ecs: Any) -> set[str]:
+    """Names of the services that are left."""
+    found = ecs.describe_services(cluster="ray", services=[*KINDS, *MANY, "other"])["services"]
+    return {service["serviceName"] for service in found if service["status"] == "ACTIVE"}
+
+
+def provider(kind: str) -> str:
+    """Name of a kind's capacity provider; that of `KIND=END` has another end, as after a replacement."""
+    name, _, end = kind.partition("=")
+    return f"ray-on-ecs-{name}-capacity-provider-{end or '1a2b3c4'}"
+
+
+def update(before: tuple[str, ...], after: tuple[str, ...], cluster: str = "ray") -> None:
+    """Run the hook for a cluster whose providers change."""
+    inputs = [
+        {"clusterName": cluster, "capacityProviders": [provider(kind) for kind in kinds]} for kinds in (before, after)
+    ]
+    args = pulumi.ResourceHookArgs("urn", "ray", "providers", "type", old_inputs=inputs[0], new_inputs=inputs[1])
+    asyncio.run(services.end_services(REGION)(args))  # ty: ignore
+
+
+@pytest.mark.parametrize(
+    ("after", "removed"),
+    [
+        (KINDS[:3], {"h100-workers"}),
+        (("head", "workers"), {"cpu-workers", "h100-workers"}),
+        (("head", "workers", "h100-workers"), {"cpu-workers"}),
+        (("head", "workers", "cpu-workers", "h100-workers-b"), {"h100-workers"}),
+        (KINDS, set()),
+        (KINDS[::-1], set()),
+        ((*KINDS, "l4-workers"), set()),
+        (("head=5d6e7f8", "workers=5d6e7f8", "cpu-workers", "h100-workers=5d6e7f8"), set()),
+    ],
+    ids=["a pool", "two", "CPU workers", "another name", "nothing", "another order", "one more", "replacements"],
+)
+def test_services_of_removed_providers_end_first(ecs: Any, after: tuple[str, ...], removed: set[str]) -> None:
+    update(KINDS, after)
+    assert running(ecs) == {*KINDS, *MANY, "other"} - removed
+
+
+def test_services_of_every_page_end(ecs: Any) -> None:
+    update((*KINDS, *MANY), KINDS)
+    assert running(ecs) == {*KINDS, "other"}
+
+
+def test_service_that_is_gone_is_no_error(ecs: Any) -> None:
+    ecs.delete_service(cluster="ray", service="h100-workers", force=True)
+    update(KINDS, KINDS[:3])
+    assert "h100-workers" not in running(ecs)
+
+
+def test_refusal_names_reason_and_way_out(ecs: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        update(KINDS, KINDS[:3], cluster="absent")
+    assert str(refused.value).startswith(
+        "ECS: the services of ray-on-ecs-h100-workers-capacity-provider-1a2b3c4 could not be deleted (An error "
+    )
+    assert str(refused.value).endswith("; delete them with `aws ecs delete-service --force`, and run `pulumi up` again")
