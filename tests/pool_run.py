@@ -28,8 +28,10 @@ def ask(service: str, operation: str, **given: Any) -> Any:
     return {"Activities": [{**launch, "StatusMessage": refusal}] if refusal else []}
 
 
-cluster_info.read_cluster_info = lambda: stack()["info"]
-look.ask_soon = ask
+# Before the modules of a run import them.
+replaced: Any = cluster_info, look
+replaced[0].read_cluster_info = lambda: stack()["info"]
+replaced[1].ask_soon = ask
 
 from ray_on_ecs.command import exit_status
 from ray_on_ecs.run import ray_cluster

@@ -41,7 +41,7 @@ class OfRay:
 
 @pytest.fixture
 def home() -> Any:
-    home = RayCluster.__new__(RayCluster)
+    home: Any = RayCluster.__new__(RayCluster)
     home._choice, home._of_ray, home._config = Choice(), OfRay(), CONFIG
     home._kind, home._is_provisional = "workers", False
     home.allocation = WorkerAllocation(2, True, 4, node_labels=A)
