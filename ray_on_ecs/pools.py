@@ -6,17 +6,21 @@ side effects, for head, runs and command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
-from ray_on_ecs.contract import INSTANCE_LABELS, NODE_GROUP_LABEL, label_of_pool
+from ray_on_ecs.contract import INSTANCE_LABELS, NODE_GROUP_LABEL, ON_DEMAND, SPOT, label_of_pool
 from ray_on_ecs.errors import UsageError, counted
 
 ZONE_LABEL, TYPE_LABEL = INSTANCE_LABELS["zone"], INSTANCE_LABELS["instance_type"]
+MARKET_LABEL = INSTANCE_LABELS["market"]
 # Ray's label of a node's GPU, and the prefix of its resource with the same name.
 # https://docs.ray.io/en/latest/ray-core/scheduling/accelerators.html
 GPU_LABEL, GPU_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
+# Name of a GPU that neither the stack nor `contract.GPUS` names; it may be any.
+UNKNOWN_GPU = "GPU"
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,23 @@ class Condition:
 
 @dataclass(frozen=True)
 class Request:
-    """Resources that a program waits for on one node, with its conditions on the node's labels."""
+    """Resources that a program waits for on one node, with its conditions on the node's labels.
+
+    `fallbacks` has other conditions that the program accepts, in order, where no node meets these.
+    """
 
     resources: Mapping[str, float]
     conditions: tuple[Condition, ...] = ()
+    fallbacks: tuple[tuple[Condition, ...], ...] = ()
+
+    def __str__(self) -> str:
+        resources = (f"{amount:g} {name}" for name in ("GPU", "CPU") if (amount := self.resources.get(name)))
+        gpus = (name.removeprefix(GPU_RESOURCE) for name in self.resources if name.startswith(GPU_RESOURCE))
+        labels = (
+            f"{each.label} {'not ' if each.is_not else ''}in ({', '.join(sorted(each.values))})"
+            for each in self.conditions
+        )
+        return " and ".join(filter(None, [", ".join(resources), *gpus, *labels]))
 
 
 def kinds_by_pool(info: ClusterInfo) -> dict[str, list[str]]:
@@ -61,24 +78,32 @@ def candidates(info: ClusterInfo, *, gpus: Sequence[str] = (), pools: Sequence[s
         UsageError: The stack has no such pool, or it can't have a node.
     """
     by_pool = kinds_by_pool(info)
+    names_of = {pool: info["groups"][kinds[0]]["gpu"] for pool, kinds in by_pool.items()}
     chosen: list[str] = []
     for name in gpus:
-        found = [pool for pool, kinds in by_pool.items() if _same(info["groups"][kinds[0]]["gpu"], name)]
+        found = [pool for pool, gpu in names_of.items() if gpu and _plain(gpu) == _plain(name)]
         if not found:
-            raise UsageError(f"--gpu: {name!r} is not a GPU of this stack; it has {describe(info)}")
+            raise _unknown("--gpu", name, "GPU", filter(None, names_of.values()), info)
         chosen += found
     for name in pools:
         if name not in by_pool:
-            raise UsageError(f"--pool: {name!r} is not a pool of this stack; it has {describe(info)}")
+            raise _unknown("--pool", name, "pool", by_pool, info)
         chosen.append(name)
     if not (gpus or pools):
-        chosen = [pool for pool, kinds in by_pool.items() if info["groups"][kinds[0]]["gpu"]]
+        chosen = [pool for pool, gpu in names_of.items() if gpu]
     kinds = [kind for pool in dict.fromkeys(chosen) for kind in by_pool[pool]]
     useful = [kind for kind in kinds if info["groups"][kind]["max"]]
     if kinds and not useful and (gpus or pools):
         option, names = ("--gpu", gpus) if gpus else ("--pool", pools)
         raise UsageError(f"{option}: {','.join(names)!r} can't have a node (its maximum is 0); raise it and pulumi up")
     return useful
+
+
+def _unknown(option: str, name: str, noun: str, known: Iterable[str], info: ClusterInfo) -> UsageError:
+    by_plain = {_plain(each): each for each in known}
+    close = get_close_matches(_plain(name), by_plain, n=1)
+    hint = f"did you mean {by_plain[close[0]]}? " if close else ""
+    return UsageError(f"{option}: {name!r} is not a {noun} of this stack; {hint}it has {describe(info)}")
 
 
 def describe(info: ClusterInfo) -> str:
@@ -102,7 +127,7 @@ def kind_of_node(labels: Mapping[str, str], info: ClusterInfo) -> str | None:
 
 
 def selector(kind: str, info: ClusterInfo) -> dict[str, str]:
-    """Return the label selector of the nodes of a kind, as Ray takes it; empty if all nodes with GPUs are of it."""
+    """Return the label selector of the nodes of a kind, as Ray takes it; empty if all nodes of the stack are of it."""
     own = info["groups"][kind]
     label = label_of_pool(own["pool"])
     selected = {NODE_GROUP_LABEL: label} if label else {}
@@ -115,40 +140,69 @@ def selector(kind: str, info: ClusterInfo) -> dict[str, str]:
 
 
 def kind_of_request(request: Request, info: ClusterInfo) -> str | None:
-    """Return the kind of node that is to be started for a request: the first that fits it; None if none does."""
-    fitting = [kind for kind, group in info["groups"].items() if _fits(request, group)]
-    useful = [kind for kind in fitting if info["groups"][kind]["max"]]
-    if not request.resources.get("GPU"):  # nodes without GPUs are cheaper
-        useful.sort(key=lambda kind: bool(info["groups"][kind]["gpu"]))
-    return next(iter([*useful, *fitting]), None)
+    """Return the kind of node that is to be started for a request; None if none fits it."""
+    return next(iter(kinds_of_request(request, info)), None)
 
 
-def _fits(request: Request, group: NodeGroup) -> bool:
-    wanted = request.resources.get("GPU", 0)
-    if wanted > gpus_of(group):
+def kinds_of_request(request: Request, info: ClusterInfo) -> list[str]:
+    """Return the kinds of node that fit a request, the one that is to be started first.
+
+    The first of its conditions and their fallbacks decides that some node can meet, those of pools without a maximum
+    last. Nodes without GPUs are preferred where they do, as they are cheaper.
+    """
+    groups = info["groups"]
+    options = [
+        [kind for kind, group in groups.items() if _fits(request.resources, conditions, group)]
+        for conditions in (request.conditions, *request.fallbacks)
+    ]
+    can_start = [[kind for kind in option if groups[kind]["max"]] for option in options]
+    chosen = next(filter(None, [*can_start, *options]), [])
+    cpus = 0 if request.resources.get("GPU") else request.resources.get("CPU", 0)
+
+    def cost(kind: str) -> tuple[bool, bool]:
+        has_gpus = bool(groups[kind]["gpu"])
+        return has_gpus, not has_gpus and cpus > groups[kind]["units"]
+
+    return chosen if request.resources.get("GPU") else sorted(chosen, key=cost)
+
+
+def _fits(resources: Mapping[str, float], conditions: Iterable[Condition], group: NodeGroup) -> bool:
+    if resources.get("GPU", 0) > gpus_of(group):
         return False
-    names = [name.removeprefix(GPU_RESOURCE) for name in request.resources if name.startswith(GPU_RESOURCE)]
-    if not all(_same(group["gpu"], name) for name in names):
-        return False
-    return all(_holds(condition, group) for condition in request.conditions)
+    gpus = (name.removeprefix(GPU_RESOURCE) for name in resources if name.startswith(GPU_RESOURCE))
+    of_gpu = (Condition(GPU_LABEL, frozenset([name])) for name in gpus)
+    return all(_holds(condition, group) for condition in (*conditions, *of_gpu))
 
 
 def _holds(condition: Condition, group: NodeGroup) -> bool:
-    """Return whether some node of a group can meet a condition; labels of others than this project are not known."""
-    labels: dict[str, Sequence[str]] = {
+    """Return True if some node of a group can meet a condition; a label that is not known may have any value.
+
+    A node without a label meets no `in` and each `not in`.
+    """
+    known: dict[str, Sequence[str]] = {
         NODE_GROUP_LABEL: [label_of_pool(group["pool"])],
         ZONE_LABEL: group["zones"],
         TYPE_LABEL: group["types"],
-        GPU_LABEL: group["gpu"].split(" or "),
+        MARKET_LABEL: [SPOT, ON_DEMAND] if group["spot"] else [ON_DEMAND],
+        GPU_LABEL: ray_names(group["gpu"]),
     }
-    values = labels.get(condition.label)
-    if values is None:
-        return True
-    return any((value in condition.values) != condition.is_not for value in values)
+    values = known.get(condition.label)
+    return not values or any((value in condition.values) != condition.is_not for value in values)
 
 
-def _same(gpu: str, name: str) -> bool:
-    return bool(gpu) and gpu.replace(" ", "-").casefold() == name.replace(" ", "-").casefold()
+def ray_names(gpu: str) -> list[str]:
+    """Return Ray's names of a GPU that EC2 names, e.g. RTX-PRO-6000 of `RTX PRO Server 6000`; empty if not known.
+
+    Ray reads a name in capitals from the driver's; its names of memory sizes, A100-40G and A100-80G, are not on nodes.
+    """
+    if UNKNOWN_GPU in gpu.split(" or "):
+        return []
+    return ["-".join(word for word in name.split() if word != "Server").upper() for name in gpu.split(" or ")]
+
+
+def _plain(gpu: str) -> str:
+    """Return a GPU's name as users may write it: in any case, with Ray's hyphens or EC2's spaces."""
+    return "-".join(word for word in gpu.casefold().replace("-", " ").split() if word != "server")
 
 
 def siblings(kind: str, info: ClusterInfo) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,69 +30,92 @@ class HeadDied(BaseException):
 
 
 class Api:
-    """boto3's clients of ECS and EC2 Auto Scaling."""
+    """boto3's clients of ECS and EC2 Auto Scaling, for the kinds of worker of these simulators."""
 
-    def __init__(self, simulator: Simulator) -> None:
-        self._of = simulator
+    def __init__(self, *parts: Simulator) -> None:
+        self._parts = parts
 
-    def _change(self, name: str, change: Callable[[], None], detail: Any) -> None:
-        self._of.calls.append((self._of.now, name, detail))
+    def _part(self, name: str) -> Simulator:
+        """Return the simulator with this service, group or instance."""
+        [part] = [
+            part
+            for part in self._parts
+            if name in (part.kind, f"{part.kind}-group", *(each.instance_id for each in part.instances))
+        ]
+        return part
+
+    def _change(self, part: Simulator, name: str, change: Callable[[], None], detail: Any) -> None:
+        part.calls.append((part.now, name, detail))
         try:
-            self._of.on_call(name)
+            part.on_call(name)
         except (Lost, HeadDied) as end:
             if isinstance(end, Lost) or end.is_made:
                 change()
             raise
         change()
 
-    def list_services(self, cluster: str, maxResults: int) -> dict[str, Any]:
-        return {"serviceArns": ["arn/workers"]}
-
     def describe_services(self, cluster: str, services: list[str]) -> dict[str, Any]:
-        return {"services": [self._of.answers()[0]]}
+        assert 0 < len(services) <= 10
+        return {"services": [self._part(name.removeprefix("arn/")).answers()[0] for name in services]}
 
     def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> dict[str, Any]:
-        return {"AutoScalingGroups": [self._of.answers()[1]]}
+        assert AutoScalingGroupNames
+        return {"AutoScalingGroups": [self._part(name).answers()[1] for name in AutoScalingGroupNames]}
 
-    def get_paginator(self, name: str) -> Api:
-        assert name == "list_container_instances"
-        return self
+    def get_paginator(self, name: str) -> Any:
+        pages = {"list_services": self._services, "list_container_instances": self._instances}
+        return SimpleNamespace(paginate=lambda cluster: pages[name]())
 
-    def paginate(self, cluster: str) -> list[dict[str, Any]]:
-        known = [each for each in self._of.instances if each.has_registered(self._of.now)]
-        return [{"containerInstanceArns": [each.instance_id for each in known if self._of.now < each.ending_at]}]
+    def _services(self) -> list[dict[str, Any]]:
+        """Return pages with one service each, as AWS may."""
+        return [{"serviceArns": [f"arn/{part.kind}"]} for part in self._parts]
+
+    def _instances(self) -> list[dict[str, Any]]:
+        known = [
+            each.instance_id
+            for part in self._parts
+            for each in part.instances
+            if each.has_registered(part.now) and part.now < each.ending_at
+        ]
+        return [{"containerInstanceArns": known}]
 
     def describe_container_instances(self, cluster: str, containerInstances: list[str]) -> dict[str, Any]:
-        found = [each for each in self._of.instances if each.instance_id in containerInstances]
+        found = [(part, each) for part in self._parts for each in part.instances]
         return {
             "containerInstances": [
                 {
                     "ec2InstanceId": each.instance_id,
-                    "capacityProviderName": "workers-provider",
-                    "runningTasksCount": int(each.task_at <= self._of.now),
-                    "pendingTasksCount": int(self._of.now < each.task_at < math.inf),
+                    "capacityProviderName": f"{part.kind}-provider",
+                    "runningTasksCount": int(each.task_at <= part.now),
+                    "pendingTasksCount": int(part.now < each.task_at < math.inf),
                     "registeredAt": datetime.fromtimestamp(EPOCH + each.registers_at, UTC),
                     "status": "ACTIVE",
                 }
-                for each in found
+                for part, each in found
+                if each.instance_id in containerInstances
             ]
         }
 
     def update_service(self, cluster: str, service: str, desiredCount: int) -> None:
-        def change() -> None:
-            self._of.count = desiredCount
+        part = self._part(service)
 
-        assert 0 <= desiredCount <= self._of.most
-        self._change("SetCount", change, desiredCount)
+        def change() -> None:
+            part.count = desiredCount
+
+        assert 0 <= desiredCount <= part.most
+        self._change(part, "SetCount", change, desiredCount)
 
     def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int, HonorCooldown: bool) -> None:
-        def change() -> None:
-            self._of.capacity = DesiredCapacity
+        part = self._part(AutoScalingGroupName)
 
-        assert 0 <= DesiredCapacity <= self._of.most
+        def change() -> None:
+            part.capacity = DesiredCapacity
+
+        assert 0 <= DesiredCapacity <= part.most
         assert not HonorCooldown
-        self._change("SetCapacity", change, DesiredCapacity)
+        self._change(part, "SetCapacity", change, DesiredCapacity)
 
     def terminate_instance_in_auto_scaling_group(self, InstanceId: str, ShouldDecrementDesiredCapacity: bool) -> None:
         assert ShouldDecrementDesiredCapacity
-        self._change("End", lambda: self._of.end_instance(InstanceId), InstanceId)
+        part = self._part(InstanceId)
+        self._change(part, "End", lambda: part.end_instance(InstanceId), InstanceId)

@@ -1,6 +1,7 @@
-"""Simulator of ECS, Auto Scaling and the scaling alarms, five seconds at a time, for one kind of worker.
+"""Simulator of ECS, Auto Scaling and the scaling alarms, five seconds at a time, for one kind of worker or several.
 
-The head is the real one (ray_on_ecs/node/scaling.py), with clients of tests/scaling_api.py. AWS's documents leave open
+The head is the real one (ray_on_ecs/node/scaling.py), with clients of tests/scaling_api.py. `Simulator` has one kind of
+worker and its own head; `Stack` has several with one head or two. AWS's documents leave open
 if ECS's managed scaling counts instances that are starting: `counts_pending`. `python -m tests.scaling_simulator`
 prints the table of docs/design/aws.md.
 """
@@ -10,15 +11,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray_on_ecs.cluster_info import ClusterInfo, Scaling
-from ray_on_ecs.contract import MAX_STEPS, scale_out_stride
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
+from ray_on_ecs.contract import DEFAULT_POOL, MAX_STEPS, WORKERS, scale_out_stride
 from ray_on_ecs.jobs.record import SUCCEEDED, THEN_STOP, Job
 from ray_on_ecs.node.demand import Need
+from ray_on_ecs.node.numbers import requested_in_pools
 from ray_on_ecs.node.scaling import LOOK_SECONDS, Scaler
 from tests.scaling_api import EPOCH, Api, HeadDied
+from tests.worker_pools import node_group
 
 TICK = 5
 MINUTE = 60
@@ -41,10 +44,11 @@ class Instance:
     is_used: bool = False
     ending_at: float = math.inf
     state: str = ""  # a lifecycle state that the test sets
+    kind: str = WORKERS
 
     @property
     def instance_id(self) -> str:
-        return f"i-{self.number}"
+        return f"i-{self.number}" if self.kind == WORKERS else f"i-{self.kind}-{self.number}"
 
     def lifecycle(self, now: float) -> str:
         if now >= self.ending_at:
@@ -87,6 +91,7 @@ class Simulator:
         stale: Seconds by which AWS's answers are old.
         shortage: EC2 has at most this many instances.
         on_call: Called with the name of each call that changes something; it may raise Lost, Refused or HeadDied.
+        kind: The kind of worker, of `pool` in `zone`.
     """
 
     def __init__(
@@ -101,12 +106,16 @@ class Simulator:
         stale: float = 0,
         shortage: float = math.inf,
         on_call: Callable[[str], None] = lambda name: None,
+        kind: str = WORKERS,
+        pool: str = DEFAULT_POOL,
+        zone: str = "us-west-2a",
     ) -> None:
+        self.kind, self.pool, self.zone = kind, pool, zone
         self.most, self.least, self.runs = most, least, list(runs)
         self.counts_pending, self.stale, self.shortage = counts_pending, stale, shortage
         self.on_call = on_call
         self.now, self.count, self.capacity = 0.0, warm, warm
-        self.instances = [Instance(number, -3600, task_at=-3000) for number in range(warm)]
+        self.instances = [Instance(number, -3600, task_at=-3000, kind=kind) for number in range(warm)]
         self.rollout, self.suspended = "COMPLETED", list[str]()
         self.head_until, self.head_from = math.inf, 0.0  # a head that is away from the one to the other
         self.head = self._new_head() if has_head_calls else None
@@ -116,9 +125,12 @@ class Simulator:
         self._warm_until = -math.inf
         self._answers: deque[tuple[dict[str, Any], dict[str, Any]]] = deque(maxlen=int(stale) // TICK + 1)
         self.calls: list[tuple[float, str, Any]] = []
+        self.requested: int | None = None  # that the head publishes, if it is not what is needed
 
     def _new_head(self) -> Scaler:
-        return Scaler(lambda: self.jobs(), lambda service: Api(self), lambda: EPOCH + self.now, self._release)
+        return Scaler(
+            lambda: self.jobs(), lambda service: Api(self), lambda: EPOCH + self.now, self._release, lambda job: None
+        )
 
     def _release(self) -> None:
         for each in self.instances:
@@ -153,7 +165,7 @@ class Simulator:
         self._work()
         if self.has_head and self.head and self.now % LOOK_SECONDS == 0:
             try:
-                self.head.look(self.info(), {"workers": self.need()})
+                self.head.look(self.info(), {self.kind: self.need()})
             except HeadDied:
                 self.head_until, self.head_from = self.now, self.now + 90
                 self.head = self._new_head()
@@ -206,10 +218,11 @@ class Simulator:
         jobs: list[Job] = []
         for number, run in enumerate(self.runs):
             if run.requested_at <= self.now:
-                metadata = {"run_name": f"run-{number}", "storage_path": "s3://b"}
+                name = f"run-{number}" if self.kind == WORKERS else f"{self.kind}-{number}"
+                metadata = {"run_name": name, "storage_path": "s3://b"}
                 jobs.append(
                     {
-                        "submission_id": f"run-{number}",
+                        "submission_id": name,
                         "metadata": {**metadata, **({THEN_STOP: "true"} if run.then_stop else {})},
                         "status": "RUNNING" if run.ended_at is None else SUCCEEDED,
                         "start_time": int(1000 * (EPOCH + run.requested_at)),
@@ -225,6 +238,8 @@ class Simulator:
     def _publish(self) -> None:
         """Publish the minute's metrics, of which the alarms take notice later."""
         need = self.need() if self.has_head else Need(requested=0, available=0, in_use=0)
+        if self.has_head and self.requested is not None:
+            need = replace(need, requested=self.requested)
         billed = max(sum(each.lifecycle(self.now) == "InService" for each in self.instances), self.capacity)
         tasks = sum(each.task_at <= self.now < each.ending_at for each in self.instances)
         if need.requested > need.available < self.most:
@@ -293,7 +308,7 @@ class Simulator:
 
     def _follow_capacity(self) -> None:
         while len(self.counted()) < min(self.capacity, self.shortage) and "Launch" not in self.suspended:
-            self.instances.append(Instance(len(self.instances), self.now))
+            self.instances.append(Instance(len(self.instances), self.now, kind=self.kind))
 
     def end_instance(self, instance_id: str, *, decrement: bool = True) -> None:
         """Terminate an instance of the group."""
@@ -307,39 +322,25 @@ class Simulator:
     # Answers
 
     def info(self) -> ClusterInfo:
-        limits: Scaling = {
-            "min": self.least,
-            "max": self.most,
-            "idle_minutes": IDLE_MINUTES,
-            "units": 1,
-            "group": "workers-group",
-            "provider": "workers-provider",
-        }
-        return {
-            "cluster": "ray",
-            "group": "workers-group",
-            "types": ["g5.xlarge"],
-            "zones": [],
-            "spot": False,
-            "spread": False,
-            "prices": None,
-            "head_usd": None,
-            "scaling": {"workers": limits},
-            "gpus": 1,
-        }
+        return {"cluster": "ray", "groups": {self.kind: self.node_group()}, "prices": None, "head_usd": None}
+
+    def node_group(self) -> NodeGroup:
+        names = {"group": f"{self.kind}-group", "provider": f"{self.kind}-provider"}
+        limits = {"min": self.least, "max": self.most, "idle_minutes": IDLE_MINUTES}
+        return node_group(self.pool, zone=self.zone, **limits, **names)
 
     def _service(self) -> dict[str, Any]:
         return {
-            "serviceName": "workers",
+            "serviceName": self.kind,
             "status": "ACTIVE",
             "desiredCount": self.count,
             "deployments": [{"status": "PRIMARY", "rolloutState": self.rollout}],
-            "capacityProviderStrategy": [{"capacityProvider": "workers-provider", "weight": 1, "base": 0}],
+            "capacityProviderStrategy": [{"capacityProvider": f"{self.kind}-provider", "weight": 1, "base": 0}],
         }
 
     def _group(self) -> dict[str, Any]:
         return {
-            "AutoScalingGroupName": "workers-group",
+            "AutoScalingGroupName": f"{self.kind}-group",
             "MinSize": 0,
             "MaxSize": self.most,
             "DesiredCapacity": self.capacity,
@@ -371,6 +372,73 @@ class Simulator:
         ends = [min(self.now, each.ending_at + DRAINING) for each in self.instances]
         pairs = zip(self.instances, ends, strict=True)
         return sum(max(0.0, end - max(since, each.launched_at)) for each, end in pairs) / 60
+
+
+class Stack:
+    """Several kinds of worker and their head, or two that don't know of each other.
+
+    Attributes:
+        parts: The simulators by kind.
+        on_tick: Called after each tick.
+        pool_of: Returns the pool of a job's run, as its record has it.
+    """
+
+    def __init__(
+        self,
+        *parts: Simulator,
+        heads: int = 1,
+        on_tick: Callable[[Stack], None] = lambda stack: None,
+        pool_of: Callable[[Job], str | None] = lambda job: None,
+    ) -> None:
+        self.parts = {part.kind: part for part in parts}
+        for part in parts:
+            part.head = None
+        self.on_tick, self.pool_of, self.now = on_tick, pool_of, 0.0
+        self._heads = [self._new_head() for _ in range(heads)]
+        self._head_from = 0.0
+
+    def _new_head(self) -> Scaler:
+        parts = [*self.parts.values()]
+        return Scaler(
+            lambda: [job for part in parts for job in part.jobs()],
+            lambda service: Api(*parts),
+            lambda: EPOCH + self.now,
+            self._release,
+            lambda job: self.pool_of(job),
+        )
+
+    def _release(self) -> None:
+        for part in self.parts.values():
+            part._release()
+
+    def info(self) -> ClusterInfo:
+        groups = {kind: part.node_group() for kind, part in self.parts.items()}
+        return {"cluster": "ray", "groups": groups, "prices": None, "head_usd": None}
+
+    def stay(self, seconds: float) -> Stack:
+        """Let time pass."""
+        until = self.now + seconds
+        while self.now < until:
+            requested = requested_in_pools(self.info(), {kind: part.need() for kind, part in self.parts.items()})
+            for kind, part in self.parts.items():
+                part.requested = requested[kind]
+                part.tick()
+            self.now += TICK
+            if self.now % LOOK_SECONDS == 0 and self.now >= self._head_from:
+                needs = {kind: part.need() for kind, part in self.parts.items()}
+                try:
+                    for head in self._heads:
+                        head.look(self.info(), needs)
+                except HeadDied:
+                    self._heads, self._head_from = [self._new_head()], self.now + 90
+            self.on_tick(self)
+        return self
+
+    def move(self, run: Run, source: str, target: str) -> None:
+        """Let a run that waits for workers of one kind wait for those of another one."""
+        assert run.began_at is None
+        self.parts[source].runs.remove(run)
+        self.parts[target].runs.append(run)
 
 
 # Kinds of numbers: the head's calls, and --then-stop.

@@ -1,7 +1,8 @@
 """CloudWatch metrics of the cluster's resources and demand, published once per minute by a thread of the head.
 
-The thread runs if CLOUDWATCH_NAMESPACE is set. Each stack has a separate namespace, so the metrics don't need
-dimensions. The stack scales GPU and CPU workers by them. A failure costs one line in the log.
+The thread runs if CLOUDWATCH_NAMESPACE is set. Each stack has a separate namespace, so the metrics of the default pool
+and of the CPU workers don't need dimensions; those of other kinds of worker have KIND_DIMENSION. The stack scales the
+workers by them. A failure costs one line in the log.
 """
 
 import logging
@@ -10,13 +11,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ray_on_ecs.aws import client
-from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
+from ray_on_ecs.contract import (
+    CLOUDWATCH_NAMESPACE_VARIABLE,
+    CPU_WORKERS,
+    CPU_WORKERS_VARIABLE,
+    KIND_DIMENSION,
+    WORKERS,
+)
 from ray_on_ecs.errors import failure_of
-from ray_on_ecs.node import api, demand, ports
+from ray_on_ecs.node import api, demand, numbers, ports
+from ray_on_ecs.node.demand import Need
 
 logger = logging.getLogger(__name__)
 
@@ -53,27 +63,17 @@ def publish(namespace: str) -> None:
     """Publish the current values; any of urllib's, Ray's or boto's errors if one doesn't answer or refuses."""
     own_address = ports.own_gcs()
     api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    current = demand.read(own_address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    info = read_cluster_info()
+    current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    needs = current.needs
+    if info:
+        requested = numbers.requested_in_pools(info, needs)
+        needs = {kind: replace(need, requested=requested[kind]) for kind, need in needs.items()}
     # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
-    # utilization. RunProgress=0 is a baseline: alarms take the maximum, so a run's value wins, and without a run the
-    # metric is 0 instead of missing.
-    counts = {
-        "GPUs": current.gpus,
-        "GPUsRequested": current.gpus_needed,
-        "GPUsUsed": current.gpus_in_use,
-        "GPUNodesInUse": current.workers_in_use,
-        "RunProgress": 0,
-    }
-    if current.has_cpu_workers:
-        counts |= {
-            "CPUs": current.cpu_worker_cpus,
-            "CPUsRequested": current.cpu_worker_cpus_needed,
-            "CPUsUsed": current.cpu_worker_cpus_used,
-            "CPUNodesInUse": current.cpu_workers_in_use,
-        }
-    logger.debug(f"metrics: {counts}")
+    # utilization.
+    data = [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
+    logger.debug(f"metrics: {needs}")
     cloudwatch = client("cloudwatch", **LIMITS)
-    data = [_datum(name, "Count", [value]) for name, value in counts.items()]
     cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
     try:
         nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
@@ -81,6 +81,29 @@ def publish(namespace: str) -> None:
         raise OSError(f"only the GPU utilization: {cause}") from cause  # the other metrics are published
     if data := utilization(nodes):
         cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
+
+
+def has_gpus(kind: str, info: ClusterInfo | None) -> bool:
+    """Return True if a kind of worker has GPUs."""
+    return bool(info["groups"][kind]["gpu"]) if info else kind != CPU_WORKERS
+
+
+def of_kind(kind: str, need: Need, with_gpus: bool) -> list[Datum]:
+    """Return the metrics of one kind of worker.
+
+    RunProgress=0 is a baseline: alarms take the maximum, so a run's value wins, and without a run the metric is 0
+    instead of missing.
+    """
+    unit = "GPU" if with_gpus else "CPU"
+    counts = {
+        f"{unit}s": need.available,
+        f"{unit}sRequested": need.requested,
+        f"{unit}sUsed": need.used,
+        f"{unit}NodesInUse": need.in_use,
+        **({"RunProgress": 0} if with_gpus else {}),
+    }
+    dimensions = [] if kind in (WORKERS, CPU_WORKERS) else [{"Name": KIND_DIMENSION, "Value": kind}]
+    return [{**_datum(name, "Count", [value]), "Dimensions": dimensions} for name, value in counts.items()]
 
 
 def utilization(nodes: Any) -> list[Datum]:

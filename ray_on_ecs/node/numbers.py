@@ -1,5 +1,7 @@
 """Numbers of workers of one kind: the calls of ECS and Auto Scaling that bring them to the demand.
 
+Kinds of one pool, in several zones, share its maximum (`shares`), and one gives way to another (`giving_way`).
+
 Functions without side effects: node/scaling.py asks AWS and makes the calls. They make for the numbers of the scaling
 alarms, which do the same minutes later and without a head. So a call that is repeated, lost, refused or made by two
 heads does no harm: two of the three set a number, and the third ends an instance that nothing needs.
@@ -16,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ray_on_ecs.cluster_info import Scaling
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import scale_out_stride
 from ray_on_ecs.node.demand import Need
+from ray_on_ecs.pools import kinds_by_pool
 from ray_on_ecs.starting.states import LIFECYCLE, Phase
 
 # Time in service before an instance without a task may end, and of an instance that does not register with ECS.
@@ -129,12 +132,12 @@ class End:
 Call = SetCount | SetCapacity | End
 
 
-def is_short(need: Need, limits: Scaling) -> bool:
+def is_short(need: Need, limits: NodeGroup) -> bool:
     """Return True if programs request more than there is, and the stack can start more."""
     return need.requested > need.available and need.available < limits["max"] * limits["units"]
 
 
-def wanted(need: Need, limits: Scaling) -> int:
+def wanted(need: Need, limits: NodeGroup) -> int:
     """Return the number of workers to scale out to, as the scaling alarm computes it; 0 without demand for more."""
     number = need.in_use
     if is_short(need, limits):
@@ -143,17 +146,71 @@ def wanted(need: Need, limits: Scaling) -> int:
     return min(number, limits["max"])
 
 
-def needed(need: Need, limits: Scaling) -> int:
+def needed(need: Need, limits: NodeGroup) -> int:
     """Return the number of workers below which none is stopped: the minimum, those in use and those requested."""
     return max(limits["min"], need.in_use, min(_nodes_for(need, limits), limits["max"]))
 
 
-def left_by(need: Need, limits: Scaling, began_at: float, now: float) -> int:
+def left_by(need: Need, limits: NodeGroup, began_at: float, now: float) -> int:
     """Return the number of workers that stay after a run with --then-stop, which began at a time.
 
     Others' are those that are needed, and those that were idle when it began.
     """
     return max(needed(need, limits), need.in_use + sum(now - idle < began_at for idle in need.idle_seconds))
+
+
+def in_pools(info: ClusterInfo, needs: Mapping[str, Need], has: Mapping[str, int]) -> dict[str, NodeGroup]:
+    """Return the description of each kind that can have workers, with its share of its pool's maximum; see `shares`."""
+    limits: dict[str, NodeGroup] = {}
+    for kinds in kinds_by_pool(info).values():
+        own = {kind: info["groups"][kind] for kind in kinds if kind in needs and info["groups"][kind]["max"] > 0}
+        if len(own) > 1:
+            of_pool = shares(needs, own, has)
+            own = {kind: NodeGroup(**{**each, "max": of_pool[kind]}) for kind, each in own.items()}
+        limits |= own
+    return {kind: limits[kind] for kind in info["groups"] if kind in limits}
+
+
+def requested_in_pools(info: ClusterInfo, needs: Mapping[str, Need]) -> dict[str, int]:
+    """Return the GPUs or CPUs that the alarms see as requested: an alarm does not know of its pool's other zones."""
+    nodes = {kind: int(need.available // info["groups"][kind]["units"]) for kind, need in needs.items()}
+    limits = in_pools(info, needs, nodes)
+    requested = {kind: need.requested for kind, need in needs.items()}
+    for kind, each in limits.items():
+        if each["max"] < info["groups"][kind]["max"]:
+            requested[kind] = min(requested[kind], each["max"] * each["units"])
+    return requested
+
+
+def shares(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup], has: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of workers that each kind of one pool may have, so that together they have its maximum.
+
+    Those in use and the minimums are granted first, then what is needed and exists, then what is to be started.
+
+    Args:
+        needs: The demand by kind.
+        limits: The stack's description of the kinds, in order of preference.
+        has: The instances of each kind.
+    """
+    granted = {kind: max(needs[kind].in_use, each["min"]) for kind, each in limits.items()}
+    wants = {kind: needed(needs[kind], each) for kind, each in limits.items()}
+    most = max(each["max"] for each in limits.values())
+    for enough in ({kind: min(wants[kind], has.get(kind, 0)) for kind in limits}, wants):
+        for kind in limits:
+            room = max(0, most - sum(granted.values()))
+            granted[kind] += min(room, max(0, enough[kind] - granted[kind]))
+    free = max(0, most - sum(granted.values()))
+    return {kind: min(limits[kind]["max"], number + free) for kind, number in granted.items()}
+
+
+def giving_way(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]) -> set[str]:
+    """Return the kinds whose idle workers give way, because programs wait for another kind of their pool."""
+    short = {kind for kind, each in limits.items() if is_short(needs[kind], each)}
+    return {
+        kind
+        for kind, each in limits.items()
+        if any(limits[other]["pool"] == each["pool"] for other in short if other != kind)
+    }
 
 
 def counted(view: View, memory: Memory) -> list[Member]:
@@ -163,7 +220,7 @@ def counted(view: View, memory: Memory) -> list[Member]:
     ]
 
 
-def surplus(need: Need, limits: Scaling, view: View, memory: Memory) -> int:
+def surplus(need: Need, limits: NodeGroup, view: View, memory: Memory) -> int:
     """Return the number of instances beyond those that service, group and programs need."""
     return len(counted(view, memory)) - max(needed(need, limits), view.count, view.least)
 
@@ -182,7 +239,7 @@ def observe(view: View, memory: Memory, now: float, *, is_open: bool) -> Memory:
 
 
 def decide(
-    need: Need, limits: Scaling, view: View, memory: Memory, now: float, left: int | None = None
+    need: Need, limits: NodeGroup, view: View, memory: Memory, now: float, left: int | None = None
 ) -> tuple[list[Call], Memory]:
     """Return the calls to make, and the memory after this look.
 
@@ -192,7 +249,7 @@ def decide(
         view: The answers of AWS.
         memory: The observations of the looks before.
         now: Unix time.
-        left: The number of workers that a run with --then-stop leaves, if one has just ended.
+        left: The number of workers that a run with --then-stop leaves, if one has just ended, or 0 if they give way.
     """
     most = min(limits["max"], view.most)
     number = min(wanted(need, limits), most)
@@ -219,7 +276,7 @@ def decide(
     return calls, memory.ending([call.instance_id for call in calls if isinstance(call, End)], now)
 
 
-def _ends(need: Need, limits: Scaling, view: View, memory: Memory, now: float) -> list[End]:
+def _ends(need: Need, limits: NodeGroup, view: View, memory: Memory, now: float) -> list[End]:
     """Return the ends of instances that nothing needs.
 
     None while ECS may be about to place a task on one, or another caller is about to end one.
@@ -239,7 +296,7 @@ def _ends(need: Need, limits: Scaling, view: View, memory: Memory, now: float) -
     return [End(instance_id) for instance_id in sorted(ready)[: max(0, surplus(need, limits, view, memory))]]
 
 
-def _nodes_for(need: Need, limits: Scaling) -> int:
+def _nodes_for(need: Need, limits: NodeGroup) -> int:
     return -(-need.requested // limits["units"])
 
 

@@ -1,24 +1,41 @@
-"""Ray's version, nodes and GPUs on this head, for the state that its desk writes."""
+"""Ray's version, nodes and GPUs on this head, and the stack's workers, for the state that its desk writes.
+
+    ray_version  Ray's version
+    nodes        the nodes that are alive: the fields of Node but for `pool`
+    gpus         GPUs in use, of all nodes, and requested
+    groups       the stack's node groups by kind, with the keys of NodeGroup (cluster_info.py); missing while they are
+                 not known, and without a stack
+
+Commands of other versions read it: `nodes_of` leaves out fields that it does not know, and earlier ones drop a node
+that has such a field. So a new fact about nodes gets a key beside `nodes`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ray_on_ecs.contract import CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
+from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.pools import kind_of_node
+
+__all__ = ["ALIVE", "HEAD", "WORKERS", "Node", "nodes_of", "read", "workers_of"]
 
 ALIVE = "ALIVE"
-HEAD, WORKERS = "head", "workers"
+HEAD = "head"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Ray node; the instance's values are None on a node without labels, such as the head's."""
+    """Ray node; the instance's values are None on a node without labels, such as the head's.
+
+    Its kind is the head's, or that of its node group. `pool` is empty on the head.
+    """
 
     kind: str
     instance_type: str | None
@@ -29,10 +46,11 @@ class Node:
     gpus_used: float
     cpus_used: float
     up_seconds: int
+    pool: str = ""
 
 
 def read() -> dict[str, Any]:
-    """Return Ray's version, the nodes that are alive, and the GPUs: in use, of all nodes, and requested.
+    """Return the state of Ray, see above.
 
     Raises:
         OSError: Ray doesn't answer, or its answers have another form.
@@ -40,9 +58,10 @@ def read() -> dict[str, Any]:
     url = f"http://127.0.0.1:{ports.DASHBOARD}"
     status = api.below(url, api.get(f"{url}/api/cluster_status"), "data", "clusterStatus") or {}
     listed = api.below(url, api.get(f"{url}/api/v0/nodes?detail=1&limit=1000"), "data", "result", "result")
+    info = read_cluster_info()
     try:
         load = status.get("loadMetricsReport") or {}
-        nodes = [_node(node, load) for node in api.items_in(url, listed, api.NODE) if node["state"] == ALIVE]
+        nodes = [_node(node, load, info) for node in api.items_in(url, listed, api.NODE) if node["state"] == ALIVE]
         used = sum(node.gpus_used for node in nodes)
         # Requests of pending tasks, actors and placement groups.
         shapes = [*(load.get("resourceDemand") or ())]
@@ -51,34 +70,59 @@ def read() -> dict[str, Any]:
         pending = sum(shape.get("GPU", 0) * count for shape, count in shapes)
         return {
             "ray_version": api.below(url, api.get(f"{url}/api/version"), "ray_version"),
-            "nodes": [asdict(node) for node in nodes],
+            "nodes": [{key: value for key, value in asdict(node).items() if key != "pool"} for node in nodes],
             "gpus": {"used": used, "total": sum(node.gpus for node in nodes), "requested": used + pending},
+            **({"groups": info["groups"]} if info else {}),
         }
     except (AttributeError, LookupError, TypeError, ValueError) as cause:
         raise AnswerError(url, f"not an answer of Ray's: {cause!r}") from cause
 
 
 def nodes_of(ray: Mapping[str, Any]) -> list[Node]:
-    """Return the nodes in a document with what `read` returns, without those that are broken."""
+    """Return the nodes in a state of Ray, without those that are broken."""
+    info = workers_of(ray)
+    known = {field.name for field in fields(Node)} - {"pool"}
     nodes = []
     for node in ray.get("nodes", ()):
-        with suppress(TypeError):
-            nodes.append(Node(**node))
+        with suppress(AttributeError, TypeError):
+            values: dict[str, Any] = {key: value for key, value in node.items() if key in known}
+            nodes.append(Node(**values, pool=_pool_of(values.get("kind"), info)))
     return nodes
 
 
-def _node(node: dict[str, Any], load: dict[str, Any]) -> Node:
+def workers_of(ray: Mapping[str, Any]) -> ClusterInfo | None:
+    """Return the stack's workers in a state of Ray, without prices; None if it does not have them."""
+    groups = ray.get("groups")
+    if not (isinstance(groups, dict) and groups and all(map(_is_complete, groups.values()))):
+        return None
+    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None}
+
+
+def _is_complete(group: Any) -> bool:
+    return isinstance(group, dict) and group.keys() >= NodeGroup.__required_keys__
+
+
+def _pool_of(kind: Any, info: ClusterInfo | None) -> str:
+    """Return the pool of a kind of node; of a node group that the stack no longer has by its name."""
+    if info and kind in info["groups"]:
+        return info["groups"][kind]["pool"]
+    pools = {HEAD: "", WORKERS: DEFAULT_POOL, CPU_WORKERS: CPU_POOL}
+    return pools[kind] if kind in pools else str(kind).removesuffix(f"-{WORKERS}")
+
+
+def _kind_of(labels: Mapping[str, str], info: ClusterInfo | None) -> str:
+    if info and (kind := kind_of_node(labels, info)):
+        return kind
+    label = labels.get(NODE_GROUP_LABEL, "")
+    return {"": WORKERS, CPU_WORKERS: CPU_WORKERS}.get(label, f"{label}-{WORKERS}")
+
+
+def _node(node: dict[str, Any], load: dict[str, Any], info: ClusterInfo | None) -> Node:
     labels = node["labels"] or {}
     total = node["resources_total"]
     usage = (load.get("usageByNode") or {}).get(node["node_id"]) or {}
-    if node["is_head_node"]:
-        kind = HEAD
-    elif labels.get(NODE_GROUP_LABEL) == CPU_WORKERS:
-        kind = CPU_WORKERS
-    else:
-        kind = WORKERS
     return Node(
-        kind=kind,
+        kind=HEAD if node["is_head_node"] else _kind_of(labels, info),
         instance_type=labels.get(INSTANCE_LABELS["instance_type"]),
         zone=labels.get(INSTANCE_LABELS["zone"]),
         market=labels.get(INSTANCE_LABELS["market"]),

@@ -11,21 +11,26 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 from ray_on_ecs.aws import client
-from ray_on_ecs.cluster_info import ClusterInfo, Scaling, read_cluster_info
-from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, CPU_WORKERS_VARIABLE
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import failure_of
-from ray_on_ecs.jobs.record import THEN_STOP, Job, goes_on, last_jobs
+from ray_on_ecs.jobs.record import RUN, THEN_STOP, Job, goes_on, last_jobs
 from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
 from ray_on_ecs.node.outage import Outage
+from ray_on_ecs.pools import Request
 from ray_on_ecs.starting import deployments
-from ray_on_ecs.starting.look import provider_of
+from ray_on_ecs.starting.look import MOST, MOST_SERVICES, provider_of
+from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.run_storage import RunStorage
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +44,22 @@ THEN_STOP_SECONDS = 300.0
 FREE_SECONDS, SETTLE_SECONDS = 15.0, 60.0
 # Short, and without boto3's own repetitions: the next look tries again.
 LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 1}
-DESCRIBED = 100  # container instances in one call
 
 
 def start(list_jobs: Callable[[], list[Job]], is_up: threading.Event) -> None:
     """Start the thread, if this is the head of a stack; it waits until Ray is up, and ends with this process."""
     if os.environ.get(CLUSTER_INFO_VARIABLE):
         threading.Thread(target=Scaler(list_jobs).run, args=(is_up,), name="scaling", daemon=True).start()
+
+
+def pool_of(job: Job) -> str | None:
+    """Return the name of the pool that a job's run has used, by its record; None if that has none.
+
+    Any error of the storage or of a broken record may be raised.
+    """
+    name, storage_path = (job["metadata"][key] for key in RUN)
+    status = RunStorage.open(storage_path, name, **LIMITS).read_json(layout.STATUS) or {}
+    return str(status["pool"]["name"]) if status.get("pool") else None
 
 
 class Scaler:
@@ -56,6 +70,7 @@ class Scaler:
         connect: Makes a client of an AWS service.
         now: Returns the Unix time.
         release: Tells the idle nodes to release their tasks.
+        pool_of: Returns the name of the pool that a job's run has used, None if that is not known.
     """
 
     def __init__(
@@ -64,12 +79,16 @@ class Scaler:
         connect: Callable[[str], Any] = lambda service: client(service, **LIMITS),
         now: Callable[[], float] = time.time,
         release: Callable[[], None] = lambda: demand.release_idle(ports.own_gcs()),
+        pool_of: Callable[[Job], str | None] = pool_of,
     ) -> None:
         self._list_jobs, self._connect, self._now, self._release = list_jobs, connect, now, release
+        self._pool_of = pool_of
         self._services: dict[str, str] = {}  # names by capacity provider
         self._memory: dict[str, Memory] = {}
-        self._left: dict[str, int] = {}  # workers that the last run with --then-stop leaves, by kind
-        self._stopped: set[str] = set()  # IDs of the jobs of these runs
+        self._instances: dict[str, int] = {}  # by kind
+        # Workers that each run with --then-stop has left, by the ID of its job and kind.
+        self._left: dict[str, dict[str, int]] = {}
+        self._unmet: set[str] = set()
         self._quiet_until = float("-inf")
         self._outages: dict[str, Outage] = {}
 
@@ -84,50 +103,85 @@ class Scaler:
         """Look at the demand and scale; any of Ray's or boto3's errors if one doesn't answer."""
         address = ports.own_gcs()
         api.check_gcs(address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-        current = demand.read(address, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
-        info = read_cluster_info()
-        if info and "cluster" in info:
-            self.look(info, {"workers": current.of_workers, CPU_WORKERS: current.of_cpu_workers})
+        if (info := read_cluster_info()) and info["cluster"]:
+            current = demand.read(address, info, has_cpu_workers=False)
+            self._name_unmet(current.unmet)
+            self.look(info, current.needs)
+
+    def _name_unmet(self, requests: Sequence[Request]) -> None:
+        unmet = {str(request) for request in requests}
+        for request in sorted(unmet - self._unmet):
+            logger.warning(f"scaling: a program waits for {request} on one node, which no pool has")
+        self._unmet = unmet
 
     def look(self, info: ClusterInfo, needs: Mapping[str, Need]) -> None:
         """Scale each kind of worker to its need, by the stack's description of them."""
         now = self._now()
-        limits = {kind: each for kind, each in info["scaling"].items() if kind in needs and each["max"] > 0}
+        limits = numbers.in_pools(info, needs, self._instances)
+        if not limits:
+            return
         jobs = self._list_jobs()
         ended = just_ended(jobs, now)
         is_short = any(numbers.is_short(needs[kind], each) for kind, each in limits.items())
         if not (is_short or ended or now >= self._quiet_until):
             return
         self._quiet_until = now + QUIET_SECONDS
-        if new := [job for job in ended if job["submission_id"] not in self._stopped]:
-            began_at = min(job["start_time"] for job in new) / 1000
-            # Once: ECS may stop other idle nodes, and the run's nodes stay in their place.
-            self._left = {kind: numbers.left_by(needs[kind], each, began_at, now) for kind, each in limits.items()}
-            self._stopped |= {job["submission_id"] for job in new}
-            if not any(map(goes_on, last_jobs(jobs))):  # else one may be between two starts of its workers
-                self.try_to("release idle nodes", self._release)
+        left = self._left_after(ended, jobs, needs, limits) | dict.fromkeys(numbers.giving_way(needs, limits), 0)
         services = self._read_services(info["cluster"], limits)
         groups = self._read_groups(limits)
+        read_hosts = cache(partial(self._read_hosts, info["cluster"]))
         for kind, each in limits.items():
             if kind in services and kind in groups:
-                left = self._left.get(kind) if ended else None
                 scale = partial(self._scale, info["cluster"], kind, each, needs[kind], services[kind], groups[kind])
-                self.try_to(f"read the instances of the {kind}", partial(scale, left))
+                self.try_to(f"read the instances of the {kind}", partial(scale, left.get(kind), read_hosts))
+
+    def _left_after(
+        self, ended: Sequence[Job], jobs: list[Job], needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]
+    ) -> dict[str, int]:
+        """Return the workers to leave after runs with --then-stop that have ended, of the kinds that these used."""
+        if new := [job for job in ended if job["submission_id"] not in self._left]:
+            # Once: ECS may stop other idle nodes, and the run's nodes stay in their place.
+            left = self._left_by(new, needs, limits)
+            self._left |= {job["submission_id"]: left for job in new}
+            if not any(map(goes_on, last_jobs(jobs))):  # else one may be between two starts of its workers
+                self.try_to("release idle nodes", self._release)
+        stopped = {job["submission_id"] for job in ended}
+        merged: dict[str, int] = {}
+        for job_id, left in self._left.items():  # the last look at a kind counts
+            merged |= left if job_id in stopped else {}
+        return merged
+
+    def _left_by(
+        self, jobs: Sequence[Job], needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]
+    ) -> dict[str, int]:
+        """Return the workers that runs with --then-stop leave, of the kinds of their pools, or of all kinds."""
+        left: dict[str, int] = {}
+        for job in jobs:
+            pool: str | None = None
+            with suppress(Exception):  # without its record, which may be broken, it may have used any
+                pool = self._pool_of(job)
+            for kind, each in limits.items():
+                if pool in (None, each["pool"]):
+                    number = numbers.left_by(needs[kind], each, job["start_time"] / 1000, self._now())
+                    left[kind] = min(number, left.get(kind, number))
+        return left
 
     def _scale(
         self,
         cluster: str,
         kind: str,
-        limits: Scaling,
+        limits: NodeGroup,
         need: Need,
         service: dict[str, Any],
         group: dict[str, Any],
         left: int | None,
+        read_hosts: Callable[[], dict[str, dict[str, Host]]],
     ) -> None:
         memory = self._memory.get(kind, Memory())
         view = view_of(service, group)
+        self._instances[kind] = len(numbers.counted(view, memory))
         if numbers.surplus(need, limits, view, memory) > 0:
-            view = view_of(service, group, self._read_hosts(cluster, limits["provider"]))
+            view = view_of(service, group, read_hosts().get(limits["provider"], {}))
         calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)
         if calls or view.hosts is not None or view.capacity > len(numbers.counted(view, memory)):
             self._quiet_until = float("-inf")  # the next look sees the effect
@@ -159,45 +213,50 @@ class Scaler:
             logger.warning(line)
         return cause is None
 
-    def _read_services(self, cluster: str, limits: Mapping[str, Scaling]) -> dict[str, dict[str, Any]]:
+    def _read_services(self, cluster: str, limits: Mapping[str, NodeGroup]) -> dict[str, dict[str, Any]]:
         """Return ECS's description of the active services, by kind of worker."""
         ecs = self._connect("ecs")
         providers = {each["provider"]: kind for kind, each in limits.items()}
+
+        def described(names: Sequence[str]) -> list[dict[str, Any]]:
+            parts = (names[begin : begin + MOST_SERVICES] for begin in range(0, len(names), MOST_SERVICES))
+            return [
+                each for part in parts for each in ecs.describe_services(cluster=cluster, services=part)["services"]
+            ]
+
         if not providers.keys() <= self._services.keys():
-            names = ecs.list_services(cluster=cluster, maxResults=10)["serviceArns"]
-            described = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
-            self._services = {provider_of(service): service["serviceName"] for service in described}
+            pages = ecs.get_paginator("list_services").paginate(cluster=cluster)
+            arns = [arn for page in pages for arn in page["serviceArns"]]
+            self._services = {provider_of(service): service["serviceName"] for service in described(arns)}
         names = [name for provider, name in self._services.items() if provider in providers]
-        found = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
-        active = [service for service in found if service["status"] == "ACTIVE" and provider_of(service) in providers]
+        active = [each for each in described(names) if each["status"] == "ACTIVE" and provider_of(each) in providers]
         if len(active) < len(names):
             self._services = {}  # `pulumi up` has replaced one
         return {providers[provider_of(service)]: service for service in active}
 
-    def _read_groups(self, limits: Mapping[str, Scaling]) -> dict[str, dict[str, Any]]:
+    def _read_groups(self, limits: Mapping[str, NodeGroup]) -> dict[str, dict[str, Any]]:
         """Return Auto Scaling's description of the groups that are not being deleted, by kind of worker."""
         kinds = {each["group"]: kind for kind, each in limits.items()}
         answer = self._connect("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[*kinds])
         groups = [group for group in answer["AutoScalingGroups"] if not group.get("Status")]
         return {kinds[group["AutoScalingGroupName"]]: group for group in groups}
 
-    def _read_hosts(self, cluster: str, provider: str) -> dict[str, Host]:
-        """Return ECS's description of a capacity provider's instances, by instance ID."""
+    def _read_hosts(self, cluster: str) -> dict[str, dict[str, Host]]:
+        """Return ECS's description of the instances, by capacity provider and instance ID."""
         ecs = self._connect("ecs")
         pages = ecs.get_paginator("list_container_instances").paginate(cluster=cluster)
         arns = [arn for page in pages for arn in page["containerInstanceArns"]]
-        hosts = {}
-        for begin in range(0, len(arns), DESCRIBED):
-            some = arns[begin : begin + DESCRIBED]
-            for each in ecs.describe_container_instances(cluster=cluster, containerInstances=some)[
-                "containerInstances"
-            ]:
-                if each.get("capacityProviderName") == provider:
-                    tasks = each["runningTasksCount"] + each["pendingTasksCount"]
-                    registered = each.get("registeredAt")
-                    since = registered.timestamp() if registered else math.inf  # it is still to register
-                    hosts[each["ec2InstanceId"]] = Host(tasks, since, each["status"])
-        return hosts
+        hosts: defaultdict[str, dict[str, Host]] = defaultdict(dict)
+        for begin in range(0, len(arns), MOST):
+            some = arns[begin : begin + MOST]
+            found = ecs.describe_container_instances(cluster=cluster, containerInstances=some)["containerInstances"]
+            for each in found:
+                tasks = each["runningTasksCount"] + each["pendingTasksCount"]
+                registered = each.get("registeredAt")
+                since = registered.timestamp() if registered else math.inf  # it is still to register
+                provider = each.get("capacityProviderName") or ""
+                hosts[provider][each["ec2InstanceId"]] = Host(tasks, since, each["status"])
+        return dict(hosts)
 
 
 def just_ended(jobs: list[Job], now: float) -> list[Job]:

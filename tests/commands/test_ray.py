@@ -1,6 +1,5 @@
 """The resources that a real Ray reports, and the requests of waiting runs and pipelines."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.node import ports
-from ray_on_ecs.node.demand import Demand
 from tests.commands.conftest import REPOSITORY, Run
 from tests.commands.head import SECONDS, TOKEN
 from tests.local_cluster import STARTS
+from tests.worker_pools import node_group
 
 # Prints the used GPUs, which keep a stack's workers, and the needed GPUs, which start workers.
 SHOW = """
@@ -33,8 +32,8 @@ def start(gpus, dashboard=False):
 def show(name, in_use, needed):
     # A node tells of its use with a delay.
     for _ in range(4000):
-        read = demand.read(gcs, has_cpu_workers=False)
-        found = [read.gpus_in_use, read.gpus_needed]
+        need = demand.read(gcs, None, has_cpu_workers=False).needs["workers"]
+        found = [need.used, need.requested]
         if found == [in_use, needed]:
             break
         time.sleep(0.1)
@@ -53,14 +52,18 @@ def wait(file):
 REPORTS = """
 start(gpus=2, dashboard=True)
 
-def show_all(**expected):
+def show_all(cpus=0, **expected):
     for _ in range(4000):
-        found = dataclasses.asdict(demand.read(gcs, has_cpu_workers=False))
-        idle = found.pop("workers_idle"), found.pop("cpu_workers_idle")
-        if found == {**dict.fromkeys(found, 0), **expected}:
+        needs = demand.read(gcs, None, has_cpu_workers=True).needs
+        found = dataclasses.asdict(needs["workers"]) | {"cpus": needs["cpu-workers"].requested}
+        del found["idle_seconds"]
+        if found == {**dict.fromkeys(found, 0), "available": 2, "cpus": cpus, **expected}:
             break
         time.sleep(0.1)
     print(json.dumps(found), flush=True)
+
+def idle_seconds():
+    return demand.read(gcs, None, has_cpu_workers=True).needs["workers"].idle_seconds
 
 def show_use():
     print(json.dumps([demand.node_in_use(gcs, context.address_info["node_ip_address"])]), flush=True)
@@ -69,25 +72,25 @@ def show_use():
 class Work:
     pass
 
-show_all(gpus=2)
+show_all()
 show_use()
 group = placement_group([{"CPU": 1, "GPU": 4}] * 2 + [{"CPU": 3}])
-show_all(gpus=2, gpus_waiting=8, cpus_waiting=3)
+show_all(requested=8, cpus=3)
 remove_placement_group(group)
 work = [Work.remote() for _ in range(3)]
-show_all(gpus=2, gpus_used=1, worker_cpus_used=2, gpus_waiting=0.5, workers_in_use=1)
+show_all(requested=2, used=1, in_use=1)
 show_use()
 began = time.monotonic()
 del work
-show_all(gpus=2)
-while not demand.read(gcs, has_cpu_workers=False).workers_idle[0] > 0:
+show_all()
+while not idle_seconds()[0] > 0:
     time.sleep(0.1)
-[idle] = demand.read(gcs, has_cpu_workers=False).workers_idle
+[idle] = idle_seconds()
 print(json.dumps([0 < idle <= time.monotonic() - began + 1]), flush=True)
 demand.release_idle(gcs)
 show_use()
 request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
-show_all(gpus=2, gpus_requested=3, cpus_requested=2)
+show_all(requested=3, cpus=2)
 request_resources(bundles=[])
 nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
 print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
@@ -162,6 +165,48 @@ tuning = fit_tuner.remote(sys.argv[1])
 show("and two trials", 0, 7)
 """
 
+# Requests for workers of several pools on a node of the default pool with two CPUs; prints the requested numbers by
+# kind, and the requests that no kind fits.
+SELECTS = """
+from ray_on_ecs.cluster_info import parse_cluster_info
+start(gpus=2)
+info = parse_cluster_info(sys.argv[1])
+
+def show_kinds(count):
+    for _ in range(4000):
+        found = demand.read(gcs, info, has_cpu_workers=False)
+        needs = {kind: need.requested for kind, need in found.needs.items() if need.requested}
+        if sum(needs.values()) + len(found.unmet) == count:
+            break
+        time.sleep(0.1)
+    print(json.dumps([needs, sorted(map(str, found.unmet))]), flush=True)
+
+def of(pool, **more):
+    return {"ray.io/node-group": pool, **more}
+
+here = wait.options(label_selector=of("!in(h100,cpu-workers)")).remote("/")
+ray.get(here)
+tasks = [
+    wait.options(num_cpus=3, label_selector=of("cpu-workers")).remote("/"),
+    wait.options(num_gpus=2, label_selector=of("h100")).remote("/"),
+    wait.options(num_gpus=1, accelerator_type="H100").remote("/"),
+    wait.options(num_gpus=1, label_selector={"ray.io/accelerator-type": "L4"}).remote("/"),
+    wait.options(
+        num_gpus=1,
+        label_selector=of("gone"),
+        fallback_strategy=[{"label_selector": {"ray.io/availability-zone": "us-west-2b"}}],
+    ).remote("/"),
+]
+show_kinds(8)
+for task in tasks:
+    ray.cancel(task)
+group = placement_group(
+    [{"GPU": 8}, {"GPU": 1}, {"CPU": 5}],
+    bundle_label_selector=[of("h100"), {"ray.io/availability-zone": "us-west-2b"}, of("cpu-workers")],
+)
+show_kinds(14)
+"""
+
 # A Ray of one CPU worker with two CPUs, on which Ray Data prepares data; prints the CPUs that CPU workers have and
 # should have, once more are wanted, and once the data is no longer read.
 PIPELINE = """
@@ -177,8 +222,8 @@ def prepare(batch):
     return batch
 
 def cpus():
-    found = demand.read(context.address_info["gcs_address"], has_cpu_workers=True)
-    return found.cpu_worker_cpus, found.cpu_worker_cpus_needed
+    found = demand.read(context.address_info["gcs_address"], None, has_cpu_workers=True).needs["cpu-workers"]
+    return found.available, found.requested
 
 rows = iter(ray.data.range(2000, override_num_blocks=2000).map_batches(prepare).iter_rows())
 while cpus()[1] <= 2:
@@ -245,16 +290,13 @@ def with_gpus(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
 
 def test_ray_reports_total_used_and_pending_resources(with_gpus: list[Any]) -> None:
     total, is_in_use_before, waiting, used, is_in_use, free, is_just_idle, released, requested, node = with_gpus[:10]
-    nothing = dataclasses.asdict(Demand(gpus=2))
-    del nothing["workers_idle"], nothing["cpu_workers_idle"]
-    work = {"gpus_used": 1, "worker_cpus_used": 2, "gpus_waiting": 0.5, "workers_in_use": 1}
+    nothing = {"requested": 0, "available": 2, "used": 0, "in_use": 0, "cpus": 0}
     assert total == nothing
-    assert waiting == {**nothing, "gpus_waiting": 8, "cpus_waiting": 3}, "a pending placement group"
-    assert used == {**nothing, **work}, "actors"
+    assert waiting == {**nothing, "requested": 8, "cpus": 3}, "a pending placement group"
+    assert used == {**nothing, "requested": 2, "used": 1, "in_use": 1}, "actors, of which one waits"
     assert (is_in_use_before, is_in_use) == ([False], [True]), "whether the node is in use"
     assert (free, is_just_idle, released) == (nothing, [True], [None]), "after the end of a run that stops its workers"
-    of_program = {**nothing, "gpus_requested": 3, "cpus_requested": 2}
-    assert requested == of_program, "requests of a program, without ended tasks"
+    assert requested == {**nothing, "requested": 3, "cpus": 2}, "requests of a program, without ended tasks"
     assert node == ["ALIVE", []], "the dashboard needs no Prometheus server"
 
 
@@ -287,6 +329,25 @@ def test_gpus_are_needed_by_a_cluster_without_any(environment: dict[str, str], t
         ["nothing", 0, 0],
         ["a trainer", 0, 3],
         ["and two trials", 0, 7],
+    ]
+
+
+def test_requests_count_for_the_pool_that_they_select(environment: dict[str, str]) -> None:
+    scaling = {"min": 0, "max": 4, "idle_minutes": 30, "units": 1, "group": "", "provider": ""}
+    document = {
+        "types": ["g5.xlarge"],
+        "zones": [{"zone": "us-west-2a"}],
+        **{"spread": False, "spot": False, "prices": None, "head_usd": None},
+        "scaling": {"workers": scaling, "cpu-workers": {**scaling, "units": 8}},
+        "pools": {
+            "workers-b": node_group(zone="us-west-2b"),
+            "h100-workers": node_group("h100", "p5.48xlarge", units=8),
+        },
+    }
+    node = {**environment, **TOKEN, "PYTHONPATH": str(REPOSITORY / "docker")}
+    assert lines_of(SHOW + SELECTS, json.dumps(document), environment=node) == [
+        [{"cpu-workers": 3, "h100-workers": 3, "workers-b": 1}, ["1 GPU, 1 CPU and ray.io/accelerator-type in (L4)"]],
+        [{"cpu-workers": 5, "h100-workers": 8, "workers-b": 1}, []],
     ]
 
 

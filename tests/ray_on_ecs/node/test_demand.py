@@ -1,37 +1,88 @@
-"""The GPUs and the CPU workers' CPUs that the cluster needs, by rule; tests/commands/test_ray.py asks a real Ray."""
+"""The GPUs and CPUs that the cluster needs by kind of worker; tests/commands/test_ray.py asks a real Ray."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.autoscaler.v2 import sdk
-from ray.autoscaler.v2.schema import NodeInfo, NodeUsage, ResourceUsage
 
-from ray_on_ecs.node import api, demand
-from ray_on_ecs.node.demand import Demand
+from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.node import api, demand, resource_state
+from ray_on_ecs.node.demand import Demand, Need, demand_of
+from ray_on_ecs.node.resource_state import Node, ResourceState
+from ray_on_ecs.pools import GPU_RESOURCE, ZONE_LABEL, Condition, Request
+from tests.worker_pools import cpu_group, node_group, workers
+
+GROUP = "ray.io/node-group"
+# Stacks of which the head knows nothing, with and without CPU workers, and the same with their cluster info.
+UNKNOWN = [None, workers(workers=node_group(units=4))]
+UNKNOWN_WITH_CPUS = [None, workers(workers=node_group(units=4), cpu_workers=cpu_group())]
+KNOWN = pytest.mark.parametrize("is_known", [False, True], ids=["workers not known", "workers known"])
 
 
+def node(
+    gpus: float = 0, cpus: float = 4, *, gpus_used: float = 0, cpus_used: float = 0, idle: float = 0, **labels: str
+) -> Node:
+    """A node; labels are `pool` and `zone`."""
+    names = {"pool": GROUP, "zone": ZONE_LABEL}
+    total = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+    used = {"CPU": cpus_used, "GPU": gpus_used}
+    available = {name: amount - used[name] for name, amount in total.items() if amount > used[name]}
+    found = {names[key]: value for key, value in labels.items()}
+    return Node(labels=found, total=total, available=available, idle_seconds=idle)
+
+
+def worker(**more: Any) -> Node:
+    return node(4, **more)
+
+
+def cpu_worker(used: float = 0, **more: Any) -> Node:
+    return node(cpus=16, cpus_used=used, pool="cpu-workers", **more)
+
+
+def asks(gpus: float = 0, cpus: float = 0, *conditions: Condition, count: int = 1) -> tuple[Request, int]:
+    """A request for GPUs and CPUs on one node."""
+    return Request({name: amount for name, amount in (("GPU", gpus), ("CPU", cpus)) if amount}, conditions), count
+
+
+def of(*pools: str, is_not: bool = False) -> Condition:
+    return Condition(GROUP, frozenset(pools), is_not)
+
+
+def state(*nodes: Node, pending: Any = (), requested: Any = ()) -> ResourceState:
+    return ResourceState(nodes=nodes, pending=tuple(pending), requested=tuple(requested))
+
+
+HALF = asks(0.5)
+ROUNDED = [asks(each) for each in (0.1, 0.2, 0.7)]
+
+
+@KNOWN
 @pytest.mark.parametrize(
-    ("demand", "wanted"),
+    ("found", "wanted"),
     [
-        (Demand(), 0),
-        (Demand(gpus_waiting=3), 3),
-        (Demand(gpus=4, gpus_waiting=1), 1),
-        (Demand(gpus=4), 0),
-        (Demand(gpus=4, gpus_used=1), 1),
-        (Demand(gpus=4, worker_cpus_used=1), 1),
-        (Demand(gpus=4, worker_cpus_used=1, gpus_waiting=2), 3),
-        (Demand(gpus=4, gpus_used=3, gpus_waiting=1), 4),
-        (Demand(gpus=4, gpus_used=4, gpus_waiting=2), 6),
-        (Demand(cpus_waiting=8), 1),
-        (Demand(cpus_waiting=2, gpus_waiting=2), 2),
-        (Demand(gpus=1, gpus_used=1, cpus_waiting=8), 1),
-        (Demand(cpus_waiting=8, cpus_requested=8, has_cpu_workers=True), 0),
-        (Demand(gpus=4, cpu_worker_cpus=8, cpu_worker_cpus_used=1, has_cpu_workers=True), 0),
-        (Demand(gpus_waiting=0.5), 1),
-        (Demand(gpus=1, gpus_used=0.1 + 0.2 + 0.7, gpus_waiting=0.1 + 0.2 + 0.7), 2),
-        (Demand(gpus=4, gpus_requested=2), 2),
-        (Demand(gpus_requested=2, gpus_waiting=3), 3),
+        (state(), 0),
+        (state(pending=[asks(3)]), 3),
+        (state(worker(), pending=[asks(1)]), 1),
+        (state(worker()), 0),
+        (state(worker(gpus_used=1)), 1),
+        (state(worker(cpus_used=1)), 1),
+        (state(worker(cpus_used=1), pending=[asks(2)]), 3),
+        (state(worker(gpus_used=3), pending=[asks(1)]), 4),
+        (state(worker(gpus_used=4), pending=[asks(2)]), 6),
+        (state(pending=[asks(cpus=8)]), 1),
+        (state(pending=[asks(cpus=2), asks(1, count=2)]), 2),
+        (state(worker(gpus_used=4), pending=[asks(cpus=8)]), 4),
+        (state(pending=[HALF]), 1),
+        (state(worker(gpus_used=0.1 + 0.2 + 0.7), pending=ROUNDED), 2),
+        (state(worker(), requested=[asks(1, count=2)]), 2),
+        (state(requested=[asks(2)], pending=[asks(3)]), 3),
+        (state(requested=[asks(cpus=2)]), 0),
+        (state(node(cpus=0)), 0),
+        (state(pending=[(Request({"memory": 1e9}), 1)]), 0),
     ],
     ids=[
         "an empty cluster needs none",
@@ -46,69 +97,180 @@ from ray_on_ecs.node.demand import Demand
         "work for CPUs needs a worker",
         "which pending GPUs bring along",
         "or a worker that is there",
-        "and none where CPU workers do it",
-        "while a CPU worker works idle workers are stopped",
         "a fraction of a GPU is a GPU",
         "but a rounding error is none",
         "requested GPUs are kept",
         "and more can be needed",
+        "requested CPUs start no GPU",
+        "the head counts for none",
+        "nor does work for neither",
     ],
 )
-def test_desired_gpus(demand: Demand, wanted: int) -> None:
-    assert demand.gpus_needed == wanted
+def test_desired_gpus(found: ResourceState, wanted: int, is_known: bool) -> None:
+    result = demand_of(found, UNKNOWN[is_known], has_cpu_workers=False)
+    assert result.needs.keys() == {"workers"}
+    assert result.needs["workers"].requested == wanted
+    assert result.unmet == ()
 
 
+@KNOWN
 @pytest.mark.parametrize(
-    ("demand", "used"),
+    ("found", "gpus", "cpus"),
     [
-        (Demand(gpus=4), 0),
-        (Demand(gpus=4, gpus_used=1.5, worker_cpus_used=8), 1.5),
-        (Demand(gpus=4, worker_cpus_used=8), 1),
-        (Demand(gpus=4, gpus_waiting=8, cpu_worker_cpus=8, cpu_worker_cpus_used=8), 0),
-    ],
-    ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a CPU worker"],
-)
-def test_the_number_of_gpus_that_are_in_use(demand: Demand, used: float) -> None:
-    assert demand.gpus_in_use == used
-
-
-@pytest.mark.parametrize(
-    ("demand", "wanted"),
-    [
-        (Demand(), 0),
-        (Demand(cpus_waiting=8), 8),
-        (Demand(cpu_worker_cpus=16), 0),
-        (Demand(cpu_worker_cpus=16, cpus_waiting=1), 1),
-        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=1), 1),
-        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=0.1 + 0.2 + 0.7), 1),
-        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=10, cpus_waiting=6), 16),
-        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=16, cpus_waiting=4.5), 21),
-        (Demand(cpu_worker_cpus=16, gpus=4, gpus_used=4, worker_cpus_used=4, gpus_waiting=2), 0),
-        (Demand(cpu_worker_cpus=16, cpus_requested=8), 8),
-        (Demand(cpu_worker_cpus=16, cpu_worker_cpus_used=16, cpus_requested=32, cpus_waiting=4), 32),
+        (state(), 0, 0),
+        (state(pending=[asks(cpus=8)]), 0, 8),
+        (state(pending=[asks(cpus=2, count=4)]), 0, 8),
+        (state(pending=[asks(cpus=8)], requested=[asks(cpus=8)]), 0, 8),
+        (state(cpu_worker()), 0, 0),
+        (state(worker(), cpu_worker(1)), 0, 1),
+        (state(cpu_worker(), pending=[asks(cpus=1)]), 0, 1),
+        (state(cpu_worker(0.1 + 0.2 + 0.7)), 0, 1),
+        (state(cpu_worker(10), pending=[asks(cpus=6)]), 0, 16),
+        (state(cpu_worker(16), pending=[asks(cpus=4.5)]), 0, 21),
+        (state(worker(gpus_used=4, cpus_used=4), cpu_worker(), pending=[asks(2, 2)]), 6, 0),
+        (state(cpu_worker(), requested=[asks(cpus=8)]), 0, 8),
+        (state(cpu_worker(16), requested=[asks(cpus=8, count=4)], pending=[asks(cpus=4)]), 0, 32),
+        (state(pending=[asks(cpus=64)]), 0, 64),
     ],
     ids=[
         "an empty cluster needs none",
         "pending work is served",
+        "of several tasks",
+        "what is requested has what waits in it",
         "with nothing in use and nothing pending all are stopped",
+        "while a CPU worker works idle workers are stopped",
         "with nothing in use the unused are stopped",
-        "while a CPU is in use the others are stopped",
-        "and a rounding error adds none",
+        "a rounding error adds none",
         "free CPUs are used first",
         "pending work is added to what is used",
         "what workers do needs no CPU worker",
         "requested CPUs are kept",
-        "and what is requested has what waits in it",
+        "and more than that can be needed",
+        "more than a node has",
     ],
 )
-def test_desired_cpus_of_cpu_workers(demand: Demand, wanted: int) -> None:
-    assert demand.cpu_worker_cpus_needed == wanted
+def test_desired_cpus_of_cpu_workers(found: ResourceState, gpus: int, cpus: int, is_known: bool) -> None:
+    needs = demand_of(found, UNKNOWN_WITH_CPUS[is_known], has_cpu_workers=True).needs
+    assert {kind: need.requested for kind, need in needs.items()} == {"workers": gpus, "cpu-workers": cpus}
 
 
-def node(ip_address: str, **used: float) -> NodeInfo:
+@KNOWN
+@pytest.mark.parametrize(
+    ("found", "need"),
+    [
+        (state(worker(idle=5)), Need(requested=0, available=4, used=0, in_use=0, idle_seconds=(5,))),
+        (state(worker(gpus_used=1.5, cpus_used=4)), Need(requested=2, available=4, used=1.5, in_use=1)),
+        (
+            state(worker(cpus_used=4), worker(idle=9)),
+            Need(requested=1, available=8, used=1, in_use=1, idle_seconds=(9,)),
+        ),
+        (
+            state(worker(), cpu_worker(8), pending=[asks(2, count=4)]),
+            Need(requested=8, available=4, used=0, in_use=0, idle_seconds=(0,)),
+        ),
+    ],
+    ids=["an idle worker", "work on GPUs", "work on a worker's CPUs alone", "work that waits, or on a CPU worker"],
+)
+def test_use_of_the_workers(found: ResourceState, need: Need, is_known: bool) -> None:
+    assert demand_of(found, UNKNOWN_WITH_CPUS[is_known], has_cpu_workers=True).needs["workers"] == need
+
+
+# Several pools
+
+POOLS = workers(
+    workers=node_group(max=4),
+    workers_b=node_group(max=4, zone="us-west-2b"),
+    cpu_workers=cpu_group(),
+    h100_workers=node_group("h100", "p5.48xlarge", units=8, max=2, zone="us-west-2c"),
+)
+ZONE_B = Condition(ZONE_LABEL, frozenset(["us-west-2b"]))
+H100 = Request({"GPU": 1, f"{GPU_RESOURCE}H100": 0.001})
+
+
+def requested(found: ResourceState, info: ClusterInfo | None = POOLS) -> Mapping[str, int]:
+    """The requested numbers that are not 0."""
+    needs = demand_of(found, info, has_cpu_workers=True).needs
+    return {kind: need.requested for kind, need in needs.items() if need.requested}
+
+
+@pytest.mark.parametrize(
+    ("pending", "wanted"),
+    [
+        ([asks(1, count=3)], {"workers": 3}),
+        ([asks(1, 1, ZONE_B, count=2)], {"workers-b": 2}),
+        ([asks(1, 1, of("h100"))], {"h100-workers": 1}),
+        ([asks(8)], {"h100-workers": 8}),
+        ([asks(1, 1, of("h100", "cpu-workers", is_not=True))], {"workers": 1}),
+        ([(H100, 4)], {"h100-workers": 4}),
+        ([asks(1, 0, of("h100"), count=2), asks(1, 0, of("h100", is_not=True)), asks(cpus=3)],
+         {"h100-workers": 2, "workers": 1, "cpu-workers": 3}),
+        ([asks(0, 8, of("h100"))], {"h100-workers": 1}),
+        ([asks(0, 8, of("h100")), asks(2, 0, of("h100"))], {"h100-workers": 2}),
+        ([asks(0, 8, of("cpu-workers", is_not=True))], {"workers": 1}),
+    ],
+    ids=["no condition", "a zone", "a pool", "more GPUs than a node of the first", "not the others", "a GPU", "a gang",
+         "CPUs of a pool with GPUs", "which GPUs bring along", "CPUs beside the CPU workers"],
+)  # fmt: skip
+def test_pending_requests_by_kind(pending: Any, wanted: Mapping[str, int]) -> None:
+    assert requested(state(pending=pending)) == wanted
+
+
+def test_nodes_count_for_their_kind() -> None:
+    nodes = [
+        node(1, gpus_used=1, zone="us-west-2a"),
+        node(1, zone="us-west-2b", idle=7),
+        node(8, 96, gpus_used=3, pool="h100", zone="us-west-2c"),
+        node(cpus=8, cpus_used=2, pool="cpu-workers", zone="us-west-2a"),
+        node(1, gpus_used=1, pool="removed", zone="us-west-2a"),
+        node(cpus=0),
+    ]
+    assert demand_of(state(*nodes), POOLS, has_cpu_workers=False) == Demand(
+        needs={
+            "workers": Need(requested=1, available=1, used=1, in_use=1),
+            "workers-b": Need(requested=0, available=1, used=0, in_use=0, idle_seconds=(7,)),
+            "cpu-workers": Need(requested=2, available=8, used=2, in_use=1),
+            "h100-workers": Need(requested=3, available=8, used=3, in_use=1),
+        }
+    )
+
+
+def test_a_program_requests_what_is_there_first() -> None:
+    """request_resources has no selectors, and includes what the program uses already."""
+    there = node(8, gpus_used=4, pool="h100")
+    assert requested(state(there, requested=[asks(1, count=4)])) == {"h100-workers": 4}
+    assert requested(state(there, requested=[asks(1, count=10)])) == {"h100-workers": 8, "workers": 2}
+    assert requested(state(requested=[asks(1, count=2), asks(8)])) == {"workers": 2, "h100-workers": 8}
+
+
+@pytest.mark.parametrize(
+    "request_", [asks(9)[0], asks(1, 0, of("gone"))[0], Request({"GPU": 1, f"{GPU_RESOURCE}B200": 0.001}),
+                 Request({"CPU": 1}, (of("gone"),), ((of("also-gone"),),))],
+    ids=["too many GPUs", "another pool", "another GPU", "no fallback"],
+)  # fmt: skip
+def test_a_request_that_no_kind_fits_is_named_and_starts_nothing(request_: Request) -> None:
+    found = demand_of(state(pending=[(request_, 2), asks(1)]), POOLS, has_cpu_workers=True)
+    assert found.unmet == (request_,)
+    assert {kind for kind, need in found.needs.items() if need.requested} == {"workers"}
+
+
+def test_other_pools_count_for_none_while_they_are_not_known() -> None:
+    """Else the default pool's alarm would start as many workers."""
+    found = state(
+        node(8, gpus_used=8, pool="h100"),
+        pending=[asks(1, 0, of("h100")), asks(1, 0, of("h100", "cpu-workers", is_not=True)), asks(1, 0, ZONE_B)],
+    )
+    assert requested(found, None) == {"workers": 2}
+    assert demand_of(found, None, has_cpu_workers=False).needs["workers"].in_use == 0
+
+
+def test_a_gpu_counts_for_the_workers_that_are_not_known() -> None:
+    assert requested(state(pending=[(H100, 1)]), None) == {"workers": 1}
+
+
+def used_node(address: str, **used: float) -> Node:
     """A worker with four GPUs of which so much is used."""
-    usage = [ResourceUsage(name, 4.0, used.get(name, 0.0)) for name in ("CPU", "GPU", "memory")]
-    return NodeInfo("", "", "", ip_address, resource_usage=NodeUsage(usage, 0))
+    total = dict.fromkeys(("CPU", "GPU", "memory"), 4.0)
+    return Node(address=address, labels={}, total=total, available={name: 4 - used.get(name, 0.0) for name in total})
 
 
 @pytest.fixture
@@ -124,15 +286,11 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, stored: dict[bytes, bytes]) -> list[NodeInfo]:
+def cluster(monkeypatch: pytest.MonkeyPatch, stored: dict[bytes, bytes]) -> list[Node]:
     """The nodes that the GCS knows as alive."""
-    nodes: list[NodeInfo] = []
-
-    def status(gcs_address: str, timeout: int) -> Any:
-        return SimpleNamespace(active_nodes=nodes[:1], idle_nodes=nodes[1:])
-
+    nodes: list[Node] = []
     monkeypatch.setattr(api, "check_gcs", lambda gcs_address: None)
-    monkeypatch.setattr(sdk, "get_cluster_status", status)
+    monkeypatch.setattr(resource_state, "read_nodes", lambda gcs_address: tuple(nodes))
     return nodes
 
 
@@ -141,8 +299,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, stored: dict[bytes, bytes]) -> list
     [({}, False), ({"GPU": 0.5}, True), ({"CPU": 1.0}, True), ({"memory": 1.0}, False), ({"GPU": 1e-9}, False)],
     ids=["idle", "a part of a GPU", "a CPU", "memory alone", "a rounding error"],
 )
-def test_a_node_goes_by_its_own_use(cluster: list[NodeInfo], used: dict[str, float], in_use: bool) -> None:
-    cluster += [node("10.0.0.1", **used), node("10.0.0.2", GPU=4.0), node("10.0.0.3")]
+def test_a_node_goes_by_its_own_use(cluster: list[Node], used: dict[str, float], in_use: bool) -> None:
+    cluster += [used_node("10.0.0.1", **used), used_node("10.0.0.2", GPU=4.0), used_node("10.0.0.3")]
     assert demand.node_in_use("head:6379", "10.0.0.1") is in_use
     assert not demand.node_in_use("head:6379", "10.0.0.3")
     assert not demand.node_in_use("head:6379", "10.0.0.9"), "it has not joined yet"
@@ -154,9 +312,9 @@ def test_a_node_goes_by_its_own_use(cluster: list[NodeInfo], used: dict[str, flo
     ids=["not released", "released", "released and in use", "long ago", "by a clock that is ahead"],
 )
 def test_an_idle_node_may_be_released(
-    cluster: list[NodeInfo], stored: dict[bytes, bytes], ago: float | None, used: float, in_use: bool | None
+    cluster: list[Node], stored: dict[bytes, bytes], ago: float | None, used: float, in_use: bool | None
 ) -> None:
-    cluster += [node("10.0.0.1", GPU=used)]
+    cluster += [used_node("10.0.0.1", GPU=used)]
     if ago is not None:
         demand.release_idle("head:6379")
         stored[demand.RELEASED] = str(float(stored[demand.RELEASED]) - ago).encode()

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,20 @@ import grpc
 import pytest
 from botocore.exceptions import BotoCoreError
 
-from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, CPU_WORKERS_VARIABLE
-from ray_on_ecs.node import demand, metrics, ports
-from ray_on_ecs.node.demand import Demand
+from ray_on_ecs import cluster_info
+from ray_on_ecs.contract import (
+    CLOUDWATCH_NAMESPACE_VARIABLE,
+    CLUSTER_INFO_VARIABLE,
+    CPU_WORKERS_VARIABLE,
+    KIND_DIMENSION,
+)
+from ray_on_ecs.node import metrics, ports, resource_state
+from ray_on_ecs.node.resource_state import Node, ResourceState
+from ray_on_ecs.pools import ZONE_LABEL, Condition, Request
 from tests.aws import metric_totals
 from tests.ray_on_ecs.node.conftest import Gcs, Head
 from tests.ray_on_ecs.node.test_process import fake_ray
+from tests.worker_pools import cpu_group, node_group, workers
 
 COMMAND_NAME = "ray-head"
 
@@ -39,21 +46,25 @@ def summary(*nodes: dict[str, Any]) -> dict[str, Any]:
     return {"result": True, "msg": "Node summary fetched.", "data": {"summary": list(nodes)}}
 
 
+def used_node(*, gpus: float = 0, cpus: float = 8, used: bool = True, **labels: str) -> Node:
+    """A node that is used wholly or not at all; labels are `pool` and `zone`."""
+    names = {"pool": "ray.io/node-group", "zone": ZONE_LABEL}
+    total = {name: amount for name, amount in (("GPU", gpus), ("CPU", cpus)) if amount}
+    return Node(
+        labels={names[key]: value for key, value in labels.items()}, total=total, available={} if used else total
+    )
+
+
 @pytest.fixture
 def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a CPU worker with eight CPUs and needs ten."""
-    found = Demand(
-        gpus=3,
-        gpus_used=3,
-        gpus_waiting=2,
-        workers_in_use=2,
-        cpu_worker_cpus=8,
-        cpu_worker_cpus_used=8,
-        cpu_workers_in_use=1,
-        cpus_waiting=2,
-    )
-    monkeypatch.setattr(demand, "read", lambda gcs, *, has_cpu_workers: replace(found, has_cpu_workers=has_cpu_workers))
-    monkeypatch.delenv(CPU_WORKERS_VARIABLE, raising=False)
+    nodes = [used_node(gpus=1), used_node(gpus=2), used_node(pool="cpu-workers"), used_node(cpus=0)]
+    pending = ((Request({"GPU": 1}), 2), (Request({"CPU": 2}), 1))
+    found = ResourceState(nodes=tuple(nodes), pending=pending)
+    monkeypatch.setattr(resource_state, "read", lambda gcs: found)
+    monkeypatch.setattr(cluster_info, "_answers", {})
+    for name in (CPU_WORKERS_VARIABLE, CLUSTER_INFO_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
     head.answer = summary(node(), node(gpu(97, 11514)), node(gpu(3, 11514), gpu(97, 23028)))
     return head
 
@@ -85,6 +96,80 @@ def test_cpu_metrics_are_published_with_cpu_workers(
     expected = {"CPUs": (1, 8, "Count"), "CPUsRequested": (1, 10, "Count"), "CPUsUsed": (1, 8, "Count")}
     expected["CPUNodesInUse"] = (1, 1, "Count")
     assert {name: published.get(name) for name in expected} == expected
+
+
+@pytest.fixture
+def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack with a default pool in two zones, H100s that are used, and CPU workers of two pools."""
+    info = workers(
+        workers=node_group(),
+        workers_b=node_group(zone="us-west-2b"),
+        cpu_workers=cpu_group(),
+        h100_workers=node_group("h100", "p5.48xlarge", units=8),
+        big_workers=cpu_group("big", units=64),
+    )
+    nodes = (
+        used_node(gpus=1, zone="us-west-2a"),
+        used_node(gpus=8, pool="h100"),
+        used_node(gpus=8, pool="h100", used=False),
+        used_node(cpus=64, pool="big"),
+    )
+    in_b = Condition(ZONE_LABEL, frozenset(["us-west-2b"]))
+    found = ResourceState(nodes=nodes, pending=((Request({"GPU": 1}, (in_b,)), 9),))
+    monkeypatch.setattr(resource_state, "read", lambda gcs: found)
+    monkeypatch.setattr(metrics, "read_cluster_info", lambda: info)
+
+
+@pytest.fixture
+def published(cloudwatch: Any) -> Iterator[dict[str, dict[str, float]]]:
+    """The head's metrics in the calls that it makes, by kind of worker, "" for those without a dimension."""
+    found: dict[str, dict[str, float]] = {}
+
+    def note(params: dict[str, Any], **_: Any) -> None:
+        for each in params["MetricData"]:
+            dimensions = {one["Name"]: one["Value"] for one in each.get("Dimensions", ())}
+            assert dimensions.keys() <= {KIND_DIMENSION}
+            [value] = each["Values"]
+            found.setdefault(dimensions.get(KIND_DIMENSION, ""), {})[each["MetricName"]] = value
+
+    events = metrics.client("cloudwatch", **metrics.LIMITS).meta.events
+    events.register("before-parameter-build.cloudwatch.PutMetricData", note)
+    yield found
+    events.unregister("before-parameter-build.cloudwatch.PutMetricData", note)
+
+
+def test_each_kind_has_its_metrics(ray: Head, by_kind: None, published: dict[str, dict[str, float]]) -> None:
+    ray.answer = summary(node())
+    metrics.publish("head-i")
+    assert published == {
+        "": {
+            **{"GPUs": 1, "GPUsRequested": 1, "GPUsUsed": 1, "GPUNodesInUse": 1, "RunProgress": 0},
+            **{"CPUs": 0, "CPUsRequested": 0, "CPUsUsed": 0, "CPUNodesInUse": 0},
+        },
+        # The pool's maximum is four, and one is in use in the other zone.
+        "workers-b": {"GPUs": 0, "GPUsRequested": 3, "GPUsUsed": 0, "GPUNodesInUse": 0, "RunProgress": 0},
+        "h100-workers": {"GPUs": 16, "GPUsRequested": 8, "GPUsUsed": 8, "GPUNodesInUse": 1, "RunProgress": 0},
+        "big-workers": {"CPUs": 64, "CPUsRequested": 64, "CPUsUsed": 64, "CPUNodesInUse": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("namespace", "variables"),
+    [
+        ("head-j", {"AWS_ENDPOINT_URL_SSM": "http://127.0.0.1:9"}),
+        ("head-k", {CLUSTER_INFO_VARIABLE: "missing"}),
+        ("head-l", {CLUSTER_INFO_VARIABLE: "not/a/name//"}),
+    ],
+    ids=["AWS does not answer", "no such parameter", "refused"],
+)
+def test_metrics_without_the_cluster_info(
+    ray: Head, cloudwatch: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], namespace: str
+) -> None:
+    for name, value in {CLUSTER_INFO_VARIABLE: "info", **variables}.items():
+        monkeypatch.setenv(name, value)
+    ray.answer = summary(node())
+    metrics.publish(namespace)
+    assert set(metric_totals(cloudwatch, namespace)) == COUNTS
 
 
 def test_without_gpus_no_utilization_is_published(ray: Head, cloudwatch: Any) -> None:

@@ -12,29 +12,23 @@ import boto3
 import pytest
 from botocore.session import get_session
 
-from ray_on_ecs.cluster_info import Scaling
+from ray_on_ecs.cluster_info import NodeGroup
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.record import FAILED, RUNNING, STOPPED, SUCCEEDED, THEN_STOP, Job
 from ray_on_ecs.node import numbers, scaling
-from ray_on_ecs.node.demand import Demand, Need
+from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import End, Host, Member, Memory, SetCapacity, SetCount, View
 from ray_on_ecs.node.scaling import Scaler, just_ended, view_of
 from tests.aws import client
 from tests.scaling_api import EPOCH, Api, Refused
 from tests.scaling_simulator import Run, Simulator
+from tests.worker_pools import cpu_group, node_group, workers
 
 COMMAND_NAME = "ray-head"
 
 NOW = 10_000.0
-LIMITS: Scaling = {
-    "min": 0,
-    "max": 4,
-    "idle_minutes": 30,
-    "units": 1,
-    "group": "workers-group",
-    "provider": "workers-provider",
-}
+LIMITS = node_group(group="workers-group", provider="workers-provider")
 NOTHING = Need(requested=0, available=0, in_use=0)
 
 
@@ -57,7 +51,7 @@ def seen(*instance_ids: str, seconds: float = 300) -> Memory:
 
 
 def calls(view: View, need: Need = NOTHING, memory: Memory | None = None, **more: Any) -> list[Any]:
-    limits: Scaling = {**LIMITS, **more.pop("limits", {})}
+    limits = NodeGroup(**{**LIMITS, **more.pop("limits", {})})
     return numbers.decide(need, limits, view, memory or Memory(), NOW, **more)[0]
 
 
@@ -80,7 +74,7 @@ def calls(view: View, need: Need = NOTHING, memory: Memory | None = None, **more
     ],
 )
 def test_the_number_to_scale_out_to(need: Need, limits: Any, number: int) -> None:
-    assert numbers.wanted(need, {**LIMITS, **limits}) == number
+    assert numbers.wanted(need, NodeGroup(**{**LIMITS, **limits})) == number
 
 
 def test_capacity_comes_first_and_the_count_follows_what_is_in_service() -> None:
@@ -245,12 +239,6 @@ def test_what_was_idle_before_a_run_stays(idle: tuple[float, ...], in_use: int, 
     assert numbers.left_by(need, LIMITS, NOW - 600, NOW) == left
 
 
-def test_demand_by_kind_of_worker() -> None:
-    current = Demand(gpus=8, gpus_used=4, workers_in_use=1, workers_idle=(5.0,), cpu_worker_cpus=4, cpus_waiting=2)
-    assert current.of_workers == Need(requested=4, available=8, in_use=1, idle_seconds=(5.0,))
-    assert current.of_cpu_workers == Need(requested=2, available=4, in_use=0)
-
-
 # Runs
 
 
@@ -344,10 +332,9 @@ def test_one_kind_of_worker_does_not_hold_up_the_other(monkeypatch: pytest.Monke
     monkeypatch.setattr(Scaler, "_scale", scale)
     monkeypatch.setattr(Scaler, "_read_services", lambda self, cluster, limits: {kind: {} for kind in limits})
     monkeypatch.setattr(Scaler, "_read_groups", lambda self, limits: {kind: {} for kind in limits})
-    limits = {"workers": LIMITS, "cpu-workers": LIMITS}
-    info: Any = {"cluster": "ray", "scaling": limits}
+    info = workers(workers=LIMITS, cpu_workers=cpu_group())
     need = Need(available=0, requested=4, in_use=0)
-    Scaler(list, connect=lambda service: None).look(info, dict.fromkeys(limits, need))
+    Scaler(list, connect=lambda service: None).look(info, dict.fromkeys(info["groups"], need))
     assert made == ["workers", "cpu-workers"]
 
 
