@@ -43,8 +43,8 @@ class ClusterInfo(TypedDict):
     """Workers of the stack."""
 
     cluster: str  # name of the ECS cluster
-    # By kind, in the order in which runs without a choice try them: `workers`, `workers-b` in another zone,
-    # `cpu-workers`, `h100-workers`. The groups of one pool share its maximum.
+    # By kind, pools in the order in which runs without a choice try them: `workers`, `cpu-workers`, `workers-b` in
+    # another zone, `h100-workers`. The groups of one pool share its maximum.
     groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None
@@ -114,10 +114,10 @@ def _own_group(kind: str, document: Any) -> dict[str, Any]:
         "disk_usd": document.get("disk_usd", 0.0),
     }
     if kind == WORKERS:
-        gpus, types = document.get("gpus", limits["units"]), document["types"]
+        types = document["types"]
         group |= {"pool": DEFAULT_POOL, "types": types, "spot": document["spot"]}
-        group["gpu"] = (document.get("gpu") or gpu_name(types)) if gpus else ""
-        group["default_nodes"] = document.get("default_gpus", 0) // (gpus or 1)
+        group["gpu"] = document.get("gpu") or gpu_name(types)
+        group["default_nodes"] = document.get("default_gpus", 0) // limits["units"]
     return group
 
 

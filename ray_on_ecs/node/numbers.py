@@ -1,6 +1,6 @@
 """Numbers of workers of one kind: the calls of ECS and Auto Scaling that bring them to the demand.
 
-Kinds of one pool, in several zones, share its maximum (`shares`), and one gives way to another (`gives_way`).
+Kinds of one pool, in several zones, share its maximum (`shares`), and one gives way to another (`giving_way`).
 
 Functions without side effects: node/scaling.py asks AWS and makes the calls. They make for the numbers of the scaling
 alarms, which do the same minutes later and without a head. So a call that is repeated, lost, refused or made by two
@@ -203,10 +203,14 @@ def shares(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup], has: Mapp
     return {kind: min(limits[kind]["max"], number + free) for kind, number in granted.items()}
 
 
-def gives_way(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]) -> set[str]:
-    """Return the kinds of one pool whose idle workers give way, because programs wait for workers of another one."""
+def giving_way(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]) -> set[str]:
+    """Return the kinds whose idle workers give way, because programs wait for another kind of their pool."""
     short = {kind for kind, each in limits.items() if is_short(needs[kind], each)}
-    return {kind for kind in limits if short - {kind}}
+    return {
+        kind
+        for kind, each in limits.items()
+        if any(limits[other]["pool"] == each["pool"] for other in short if other != kind)
+    }
 
 
 def counted(view: View, memory: Memory) -> list[Member]:

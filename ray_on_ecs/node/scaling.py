@@ -26,7 +26,7 @@ from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
 from ray_on_ecs.node.outage import Outage
-from ray_on_ecs.pools import Request, kinds_by_pool
+from ray_on_ecs.pools import Request
 from ray_on_ecs.starting import deployments
 from ray_on_ecs.starting.look import MOST, MOST_SERVICES, provider_of
 from ray_on_ecs.storage import layout
@@ -126,19 +126,7 @@ class Scaler:
         if not (is_short or ended or now >= self._quiet_until):
             return
         self._quiet_until = now + QUIET_SECONDS
-        if new := [job for job in ended if job["submission_id"] not in self._left]:
-            # Once: ECS may stop other idle nodes, and the run's nodes stay in their place.
-            left = self._left_by(new, info, needs, limits)
-            self._left |= {job["submission_id"]: left for job in new}
-            if not any(map(goes_on, last_jobs(jobs))):  # else one may be between two starts of its workers
-                self.try_to("release idle nodes", self._release)
-        stopped = {job["submission_id"] for job in ended}
-        left = {}
-        for job_id, each in self._left.items():  # the last look at a kind counts
-            left |= each if job_id in stopped else {}
-        for kinds in kinds_by_pool(info).values():
-            of_pool = {kind: limits[kind] for kind in kinds if kind in limits}
-            left |= dict.fromkeys(numbers.gives_way(needs, of_pool), 0)
+        left = self._left_after(ended, jobs, needs, limits) | dict.fromkeys(numbers.giving_way(needs, limits), 0)
         services = self._read_services(info["cluster"], limits)
         groups = self._read_groups(limits)
         read_hosts = cache(partial(self._read_hosts, info["cluster"]))
@@ -147,11 +135,26 @@ class Scaler:
                 scale = partial(self._scale, info["cluster"], kind, each, needs[kind], services[kind], groups[kind])
                 self.try_to(f"read the instances of the {kind}", partial(scale, left.get(kind), read_hosts))
 
-    def _left_by(
-        self, jobs: Sequence[Job], info: ClusterInfo, needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]
+    def _left_after(
+        self, ended: Sequence[Job], jobs: list[Job], needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]
     ) -> dict[str, int]:
-        """Return the workers that runs with --then-stop leave, by kind: those of their pools, or of all pools."""
-        now = self._now()
+        """Return the workers to leave after runs with --then-stop that have ended, of the kinds that these used."""
+        if new := [job for job in ended if job["submission_id"] not in self._left]:
+            # Once: ECS may stop other idle nodes, and the run's nodes stay in their place.
+            left = self._left_by(new, needs, limits)
+            self._left |= {job["submission_id"]: left for job in new}
+            if not any(map(goes_on, last_jobs(jobs))):  # else one may be between two starts of its workers
+                self.try_to("release idle nodes", self._release)
+        stopped = {job["submission_id"] for job in ended}
+        merged: dict[str, int] = {}
+        for job_id, left in self._left.items():  # the last look at a kind counts
+            merged |= left if job_id in stopped else {}
+        return merged
+
+    def _left_by(
+        self, jobs: Sequence[Job], needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]
+    ) -> dict[str, int]:
+        """Return the workers that runs with --then-stop leave, of the kinds of their pools, or of all kinds."""
         left: dict[str, int] = {}
         for job in jobs:
             pool: str | None = None
@@ -159,7 +162,7 @@ class Scaler:
                 pool = self._pool_of(job)
             for kind, each in limits.items():
                 if pool in (None, each["pool"]):
-                    number = numbers.left_by(needs[kind], each, job["start_time"] / 1000, now)
+                    number = numbers.left_by(needs[kind], each, job["start_time"] / 1000, self._now())
                     left[kind] = min(number, left.get(kind, number))
         return left
 

@@ -131,8 +131,9 @@ class PoolChoice:
     @property
     def line(self) -> str:
         """Why the workers don't start, with the candidates that were tried; empty if nothing is known to be wrong."""
-        tried = f"tried {_listed([self._where(kind) for kind in self._most])}" if len(self._most) > 1 else ""
-        return "; ".join(filter(None, (self._watch.line, self._zones_to_add(), tried)))
+        tried = [self._where(kind) for kind in self._most if kind in self.info["groups"]]
+        listed = f"tried {_listed(tried)}" if len(tried) > 1 else ""
+        return "; ".join(filter(None, (self._watch.line, self._zones_to_add(), listed)))
 
     def begin(self, has_room: Callable[[str], bool] = lambda kind: False) -> None:
         """Choose the first node group, which is the one of its pool that has room now, if there is one."""
@@ -144,7 +145,7 @@ class PoolChoice:
     def wait_anew(self, since: datetime) -> None:
         """Begin another wait, after a loss of workers: each candidate may be tried again, the present one first."""
         with self._lock:
-            self._most, self._without_quota, self._is_last = {}, set(), False
+            self._most, self._without_quota, self._is_last = {self.kind: 0}, set(), False
             self._watch = self._watch_of(self.kind, since)
 
     def look_if_due(self) -> None:
@@ -194,6 +195,7 @@ class PoolChoice:
         left.sort(key=lambda kind: groups[kind]["pool"] != own or named.isdisjoint(groups[kind]["zones"]))
         for kind in left:
             if self._go_to(kind, reason):
+                self._is_last = False
                 return True
         if left or self._is_last:
             return False
@@ -237,7 +239,7 @@ class PoolChoice:
         names = list(dict.fromkeys(groups[kind]["pool"] for kind in self._kinds))
         own = groups[self.kind]["pool"]
         if passed := names[: names.index(own)]:
-            return f"{_listed(passed)} has no room beside the runs before this one"
+            return f"no room in {_listed(passed)} beside the runs before this one"
         every = pools.candidates(self.info, gpus=self._config.gpu_names, pools=self._config.pool_names)
         of = named or "the stack's pools"
         if groups[every[0]]["pool"] != own and self._config.workers:

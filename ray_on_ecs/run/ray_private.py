@@ -12,7 +12,7 @@ from ray import JobID
 from ray._private import worker
 from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR, _enable_token_auth
 from ray._private.state import available_resources_per_node, state
-from ray.core.generated import autoscaler_pb2
+from ray.core.generated import autoscaler_pb2, common_pb2
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
@@ -65,8 +65,9 @@ def pending_gangs() -> dict[str, list[tuple[dict[str, float], list[tuple[str, bo
     Ray takes the first that it can place; these are of the first one.
     """
     connected: Any = worker.global_worker
-    generated: Any = autoscaler_pb2
-    reply = generated.GetClusterResourceStateReply()
+    messages: Any = autoscaler_pb2
+    operators: Any = common_pb2
+    reply = messages.GetClusterResourceStateReply()
     reply.ParseFromString(connected.gcs_client.get_cluster_resource_state(HEAD_SECONDS))
     found: dict[str, Any] = {}
     for gang in reply.cluster_resource_state.pending_gang_resource_requests:
@@ -75,7 +76,7 @@ def pending_gangs() -> dict[str, list[tuple[dict[str, float], list[tuple[str, bo
             (
                 dict(request.resources_bundle),
                 [
-                    (each.label_key, each.operator == generated.LABEL_OPERATOR_NOT_IN, list(each.label_values))
+                    (each.label_key, each.operator == operators.LABEL_OPERATOR_NOT_IN, list(each.label_values))
                     for selector in request.label_selectors[:1]
                     for each in selector.label_constraints
                 ],

@@ -176,7 +176,7 @@ def show_kinds(count):
     for _ in range(4000):
         found = demand.read(gcs, info, has_cpu_workers=False)
         needs = {kind: need.requested for kind, need in found.needs.items() if need.requested}
-        if sum(needs.values()) + len(found.unmet) >= count:
+        if sum(needs.values()) + len(found.unmet) == count:
             break
         time.sleep(0.1)
     print(json.dumps([needs, sorted(map(str, found.unmet))]), flush=True)
@@ -261,7 +261,7 @@ def nodes():
         raise Known(asked())
     return []
 
-ray_cluster._nodes, ray_cluster.POLL_SECONDS = nodes, 0.1
+ray_cluster.alive_nodes, ray_cluster.POLL_SECONDS = nodes, 0.1
 for settings in json.loads(sys.argv[1]):
     try:
         ray_cluster.wait_for_workers(RunConfig(**settings), 600.0)

@@ -105,7 +105,12 @@ def test_shares_of_any_demand_keep_to_the_maximum(has: dict[str, int]) -> None:
 )
 def test_idle_workers_give_way_to_another_zone(needs: list[Need], kinds: set[str]) -> None:
     limits = pool(0, 0)
-    assert numbers.gives_way(dict(zip(limits, needs, strict=True)), limits) == kinds
+    assert numbers.giving_way(dict(zip(limits, needs, strict=True)), limits) == kinds
+
+
+def test_idle_workers_do_not_give_way_to_another_pool() -> None:
+    limits = {A: node_group(), "h100-workers": node_group("h100")}
+    assert numbers.giving_way({A: need(available=2), "h100-workers": need(2)}, limits) == set()
 
 
 # Stories
@@ -259,6 +264,15 @@ def test_two_runs_of_two_pools_each_stop_their_own() -> None:
     pools = {"run-0": "default", "h100-workers-0": "h100"}
     Stack(*parts, pool_of=lambda job: pools[job["submission_id"]]).stay(2400)
     assert [part.counted() for part in parts] == [[], []]
+
+
+def test_then_stop_of_long_ago_stops_nothing_later() -> None:
+    of_h100 = [run(1, then_stop=True, seconds=600), run(1, at=2000)]
+    parts = two_pools([run(1, at=3000, then_stop=True, seconds=600)], of_h100)
+    pools = {"run-0": "default", "h100-workers-0": "h100"}
+    Stack(*parts, pool_of=lambda job: pools[job["submission_id"]]).stay(4300)
+    assert of_h100[1].ended_at is not None
+    assert [len(part.counted()) for part in parts] == [0, 1]
 
 
 def test_a_broken_record_stops_the_idle_workers_of_all_pools() -> None:

@@ -618,8 +618,8 @@ def test_run_that_moves_waits_as_long_again(tmp_path: Path, clock: Clock) -> Non
     run = Run(tmp_path, worker_timeout=5.0)
     run.home.nodes = False
     moves = iter([True, True, False])
-    run.home.moves_on = lambda: next(moves)  # ty: ignore[invalid-assignment]
-    run.home.why_waiting = lambda: "tried h100 and a100"  # ty: ignore[invalid-assignment]
+    run.home.moves_on = lambda: next(moves)
+    run.home.why_waiting = lambda: "tried h100 and a100"
     moved, timed_out = Workers(), Workers()
     moved.fails, moved.ranks = OtherPlacesError("2 workers get places elsewhere"), []
     timed_out.fails, timed_out.ranks = NoPlacesError("2 workers had no places within 5 s"), []

@@ -272,7 +272,7 @@ def test_documents_have_the_node_group() -> None:
 def test_run_begins_in_the_pool_of_its_place() -> None:
     run = Run(ONE_EACH, num_workers=8, gpu="H100,A100", place="a100")
     assert run.choice.kind == "a100-workers"
-    assert run.lines == ["pool a100 (1 x p4d.24xlarge in us-east-1a): h100 has no room beside the runs before this one"]
+    assert run.lines == ["pool a100 (1 x p4d.24xlarge in us-east-1a): no room in h100 beside the runs before this one"]
 
 
 def test_run_begins_in_the_zone_whose_nodes_are_free() -> None:
@@ -469,6 +469,9 @@ def test_pool_that_is_added_during_the_wait_is_tried() -> None:
     assert run.visit(2) == ["h100-workers", "h100-workers"]
     run.latest = stack(H100, A100)
     assert run.visit(2) == ["a100-workers", "a100-workers"]
+    run.latest = stack(A100)
+    assert run.visit(2) == ["a100-workers", "a100-workers"]
+    assert "tried" not in run.choice.line, "there is no other any more"
 
 
 def test_pool_that_is_removed_during_the_wait_is_left() -> None:
@@ -494,6 +497,13 @@ def test_changed_maximum_is_no_move() -> None:
     run.latest = stack({"h100-workers": {**H100["h100-workers"], "max": 8}}, A100)
     assert run.look() == "h100-workers"
     assert run.choice.info["groups"]["h100-workers"]["max"] == 8
+
+
+def test_wait_after_a_loss_may_end_without_a_look() -> None:
+    run = Run(stack(H100, A100), num_workers=8)
+    run.choice.wait_anew(run.cloud.now)
+    assert run.choice.move_on(60)
+    assert run.choice.kind == "a100-workers"
 
 
 def test_next_wait_begins_in_the_present_pool() -> None:

@@ -1,6 +1,7 @@
 """The private names of Ray that a run uses, in this release of Ray."""
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -42,7 +43,24 @@ states = [actor["State"] for actor in ray_private.actors_of(job)]
 [(node, joined)] = ray_private.join_times().items()
 assert node == ray.nodes()[0]["NodeID"] and 0 <= time.time() - joined < 300, joined
 print(json.dumps([ray_private.draining_nodes(), resources["CPU"], states]))
+
+bundles = [{"CPU": 1}, {"GPU": 2, "accelerator_type:H100": 0.001}]
+selectors = [{"ray.io/node-group": "!in(a,b)", "zone": "in(c)"}, {}]
+group = ray.util.placement_group(bundles, bundle_label_selector=selectors)
+plain = ray.util.placement_group([{"GPU": 1}])
+while len(gangs := ray_private.pending_gangs()) < 2:
+    time.sleep(0.05)
+found = [[sorted(each[0].items()), sorted(each[1])] for each in gangs[group.id.hex()]]
+print(json.dumps([found, gangs[plain.id.hex()], group.id.hex().endswith(job)]))
 """
+GANGS = [
+    [
+        [[["CPU", 1.0]], [["ray.io/node-group", True, ["a", "b"]], ["zone", False, ["c"]]]],
+        [[["GPU", 2.0], ["accelerator_type:H100", 0.001]], []],
+    ],
+    [[{"GPU": 1.0}, []]],
+    True,
+]
 
 
 @pytest.mark.ray
@@ -50,7 +68,12 @@ def test_running_ray_answers_all_calls() -> None:
     variables: dict[str, Any] = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"RAY_TMPDIR": "/tmp/ray-tests", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run([sys.executable, "-c", ASK], env=variables, capture_output=True, text=True, timeout=480)
-    assert done.stdout.splitlines()[-1:] == ['[{}, 1.0, ["ALIVE"]]'], done.stderr
+    answers, gangs = done.stdout.splitlines()[-2:] or ("", "")
+    assert answers == '[{}, 1.0, ["ALIVE"]]', done.stderr
+    found = json.loads(gangs)
+    for each in found[0]:
+        each[1] = [[label, is_not, sorted(values)] for label, is_not, values in each[1]]
+    assert found == GANGS
 
 
 @pytest.mark.ray
