@@ -94,7 +94,7 @@ def _of_nodes(prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) ->
     # The document of infra/cluster_info.py.
     names = {kind: (f"{prefix}-{kind}{GROUP_SUFFIX}", f"{prefix}-{kind}{PROVIDER_SUFFIX}") for kind in nodes}
     workers = nodes[WORKERS]
-    types = [name for node in nodes.values() if node.pool for name in node.instance_types]
+    types = dict.fromkeys(name for node in nodes.values() if node.pool for name in node.instance_types)
     zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": prefix + SUFFIX}
     parts: list[object] = [workers.instance_types, dict.fromkeys(types, 123.456)]
     parts.append([zone] * (len(location.worker_zones) if workers.spread else 1))
