@@ -190,9 +190,10 @@ def _ray_lines(
         else:
             of_kind[node.kind].append(node)
     if len(node_groups) > 1:
-        pool = ""
-        for kind, group in node_groups.items():
-            yield "" if group["pool"] == pool else (pool := group["pool"]), _node_group(group, of_kind.pop(kind, []))
+        pools = list(dict.fromkeys(group["pool"] for group in node_groups.values()))
+        title = ""
+        for kind, group in sorted(node_groups.items(), key=lambda item: pools.index(item[1]["pool"])):
+            yield "" if group["pool"] == title else (title := group["pool"]), _node_group(group, of_kind.pop(kind, []))
     for kind, nodes in sorted(of_kind.items(), reverse=True):
         for place, number in sorted(Counter(map(_place, nodes)).items()):
             yield kind, f"{number} x {place}: {_usage([node for node in nodes if _place(node) == place])}"

@@ -421,6 +421,16 @@ def test_pool_without_nodes_says_what_it_would_start(stack: Laptop) -> None:
     assert "no workers-b are configured (maxWorkers is 0)" in found["scale-in"]
 
 
+def test_zones_of_a_pool_are_together(stack: Laptop) -> None:
+    stack.put_pools(scaling={"workers": {}, "cpu-workers": {"units": 4, "max": 1}})
+    stack.head.add_worker(gpus=0.0, **{"ray.io/node-group": "cpu-workers", "instance-type": "c7i.large"})
+    done = stack.run("status")
+    found = shown(done)
+    assert re.findall("^  (default|cpu|h100)", done.stdout, re.MULTILINE) == ["default", "cpu", "h100"]
+    assert found["default"].count("0 of 2 nodes") == 2
+    assert found["cpu"] == "1 of 1 node in us-east-1a: 1 x c7i.large on demand, 0 of 4 CPUs in use"
+
+
 def test_pools_as_json(stack: Laptop) -> None:
     stack.put_pools()
     document = json.loads(stack.run("status", "--json").stdout)
