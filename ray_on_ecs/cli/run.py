@@ -60,7 +60,7 @@ Examples:
   ray-on-ecs run --local train.py                     on this machine
   ray-on-ecs run --num-workers 2 train.py --lr 0.1    on two workers
   ray-on-ecs run --num-workers 1:4 train.py           on one to four workers
-  ray-on-ecs run --gpu H100,A100 train.py             on the first that EC2 has
+  ray-on-ecs run --gpu H100,A100 train.py             the first that EC2 has
   ray-on-ecs run -m my.package                        a module
   ray-on-ecs run --input DATA=s3://b/faces train.py   data in $INPUT_DATA
   ray-on-ecs run tune.py                              a Ray program, detected

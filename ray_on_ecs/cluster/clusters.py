@@ -26,11 +26,12 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
 from ray_on_ecs.flags import flag
-from ray_on_ecs.jobs.documents import Documents, HeadState
+from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.node.ray_status import workers_of
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import keys_for
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
@@ -164,7 +165,7 @@ class RemoteCluster(Cluster):
     bucket: str
 
     def known_pools(self) -> ClusterInfo | None:
-        return _pools_in(self.jobs().state()[0])
+        return workers_of(self.jobs().state()[0].ray)
 
     @property
     @abstractmethod
@@ -472,21 +473,6 @@ def choose(stack: str | None, outputs: str | None, *, local: bool | None, compos
         if not (stack or outputs) and "--local" not in str(cause) and _has_local_runs():
             cause.args = (f"{cause}; --local is for the runs of this machine",)
         raise
-
-
-def _pools_in(state: HeadState) -> ClusterInfo | None:
-    """Return the pools in the head's state, as far as names need them; None if another version has written it."""
-    found = getattr(state, "pools", None) or state.ray.get("pools")
-    if not isinstance(found, dict) or not found:
-        return None
-    unknown: Any = {"zones": [], "types": [], "gpu": "", "units": 1, "max": 1}
-    groups: Any = {}
-    for name, known in found.items():
-        if not isinstance(known, dict):
-            return None
-        own = {key: known[key] for key in unknown if isinstance(known.get(key), type(unknown[key]))}
-        groups[str(name)] = {**unknown, **own, "pool": str(name)}
-    return {"cluster": "", "groups": groups, "prices": None, "head_usd": None}
 
 
 def _has_local_runs() -> bool:

@@ -181,12 +181,11 @@ class RunDriver:
             self._policy.requested()
             self._begin_start(self._directive.generation)
         except NoPlacesError as cause:
-            has_nodes = self._home.has_nodes()
-            if not has_nodes and self._home.moves_on():
+            if self._home.moves_on():
                 self._policy.requested()
             else:
-                has_begun, why = self._policy.has_begun, self._home.why_waiting()
-                self._decide_on(failure_report.describe_no_places(self._config, cause, has_nodes, has_begun, why))
+                state = self._home.has_nodes(), self._policy.has_begun, self._home.why_waiting()
+                self._decide_on(failure_report.describe_no_places(self._config, cause, *state))
             self._begin_start(self._directive.generation)
         except GroupError as cause:
             if self._error:

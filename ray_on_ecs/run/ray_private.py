@@ -12,7 +12,6 @@ from ray import JobID
 from ray._private import worker
 from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR, _enable_token_auth
 from ray._private.state import available_resources_per_node, state
-from ray.core.generated import autoscaler_pb2, common_pb2
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
@@ -23,7 +22,6 @@ __all__ = [
     "draining_nodes",
     "enable_token_authentication",
     "join_times",
-    "pending_gangs",
     "print_by",
 ]
 
@@ -56,34 +54,6 @@ def join_times() -> dict[str, float]:
     connected: Any = worker.global_worker
     nodes: dict[Any, Any] = connected.gcs_client.get_all_node_info(timeout=HEAD_SECONDS)
     return {node_id.hex(): node.start_time_ms / 1000 for node_id, node in nodes.items()}
-
-
-def pending_gangs() -> dict[str, list[tuple[dict[str, float], list[tuple[str, bool, list[str]]]]]]:
-    """Return the bundles of the placement groups that wait, by their IDs: resources, and conditions on a node's labels.
-
-    A condition is a label, whether it must not have the values, and these. A gang may have several selections, of which
-    Ray takes the first that it can place; these are of the first one.
-    """
-    connected: Any = worker.global_worker
-    messages: Any = autoscaler_pb2
-    operators: Any = common_pb2
-    reply = messages.GetClusterResourceStateReply()
-    reply.ParseFromString(connected.gcs_client.get_cluster_resource_state(HEAD_SECONDS))
-    found: dict[str, Any] = {}
-    for gang in reply.cluster_resource_state.pending_gang_resource_requests:
-        first = gang.bundle_selectors[0].resource_requests if gang.bundle_selectors else gang.requests
-        found[gang.details.partition(":")[0]] = [
-            (
-                dict(request.resources_bundle),
-                [
-                    (each.label_key, each.operator == operators.LABEL_OPERATOR_NOT_IN, list(each.label_values))
-                    for selector in request.label_selectors[:1]
-                    for each in selector.label_constraints
-                ],
-            )
-            for request in first
-        ]
-    return found
 
 
 def jobs_of(pids: Container[int]) -> set[str]:

@@ -15,10 +15,12 @@ import psutil
 from ray_on_ecs import pools
 from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.node import resource_state
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.pools import Condition, Request, kind_of_node, kind_of_request
+from ray_on_ecs.pools import Request, kind_of_node, kind_of_request
+from ray_on_ecs.run.queue import head_address
 from ray_on_ecs.run.ray_cluster import alive_nodes, describe_nodes, instances_of, placement_groups, shortage_of
-from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of, pending_gangs
+from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of
 from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.tracking.cost import InstanceKind
 
@@ -63,15 +65,11 @@ def kinds(pid: int) -> set[str]:
 def requests(pid: int) -> list[Request]:
     """Return what the program's placement groups wait for, by bundles; nothing if Ray does not answer."""
     try:
-        jobs, gangs = _jobs(pid), pending_gangs()
-    except (*RAY_ERRORS, AttributeError):  # a private name may be gone, which must not end a program
+        jobs, gangs = tuple(_jobs(pid)), resource_state.read_gangs(head_address())
+    except Exception as cause:  # any of Ray's errors
+        logger.debug(f"what the program waits for is not known ({one_line(cause)})")
         return []
-    return [
-        Request(resources, tuple(Condition(label, frozenset(values), is_not) for label, is_not, values in conditions))
-        for group, bundles in gangs.items()
-        if group.endswith(tuple(jobs))
-        for resources, conditions in bundles
-    ]
+    return [request for group, waiting in gangs.items() if group.endswith(jobs) for request in waiting]
 
 
 def unmet(waiting: Collection[Request]) -> str:
@@ -79,12 +77,7 @@ def unmet(waiting: Collection[Request]) -> str:
     info = read_cluster_info()
     for request in waiting if info else ():
         if info and kind_of_request(request, info) is None:
-            resources = ", ".join(f"{name} {amount:g}" for name, amount in sorted(request.resources.items()))
-            labels = "".join(
-                f", {each.label} {'not ' if each.is_not else ''}{' or '.join(sorted(each.values))}"
-                for each in request.conditions
-            )
-            return f"no node of the stack can have {resources}{labels}: it has {pools.describe(info)}"
+            return f"no node of the stack can have {request}: it has {pools.describe(info)}"
     return ""
 
 

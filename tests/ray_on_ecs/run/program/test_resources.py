@@ -76,7 +76,15 @@ def test_wait_is_limited(clock: Clock) -> None:
 
 
 def group(pool: str, gpu: str, units: int) -> Any:
-    return {"pool": pool, "gpu": gpu, "units": units, "zones": ["us-west-2a"], "types": ["p5.48xlarge"], "max": 2}
+    return {
+        "pool": pool,
+        "gpu": gpu,
+        "units": units,
+        "zones": ["us-west-2a"],
+        "types": ["p5.48xlarge"],
+        "max": 2,
+        "spot": False,
+    }
 
 
 STACK: Any = {"groups": {"workers": group("default", "A10G", 1), "h100-workers": group("h100", "H100", 8)}}
@@ -88,12 +96,15 @@ H100 = Condition("ray.io/node-group", frozenset(["h100"]))
     [
         (
             Request({"GPU": 16}),
-            "no node of the stack can have GPU 16: it has default (2 x p5.48xlarge: A10G) and h100 (",
+            "no node of the stack can have 16 GPU: it has default (2 x p5.48xlarge: A10G) and h100 (",
         ),
-        (Request({"GPU": 1, "accelerator_type:B200": 0.001}), "no node of the stack can have GPU 1, accelerator_type"),
+        (
+            Request({"GPU": 1, "accelerator_type:B200": 0.001}),
+            "no node of the stack can have 1 GPU and B200: it has default (",
+        ),
         (
             Request({"GPU": 1}, (Condition("ray.io/node-group", frozenset(["b200"])),)),
-            "no node of the stack can have GPU 1, ray.io/node-group b200: it has default (",
+            "no node of the stack can have 1 GPU and ray.io/node-group in (b200): it has default (",
         ),
     ],
 )
