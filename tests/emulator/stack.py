@@ -27,6 +27,9 @@ DELETED_FIRST = {
     "aws_vpc_security_group_egress_rule",
     "aws_vpc_security_group_ingress_rule",
 }
+# The engine deletes what a program no longer has after all updates, Terraform only with this setting. Those of a stack
+# that names its zone go while other resources are replaced, which Terraform would call a cycle.
+DELETED_LAST = {"aws_placement_group"}
 # Addresses of a kind that are printed.
 MANY = 20
 
@@ -105,7 +108,8 @@ class Stack:
                 if address in plan.names:
                     argument, name = plan.names[address]
                     body[argument] = self.physical_name(address, name)
-                if address in replaced and address not in plan.deleted_first and kind not in DELETED_FIRST:
+                is_replaced = address in replaced and address not in plan.deleted_first and kind not in DELETED_FIRST
+                if is_replaced or kind in DELETED_LAST:
                     body["lifecycle"] = {**body.get("lifecycle", {}), "create_before_destroy": True}
         return resources
 
