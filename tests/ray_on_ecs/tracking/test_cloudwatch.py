@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from ray_on_ecs import aws
 from ray_on_ecs.node import metrics
+from ray_on_ecs.node.demand import Need
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cloudwatch import Publisher
 from ray_on_ecs.tracking.run_monitor import RunMonitor
@@ -223,9 +224,10 @@ def test_name_that_cloudwatch_refuses_hides_no_other(
 
 
 def test_names_of_the_head_are_known() -> None:
-    source = inspect.getsource(metrics)
-    names = set(re.findall(r'"((?:GPU|CPU|Run)\w+)": ', source))
-    assert names == cloudwatch.OF_HEAD
+    need = Need(requested=0, available=0, in_use=0)
+    counts = [each for kind in ("workers", "cpu-workers") for each in metrics.of_kind(kind, need, kind == "workers")]
+    of_gpus = re.findall(r'"(GPU\w+)": ', inspect.getsource(metrics))
+    assert {each["MetricName"] for each in counts} | set(of_gpus) == cloudwatch.OF_HEAD
 
 
 def test_refused_metric_is_dropped_once(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
