@@ -27,13 +27,13 @@ from drills.aws_site import Site
 from ray_on_ecs.aws import DENIED, Refused
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, choose
+from ray_on_ecs.contract import WORKERS
 from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.signals import exit_status_of, stoppable
 
-# In this order: the move needs no instance, and the last one ends the worker.
+# In this order: the last one ends the worker.
 CHECKS = {
-    "A move with the head's role": aws_checks.move,
     "F start of a worker": aws_checks.start,
     "C pull and timeouts": aws_checks.agent,
     "D deployment during a run": aws_checks.deploy,
@@ -71,7 +71,7 @@ def find(stack: str | None, outputs: str | None) -> Site:
     if cluster.stack is None or not isinstance(jobs, RemoteJobs):
         raise UsageError("the checks need a stack on AWS; --stack or --outputs names it")
     info = aws.workers(cluster.stack)
-    if not info["scaling"]["workers"]["max"]:
+    if WORKERS not in info["groups"] or not info["groups"][WORKERS]["max"]:
         raise UsageError("the stack can have no GPU worker; pulumi config set maxWorkers 1 && pulumi up")
     flags = [word for name, value in (("--stack", stack), ("--outputs", outputs)) if value for word in (name, value)]
     return Site(cluster.stack, info, jobs, flags)
@@ -110,11 +110,11 @@ def attempt(site: Site, check: Callable[[Site], Answer]) -> Answer:
 
 def block(site: Site, rows: Sequence[tuple[str, str, str]]) -> str:
     """Return the text for an issue, without the number of the account."""
-    info = site.info
+    group = site.info["groups"][WORKERS]
     lines = [
         f"ray-on-ecs {version('ray-on-ecs')}, Python {platform.python_version()}, {site.stack.region}, "
-        f"{'/'.join(info['types'])}, {'Spot' if info['spot'] else 'On-Demand'}, {len(info['zones'])} zones, "
-        f"{time.strftime('%Y-%m-%d')}",
+        f"{'/'.join(group['types'])}, {'Spot' if group['spot'] else 'On-Demand'}, "
+        f"{len(site.info['groups'])} node groups, {time.strftime('%Y-%m-%d')}",
         "",
         "| check | result | AWS |",
         "|---|---|---|",

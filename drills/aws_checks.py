@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -18,16 +17,6 @@ POLL_SECONDS, START_SECONDS, DEPLOYMENT_SECONDS, DRAIN_SECONDS = 2.0, 1800.0, 18
 SIGTERM_SECONDS = 60.0
 STEPS = ("createdAt", "connectivityAt", "pullStartedAt", "pullStoppedAt", "startedAt")
 SLEEP = "import time\n\ntime.sleep(3600)\n"
-# On the head, with its role: the call of a move to another zone, but to the subnets that the group has.
-MOVE = """import sys, boto3
-try:
-    name, subnets, region = sys.argv[1:]
-    client = boto3.client("autoscaling", region_name=region)
-    client.update_auto_scaling_group(AutoScalingGroupName=name, VPCZoneIdentifier=subnets)
-    print("answer: accepted")
-except Exception as cause:
-    print("answer:", " ".join(str(cause).split()))
-"""
 Answer = tuple[bool | None, str]  # passed, or None if this stack can't answer; and AWS's answer in words
 
 
@@ -35,47 +24,13 @@ class NotStarted(ResourceError):
     """The drill's run has no worker."""
 
 
-def move(site: Site) -> Answer:
-    """Let the head's role update the group, with $Latest and with a numbered version of its launch template."""
-    if len(site.info["zones"]) < 2:
-        return None, "the stack has one zone: the head may not move its workers"
-    name = site.info["group"]
-    groups = site.ask("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
-    group = groups["AutoScalingGroups"][0]
-    before = template_of(group)["Version"]
-    which = {"LaunchTemplateId": template_of(group)["LaunchTemplateId"], "Versions": ["$Latest"]}
-    found = site.ask("ec2", "describe_launch_template_versions", **which)["LaunchTemplateVersions"]
-    answers = {}
-    site.check_unused()
-    site.at_end(f"set the launch template of {name} to version {before}", lambda: put_version(site, group, before))
-    for wanted in ("$Latest", str(found[0]["VersionNumber"])):
-        put_version(site, group, wanted)
-        run = (f"{site.name}-{wanted.strip('$').lower()}", "--driver", "--max-restarts", "0", SCRIPT)
-        shown = site.command(
-            "run", "--run-name", *run, name, group["VPCZoneIdentifier"], site.stack.region, script=MOVE
-        )
-        answers[wanted] = (re.findall("answer: (.*)", shown) or ["no answer"])[-1]
-    return set(answers.values()) == {"accepted"}, "; ".join(f"{key}: {answer}" for key, answer in answers.items())
-
-
-def template_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the launch template of a group, which is in its mixed instances policy if it has one."""
-    return group.get("LaunchTemplate") or group["MixedInstancesPolicy"]["LaunchTemplate"]["LaunchTemplateSpecification"]
-
-
-def put_version(site: Site, group: dict[str, Any], wanted: str) -> None:
-    """Give the group another version of its launch template, and change nothing else."""
-    changed = {key: deepcopy(group[key]) for key in ("LaunchTemplate", "MixedInstancesPolicy") if group.get(key)}
-    template_of(changed).pop("LaunchTemplateName", None)  # AWS accepts the ID or the name
-    template_of(changed)["Version"] = wanted
-    site.ask("autoscaling", "update_auto_scaling_group", AutoScalingGroupName=site.info["group"], **changed)
-
-
 def start(site: Site) -> Answer:
     """Start the drill's run, and read ECS's time stamps of its worker."""
     site.check_unused()
     site.at_end(f"ray-on-ecs stop {site.name}", site.stop)
-    site.command("run", "--detach", "--run-name", site.name, "--num-workers", "1", SCRIPT, script=SLEEP)
+    site.command(
+        "run", "--detach", "--run-name", site.name, "--pool", "default", "--num-workers", "1", SCRIPT, script=SLEEP
+    )
     for _ in every(START_SECONDS):
         if arns := site.ecs("list_tasks", serviceName=site.stack.services[WORKERS])["taskArns"]:
             for found in site.ecs("get_task_protection", tasks=arns)["protectedTasks"]:

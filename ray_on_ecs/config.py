@@ -43,11 +43,15 @@ LONGEST_LABEL = 20
 REFUSED_WITH_DRIVER = {
     "num_workers": "sets its number of workers itself, as in ScalingConfig(num_workers=...)",
     "device": "says itself whether its workers have GPUs",
+    "gpu": "chooses its nodes itself, by accelerator_type or by a label selector on ray.io/accelerator-type",
+    "pool": "chooses its nodes itself, by a label selector on ray.io/node-group",
     "mpi": "is not started by mpirun",
     "per_node": "starts its workers itself",
     "no_python": "is run by Python",
     "no_driver": "is what --driver is for",
 }
+# Those of them whose default in the environment does not hold for it.
+FOR_ALL = ("num_workers", "gpu", "pool")
 
 _script = partial(setting, section="Script")
 _resources = partial(setting, section="Resources")
@@ -88,6 +92,17 @@ class RunConfig:
         "auto",
         "device of the workers; auto is cuda if the cluster has GPUs, else cpu",
         choices=("auto", "cuda", "cpu"),
+    )
+    gpu: str | None = _resources(
+        None,
+        "GPUs to train on, such as H100, in order of preference: the next one if EC2 has none of the first, or if they "
+        "don't join within --worker-timeout (default: any of the stack's pools)",
+        metavar="NAME[,NAME...]",
+    )
+    pool: str | None = _resources(
+        None,
+        "pools of workers to train on, by their names in the stack, in order of preference",
+        metavar="NAME[,NAME...]",
     )
     worker_timeout: float = _resources(
         600.0,
@@ -179,6 +194,7 @@ class RunConfig:
             if spec.metadata and value is not None:
                 check(spec, value)
         check_range("--num-workers", self.num_workers)
+        self._check_pools()
         check_run_name(self.run_name)
         if self.module and self.no_python:
             raise UsageError("--no-python: can't be given with -m; a module is run by Python")
@@ -206,6 +222,16 @@ class RunConfig:
     def workers(self) -> tuple[int, int] | None:
         """Minimum and maximum number of workers, or None if the cluster decides."""
         return None if self.num_workers is None else worker_range(self.num_workers)
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """Names of `--gpu`, in order of preference."""
+        return _names(self.gpu)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of `--pool`, in order of preference."""
+        return _names(self.pool)
 
     def named(self) -> Self:
         """Return this config with a run name, by default from the script's name and the time."""
@@ -325,15 +351,29 @@ class RunConfig:
             return self
         return replace(self, num_workers=number)
 
+    def _check_pools(self) -> None:
+        """Refuse lists of GPUs and pools that can't be meant."""
+        if self.gpu is not None and self.pool is not None:
+            raise UsageError("--pool: can't be given with --gpu; a pool has one kind of GPU, so leave one of them out")
+        if self.gpu is not None and self.device == "cpu":
+            raise UsageError("--gpu: can't be given with --device cpu; leave one of them out")
+        for name, value in {"gpu": self.gpu, "pool": self.pool}.items():
+            names = _names(value)
+            if not all(names):
+                raise UsageError(f"{flag(name)}: {value!r} has an empty name; put commas between names, as in A,B")
+            alike = [same_gpu(each) if name == "gpu" else each for each in names]
+            if len(set(alike)) < len(alike):
+                raise UsageError(f"{flag(name)}: {value!r} has a name twice; leave one out")
+
     def _check_driver(self) -> None:
-        """Refuse settings that a Ray program can't use, and ignore the environment's number of workers."""
+        """Refuse settings that a Ray program can't use, and ignore the environment's ones."""
         if not self.driver:
             return
         for name, reason in REFUSED_WITH_DRIVER.items():
             value = getattr(self, name)
             if value in (None, False, "auto"):
                 continue
-            if name == "num_workers" and str(value) == os.environ.get(environment_variable(name)):
+            if name in FOR_ALL and str(value) == os.environ.get(environment_variable(name)):
                 object.__setattr__(self, name, None)
             else:
                 raise UsageError(f"{flag(name)}: leave it out; a Ray program {reason}")
@@ -347,6 +387,16 @@ def defaults_in(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings with one value that an environment has defaults for; UsageError for a bad number."""
     found = {spec: environment.get(environment_variable(spec.name)) for spec in SETTINGS}
     return {spec.name: parse(spec, text) for spec, text in found.items() if text and has_value(spec)}
+
+
+def same_gpu(name: str) -> str:
+    """Return the form in which two spellings of a GPU's name are equal."""
+    return name.replace(" ", "-").casefold()
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """Return the names of a list with commas."""
+    return () if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def user_name() -> str:

@@ -143,6 +143,7 @@ CALLS: dict[tuple[str, str], Needs] = {
         )
     },
     ("node/scaling.py", "update_service"): {HEAD: "ecs:UpdateService workers, ecs:UpdateService other-workers"},
+    ("run/shortage.py", "describe_scaling_activities"): {HEAD: "autoscaling:DescribeScalingActivities anything"},
     ("starting/look.py", "describe_auto_scaling_groups"): {LOOKERS: "autoscaling:DescribeAutoScalingGroups anything"},
     ("starting/look.py", "describe_capacity_providers"): {LOOKERS: "ecs:DescribeCapacityProviders provider"},
     ("starting/look.py", "describe_container_instances"): {LOOKERS: "ecs:DescribeContainerInstances node"},

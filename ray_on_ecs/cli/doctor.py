@@ -17,7 +17,7 @@ from ray_on_ecs.aws import DENIED
 from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, scale_in, session
-from ray_on_ecs.cluster.aws_status import Group, Service, read_group, read_services
+from ray_on_ecs.cluster.aws_status import Groups, Service, groups_line, groups_of, read_groups, read_services
 from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, RemoteCluster, StackCluster, choose
 from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
@@ -60,7 +60,7 @@ class Findings:
     head: HeadState = field(init=False)
     workers: ClusterInfo = field(init=False)
     services: dict[str, Service] = field(default_factory=dict)
-    group: Group | None = None
+    groups: Groups | None = None
 
 
 @click.command("doctor")
@@ -163,10 +163,22 @@ def parameters(findings: Findings) -> str:
     return "Ray's token and the cluster's description can be read"
 
 
+def workers(findings: Findings) -> str:
+    """Look for an unhealthy instance of the workers, and for Auto Scaling groups that are missing or suspended."""
+    findings.groups = read_groups(findings.stack, findings.workers)
+    groups = groups_of(findings.groups)
+    line = groups_line(groups)
+    if None in groups.values():
+        raise Problem(line, UP)
+    if any(group.unhealthy or group.suspended for group in groups.values() if group):
+        raise Notice(line)
+    return line
+
+
 def services(findings: Findings) -> str:
     """Look for ECS services without all of their tasks."""
     stack = findings.stack
-    findings.services = services = read_services(stack, findings.workers)
+    findings.services = services = read_services(stack, findings.workers, findings.groups)
     missing = [kind for kind in stack.services if kind not in services]
     if missing:
         raise Problem(f"ECS service not found: {', '.join(missing)}", UP)
@@ -181,19 +193,11 @@ def services(findings: Findings) -> str:
     )
 
 
-def workers(findings: Findings) -> str:
-    """Look for an unhealthy instance of the workers, and for what their Auto Scaling group may not do."""
-    findings.group = group = read_group(findings.stack, findings.workers)
-    if group.unhealthy or group.suspended:
-        raise Notice(str(group))
-    return str(group)
-
-
 def idle(findings: Findings) -> str:
     """Look for what keeps idle workers running: GPUs without work stay billed."""
     nodes = nodes_of(findings.head.ray) if hasattr(findings, "head") else None
-    found, refused = scale_in.read(findings.stack, findings.workers, findings.services, findings.group, nodes)
-    line = "; ".join(each.line for each in found.values()) or "no worker is configured"
+    found, refused = scale_in.read(findings.stack, findings.workers, findings.services, findings.groups, nodes)
+    line = scale_in.in_words(found) or "no worker is configured"
     if hindered := [each for each in found.values() if each.is_hindered]:
         raise Notice(line, next((each.fix for each in hindered if each.fix), ""))
     if refused:
@@ -322,8 +326,8 @@ ON_AWS = (
     Check("credentials", credentials, ("stack",)),
     Check("bucket", storage, ("credentials",)),
     Check("parameters", parameters, ("credentials",)),
+    Check("workers", workers, ("parameters",)),
     Check("services", services, ("parameters",)),
-    Check("workers", workers, ("services",)),
     Check("head", head, ("bucket",)),
     OF_NODES,
     Check("scale-in", idle, ("parameters",)),

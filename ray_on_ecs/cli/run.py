@@ -60,6 +60,7 @@ Examples:
   ray-on-ecs run --local train.py                     on this machine
   ray-on-ecs run --num-workers 2 train.py --lr 0.1    on two workers
   ray-on-ecs run --num-workers 1:4 train.py           on one to four workers
+  ray-on-ecs run --gpu H100,A100 train.py             the first that EC2 has
   ray-on-ecs run -m my.package                        a module
   ray-on-ecs run --input DATA=s3://b/faces train.py   data in $INPUT_DATA
   ray-on-ecs run tune.py                              a Ray program, detected
@@ -73,7 +74,7 @@ Exit status:
   130  Ctrl-C, or 129 after the terminal was closed: see above
 """
 # Settings that a run may need again: the script may need its packages.
-KEPT = ("requirements", "env", "input", "metric", THEN_STOP)
+KEPT = ("requirements", "env", "input", "metric", "gpu", "pool", THEN_STOP)
 # The exit status after SIGHUP: the terminal's window is closed.
 HANGUP = SIGNALLED + signal.SIGHUP
 
@@ -103,6 +104,7 @@ def _run(
     for name in flags_after_script(config):
         note(f"{name} after {command[0]} goes to the script; before it, it is a flag of this command")
     cluster = chosen(flags)
+    cluster.check_pools(config)
     if config.then_stop and not cluster.starts_workers:
         raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
     config = _on_cluster(cluster, config, given)
@@ -166,8 +168,6 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
     if "storage_path" in given:
         changed["storage_path"] = cluster.storage_path = cluster.absolute(config.storage_path)
         cluster.typed_path = cluster.storage_path if cluster.is_here else ""
-    if not config.driver and config.num_workers is None:
-        changed["num_workers"] = cluster.default_workers
     if cluster.is_here and config.inputs:
         from ray_on_ecs.run import inputs
 

@@ -11,6 +11,7 @@ from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
 from ray_on_ecs.errors import TrainingError, counted
+from ray_on_ecs.tracking.places import in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,16 +60,17 @@ def command(cluster: Cluster, limit: int, as_json: bool) -> None:
             note(f"runs in {cluster.storage_path}:")
         wide = Screen(width=WIDTH)
         shown = table(runs[:limit])
-        excess = wide.measure(shown).maximum - out.width
-        if excess > 0 and wide.is_terminal:  # only names are cut
-            longest = max(len(run.name) for run in runs[:limit])
-            shown = table(runs[:limit], max(longest - excess, SHORTEST_NAME))
+        if wide.is_terminal and wide.measure(shown).maximum > out.width:  # of a pool only its name, and names are cut
+            shown = table(runs[:limit], is_narrow=True)
+            if (excess := wide.measure(shown).maximum - out.width) > 0:
+                longest = max(len(run.name) for run in runs[:limit])
+                shown = table(runs[:limit], max(longest - excess, SHORTEST_NAME), is_narrow=True)
         wide.print(shown)
     if len(runs) > limit:
         note(f"more runs exist; --limit {2 * limit} lists them")
 
 
-def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
+def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = False) -> Table:
     """Return a table with a row for each run."""
     from rich.style import Style
     from rich.table import Table
@@ -80,6 +82,10 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
     has_owners = len({run.owner for run in runs if run.owner}) > 1
     if has_owners:
         shown.add_column("owner", no_wrap=True)
+    places = {run.name: ", ".join(run.pools or ()) if is_narrow else in_words(run) for run in runs}
+    has_places = len({in_words(run) for run in runs} - {""}) > 1  # in one pool and zone all rows would be alike
+    if has_places:
+        shown.add_column("pool", no_wrap=True)
     has_costs = any(run.cost_usd is not None for run in runs)  # a run on this machine has none
     for heading in ("progress", "loss", "started", *(["cost"] if has_costs else [])):
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -94,6 +100,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH) -> Table:
             Text(_cut(run.name, longest_name), Style(link=run.url)),
             Text(run.state, COLOURS.get(run.state, "default")),
             *([run.owner or ""] if has_owners else []),
+            *([places[run.name]] if has_places else []),
             progress,
             _loss(run.loss),
             ago(run),

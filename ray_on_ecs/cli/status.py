@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -13,18 +13,28 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, prices, scale_in
-from ray_on_ecs.cluster.aws_status import Group, explain_head, read_group, read_services
+from ray_on_ecs.cluster.aws_status import Group, explain_head, groups_line, groups_of, read_groups, read_services
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import SPOT
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import (
+    HeadUnavailable,
+    ResourceError,
+    StackNotFound,
+    TrainingError,
+    UsageError,
+    counted,
+    one_line,
+)
 from ray_on_ecs.jobs.record import PENDING, RUNNING
 from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
 from ray_on_ecs.node import ray_status
-from ray_on_ecs.node.ray_status import HEAD, WORKERS, Node
+from ray_on_ecs.node.ray_status import HEAD, Node
+from ray_on_ecs.pools import gpus_of
 from ray_on_ecs.storage import layout
+from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.starts import describe, starts_in
 
 T = TypeVar("T")
@@ -57,18 +67,20 @@ def command(cluster: Cluster, as_json: bool) -> int:
     # AWS has nothing of a stack that is down; the error is enough.
     elif ray or of_aws.get("services"):
         out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
-        for title, text in [
-            *(_ray_lines(ray, is_here=cluster.is_here) if ray else ()),
+        lines = [
+            *(_ray_lines(ray, (ray | of_aws)["node_groups"], is_here=cluster.is_here) if ray else ()),
             *(_aws_lines(of_aws, ray) if of_aws else ()),
-        ]:
-            out.print(f"  {title:8} {text}")
+        ]
+        width = max(8, *(len(title) for title, _ in lines))
+        for title, text in lines:
+            out.print(f"  {title:{width}} {text}")
     if unreached:
         raise unreached
     return 0
 
 
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
-    """Return the nodes that are alive, the GPUs, the numbers of jobs, the queued runs, and the starts of the others.
+    """Return nodes that are alive, node groups, GPUs, numbers of jobs, queued runs, and the starts of the others.
 
     Raises:
         TrainingError: The head's state can't be read.
@@ -86,6 +98,7 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
         "seconds_ago": round(seconds),
         "ray_version": ray.get("ray_version"),
         "nodes": ray_status.nodes_of(ray),
+        "node_groups": (ray_status.workers_of(ray) or {"groups": {}})["groups"],
         "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
         "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
         **dict(zip(("queue", "starts"), read_runs(cluster, jobs), strict=True)),
@@ -110,7 +123,7 @@ def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> tuple[list[dict[str, str
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
-    """Return services, group, scale-in and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
+    """Return services, groups, scale-in and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
 
     Raises:
         StackNotFound: The stack is down.
@@ -127,48 +140,63 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
             return None
 
     info = read("workers", lambda: aws.workers(stack))
-    services = read("services", lambda: read_services(stack, info)) or {}
-    found: dict[str, Any] = {"group": None, "scaling": {}, "scale_in": {}, "hourly_usd": None}
+    answers = read("groups", lambda: read_groups(stack, info)) if info else None
+    services = read("services", lambda: read_services(stack, info, answers)) or {}
+    groups = read("groups", lambda: groups_of(answers)) if answers else None
+    found: dict[str, Any] = {"groups": groups, "scale_in": {}}
+    found |= {"hourly_usd": None, "hourly_usd_by_kind": None}
     if info:
-        group = read("group", lambda: read_group(stack, info))
-        stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, group, nodes)) or ({}, {})
+        stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, answers, nodes)) or ({}, {})
         unknown |= refused
-        found |= {"group": group, "scaling": info["scaling"], "scale_in": stopping}
+        found |= {"node_groups": info["groups"], "scale_in": stopping}
         if nodes is not None:
-            found["hourly_usd"] = read("prices", lambda: read_hourly_usd(stack, info, nodes, group))
+            usd = read("prices", lambda: read_hourly_usd(stack, info, nodes, groups or {}))
+            found |= {"hourly_usd": usd and round(sum(usd.values()), 4), "hourly_usd_by_kind": usd}
     totals = {"estimated_hourly_usd": stack.estimated_hourly_usd, "unknown": unknown}
     return {"region": stack.region, "services": services, **found, **totals}
 
 
-def read_hourly_usd(stack: Stack, info: ClusterInfo, nodes: Sequence[Node], group: Group | None) -> float:
-    """Return the cost in USD per hour of the nodes and of workers that have not joined.
+def read_hourly_usd(
+    stack: Stack, info: ClusterInfo, nodes: Sequence[Node], groups: Mapping[str, Group | None]
+) -> dict[str, float]:
+    """Return the cost in USD per hour of the nodes and of workers that have not joined, by kind of node.
 
     Raises:
         TrainingError: A price is not known, or AWS refuses the Spot prices.
     """
-    joined = [prices.kind_of(node, info) for node in nodes if node.kind != HEAD]
-    workers = sum(node.kind == WORKERS for node in nodes)
-    starting = [prices.preferred(info)] * max(0, (group.instances if group else 0) - workers)
+    instances = [InstanceKind(node.instance_type, node.market, node.kind) for node in nodes if node.kind != HEAD]
+    for kind, group in groups.items():
+        joined = [node.instance_type or "" for node in nodes if node.kind == kind]
+        types = group.types if group else []
+        others = (Counter(types) - Counter(joined)).elements()
+        starting = [*others][: max(0, len(types) - len(joined))]
+        instances += [InstanceKind(instance_type or None, kind=kind) for instance_type in starting]
     if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
-    return round(info["head_usd"] + prices.total_usd(stack, info, [*starting, *joined]), 4)
+    return {HEAD: info["head_usd"], **prices.hourly_usd(stack, info, instances)}
 
 
-def _ray_lines(ray: Mapping[str, Any], *, is_here: bool) -> Iterator[tuple[str, str]]:
-    """Yield a title and a text for each line."""
+def _ray_lines(
+    ray: Mapping[str, Any], node_groups: Mapping[str, NodeGroup], *, is_here: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield a title and a text for each line; a stack with several pools or zones has one for each of them."""
     if ray["seconds_ago"] > SILENT_SECONDS:
         yield "head", f"silent: this is its state of {timedelta(seconds=ray['seconds_ago'])} ago"
-    groups: dict[tuple[str, str], list[Node]] = {}
+    of_kind: dict[str, list[Node]] = defaultdict(list)
     for node in ray["nodes"]:
         if node.kind == HEAD:
             cpus = f", {_usage([node])}" if node.cpus else ""  # a stack's head runs no tasks
             yield HEAD, f"Ray {ray['ray_version']}, up {timedelta(seconds=node.up_seconds)}{cpus}"
         else:
-            market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
-            place = f"{node.instance_type or 'node'}{market}" + (f" in {node.zone}" if node.zone else "")
-            groups.setdefault((node.kind, place), []).append(node)
-    for (kind, place), nodes in sorted(groups.items(), reverse=True):
-        yield kind, f"{len(nodes)} x {place}: {_usage(nodes)}"
+            of_kind[node.kind].append(node)
+    if len(node_groups) > 1:
+        pools = list(dict.fromkeys(group["pool"] for group in node_groups.values()))
+        title = ""
+        for kind, group in sorted(node_groups.items(), key=lambda item: pools.index(item[1]["pool"])):
+            yield "" if group["pool"] == title else (title := group["pool"]), _node_group(group, of_kind.pop(kind, []))
+    for kind, nodes in sorted(of_kind.items(), reverse=True):
+        for place, number in sorted(Counter(map(_place, nodes)).items()):
+            yield kind, f"{number} x {place}: {_usage([node for node in nodes if _place(node) == place])}"
     if ray["ray_version"] is None:
         local = "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
         yield "Ray", local if is_here else "does not answer the head: it is starting, or busy"
@@ -181,6 +209,22 @@ def _ray_lines(ray: Mapping[str, Any], *, is_here: bool) -> Iterator[tuple[str, 
         yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run)
     for index, start in enumerate(ray["starts"]):
         yield "" if index else "start", f"{start['run']}: {one_line(describe(start))}"
+
+
+def _node_group(group: NodeGroup, nodes: Sequence[Node]) -> str:
+    """Return a node group's nodes that run, of at most how many, with their types and use."""
+    text = f"{len(nodes)} of {counted(group['max'], 'node')} in {' or '.join(group['zones'])}: "
+    if nodes:
+        types = Counter(_place(node).partition(" in ")[0] for node in nodes)
+        return text + ", ".join([*(f"{number} x {name}" for name, number in types.items()), _usage(nodes)])
+    size = f"{gpus_of(group)} x {group['gpu']}" if group["gpu"] else counted(group["units"], "CPU")
+    return text + (f"{' or '.join(group['types'])} ({size})" if group["types"] else f"{size} each")
+
+
+def _place(node: Node) -> str:
+    """Return type, market and zone of a node."""
+    market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
+    return f"{node.instance_type or 'node'}{market}" + (f" in {node.zone}" if node.zone else "")
 
 
 def _usage(nodes: Sequence[Node]) -> str:
@@ -196,15 +240,18 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
         reasons = [of_aws["unknown"][question] for question in questions if question in of_aws["unknown"]]
         return f"unknown ({reasons[0] if reasons else 'AWS returned nothing'})"
 
-    services = of_aws["services"]
-    running = [f"{kind} {service.running} of {service.desired} running" for kind, service in services.items()]
+    services, groups = of_aws["services"], of_aws["groups"]
+    busy = {kind: each for kind, each in services.items() if len(services) <= 2 or each.running or each.desired}
+    running = [f"{kind} {service.running} of {service.desired} running" for kind, service in busy.items()]
     yield "ECS", ", ".join(running) or unknown("services")
     for kind, service in services.items():
         if service.fault:
             yield "", f"{kind}: {service.fault}"
-    yield "EC2", str(of_aws["group"] or unknown("workers", "group"))
+    yield "EC2", groups_line(groups) if groups else unknown("workers", "groups")
     if of_aws["hourly_usd"] is not None:
         cost = f"{of_aws['hourly_usd']:.2f} USD an hour now"
+        if len(usd := of_aws["hourly_usd_by_kind"]) > 2:
+            cost += f" ({', '.join(f'{kind} {each:.2f}' for kind, each in usd.items())})"
     elif ray:
         cost = unknown("workers", "prices")
     else:
@@ -212,6 +259,6 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
     if of_aws["estimated_hourly_usd"] is not None:
         cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
     yield "cost", f"{cost}; disk space, NAT and traffic are extra"
-    lines = "; ".join(each.line for each in of_aws["scale_in"].values()) or unknown("workers", "scale-in")
+    lines = scale_in.in_words(of_aws["scale_in"]) or unknown("workers", "scale-in")
     refused = "; ".join(f"{action} {why}" for action, why in of_aws["unknown"].items() if ":" in action)
     yield "scale-in", lines + (f" (not known: {refused})" if refused else "")

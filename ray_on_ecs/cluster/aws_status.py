@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,13 +10,16 @@ from typing import Any
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError, counted
-from ray_on_ecs.node.ray_status import HEAD, WORKERS
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, StackNotFound, TrainingError
+from ray_on_ecs.node.ray_status import HEAD
 from ray_on_ecs.starting import deployments
 from ray_on_ecs.starting.cause import explain, is_short, members
 from ray_on_ecs.starting.deployments import Deployment
-from ray_on_ecs.starting.look import Look
+from ray_on_ecs.starting.look import MOST_SERVICES, Look, facts_of
 from ray_on_ecs.starting.states import Phase
+
+# AWS's answers about Auto Scaling groups by kind of node; None for one that does not exist.
+Groups = Mapping[str, Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,22 @@ class Service:
 
 @dataclass(frozen=True)
 class Group:
-    """Auto Scaling group of the workers."""
+    """Auto Scaling group of one kind of worker; `types` has the type of each of its instances."""
 
     desired: int
     in_service: int
-    instances: int
+    types: list[str]
     unhealthy: list[str]
     suspended: list[str]
 
-    def __str__(self) -> str:
-        """Return the line of `status` and `doctor`."""
-        text = f"{self.in_service} of {counted(self.desired, 'worker')} in service"
+    @property
+    def is_at_rest(self) -> bool:
+        """True if it has no instance and wants none, and nothing is wrong."""
+        return not (self.desired or self.types or self.suspended)
+
+    def line(self, kind: str) -> str:
+        """Return the part of the line of `status` and `doctor`."""
+        text = f"{self.in_service} of {counted_nodes(self.desired, kind)} in service"
         if self.unhealthy:
             text += f"; unhealthy, being replaced: {', '.join(self.unhealthy)}"
         if self.suspended:
@@ -49,29 +57,75 @@ class Group:
         return text
 
 
-def read_services(stack: Stack, info: ClusterInfo | None = None) -> dict[str, Service]:
+def read_groups(stack: Stack, info: ClusterInfo) -> Groups:
+    """Return the Auto Scaling group of each kind of worker; TrainingError if AWS refuses."""
+    names = {kind: group["group"] for kind, group in info["groups"].items()}
+    answer = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[*names.values()])
+    found = {group["AutoScalingGroupName"]: group for group in answer["AutoScalingGroups"]}
+    return {kind: found.get(name) for kind, name in names.items()}
+
+
+def groups_of(answers: Groups) -> dict[str, Group | None]:
+    """Return what `status` shows of Auto Scaling groups; TrainingError if an answer is not AWS's."""
+    return {kind: _group(answer) if answer else None for kind, answer in answers.items()}
+
+
+def _group(answer: Mapping[str, Any]) -> Group:
+    instances = answer["Instances"]
+    return Group(
+        desired=answer["DesiredCapacity"],
+        in_service=len(members(answer, Phase.RUNNING)),
+        types=[member.get("InstanceType", "") for member in instances],
+        unhealthy=[member["InstanceId"] for member in instances if member["HealthStatus"] == "Unhealthy"],
+        suspended=[process["ProcessName"] for process in answer["SuspendedProcesses"]],
+    )
+
+
+def groups_line(groups: Mapping[str, Group | None]) -> str:
+    """Return the line of `status` and `doctor`; groups without instances are named only if there is no other."""
+    shown = [group.line(kind) for kind, group in groups.items() if group and not group.is_at_rest]
+    shown = shown or [group.line(kind) for kind, group in groups.items() if group][:1]
+    if missing := ", ".join(kind for kind, group in groups.items() if group is None):
+        shown.append(f"the Auto Scaling group of {missing} is missing; pulumi up creates it")
+    return "; ".join(shown)
+
+
+def counted_nodes(number: int, kind: str) -> str:
+    """Return a number of nodes of a kind in words: `1 h100-worker-b`."""
+    before, noun, after = kind.rpartition("workers")
+    return f"{number} {before}{noun.removesuffix('s') if number == 1 else noun}{after}"
+
+
+def read_services(
+    stack: Stack, info: ClusterInfo | None = None, groups: Groups | None = None, kinds: Collection[str] | None = None
+) -> dict[str, Service]:
     """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down.
 
-    With the description of the workers, the reasons also name what their Auto Scaling group lacks.
+    Args:
+        stack: The stack.
+        info: Its description, with which the reasons also name what the Auto Scaling groups lack.
+        groups: The groups; None if AWS refuses them.
+        kinds: The kinds of node; by default all.
     """
-    names = list(stack.services.values())
-    try:
-        found = aws.call("ecs", stack, "describe_services", cluster=stack.cluster_name, services=names)["services"]
-    except aws.Refused as refused:
-        if refused.code == "ClusterNotFoundException":
-            raise aws.stack_not_found(stack) from refused
-        raise
+    names = {kind: name for kind, name in stack.services.items() if kinds is None or kind in kinds}
+    listed, found = [*names.values()], []
+    for start in range(0, len(listed), MOST_SERVICES):
+        which = {"cluster": stack.cluster_name, "services": listed[start : start + MOST_SERVICES]}
+        try:
+            found += aws.call("ecs", stack, "describe_services", **which)["services"]
+        except aws.Refused as refused:
+            if refused.code == "ClusterNotFoundException":
+                raise aws.stack_not_found(stack) from refused
+            raise
     active = {service["serviceName"]: service for service in found if service["status"] == "ACTIVE"}
-    return {
-        kind: Service(
-            active[name]["runningCount"],
-            active[name]["desiredCount"],
-            _fault(stack, kind, active[name], info if kind == WORKERS else None),
-            deployments.in_progress(active[name]),
-        )
-        for kind, name in stack.services.items()
-        if name in active
-    }
+    look = looking(stack)
+    services = {}
+    for kind, name in names.items():
+        if service := active.get(name):
+            fault = _fault(look, kind, service, info, groups)
+            deployment = deployments.in_progress(service)
+            services[kind] = Service(service["runningCount"], service["desiredCount"], fault, deployment)
+    return services
 
 
 def looking(stack: Stack) -> Look:
@@ -79,22 +133,23 @@ def looking(stack: Stack) -> Look:
     return Look(lambda name, operation, **arguments: aws.call(name, stack, operation, **arguments), stack.cluster_name)
 
 
-def _fault(stack: Stack, kind: str, service: Mapping[str, Any], info: ClusterInfo | None) -> str | None:
+def _fault(
+    look: Look, kind: str, service: Mapping[str, Any], info: ClusterInfo | None, groups: Groups | None
+) -> str | None:
     """Return the reason for missing tasks or instances, or a deployment that failed."""
-    look = looking(stack)
-    group = look.group(info["group"]) if info else None
+    group = (groups or {}).get(kind)
     if not is_short(service, group) and deployments.failure(service) is None:
         return None
-    if group is None and not info and (name := look.group_of(service)):
+    if group is None and (name := look.group_of(service)):  # the head's, or AWS refused them
         group = look.group(name)
-    known: dict[str, Any] = {"types": info["types"], "gpus": info["gpus"]} if info else {}
+    known = facts_of(info, kind) if info else {}
     return explain(look.nodes(service, group, **known), datetime.now(UTC)) or "AWS gives no reason yet"
 
 
 def explain_head(stack: Stack) -> ResourceError | None:
     """Return AWS's reason why the head doesn't answer, or None if ECS can't be asked."""
     try:
-        head = read_services(stack).get(HEAD)
+        head = read_services(stack, kinds=[HEAD]).get(HEAD)
     except StackNotFound as cause:
         return cause
     except TrainingError:
@@ -106,19 +161,3 @@ def explain_head(stack: Stack) -> ResourceError | None:
     else:
         state = f"task is not running: it is starting or being replaced; {head.fault or 'no task is wanted'}"
     return HeadUnavailable(f"the head's {state}")
-
-
-def read_group(stack: Stack, info: ClusterInfo) -> Group:
-    """Return the workers' Auto Scaling group; TrainingError if AWS refuses, or the group does not exist."""
-    name = info["group"]
-    groups = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
-    if not groups["AutoScalingGroups"]:
-        raise ResourceError(f"Auto Scaling group {name} not found; pulumi up creates it")
-    group = groups["AutoScalingGroups"][0]
-    return Group(
-        desired=group["DesiredCapacity"],
-        in_service=len(members(group, Phase.RUNNING)),
-        instances=len(group["Instances"]),
-        unhealthy=[member["InstanceId"] for member in group["Instances"] if member["HealthStatus"] == "Unhealthy"],
-        suspended=[process["ProcessName"] for process in group["SuspendedProcesses"]],
-    )

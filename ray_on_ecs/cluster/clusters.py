@@ -15,20 +15,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_on_ecs import secrets
+from ray_on_ecs import pools, secrets
 from ray_on_ecs.addresses import check_address
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
+from ray_on_ecs.flags import flag
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import api, drivers, ports
 from ray_on_ecs.node.api import AnswerError
+from ray_on_ecs.node.ray_status import workers_of
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import keys_for
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
@@ -60,7 +63,6 @@ class Cluster(ABC):
     is_here: bool = False  # its jobs can read the files of this machine
     ends_with_command: bool = False  # Ctrl-C ends the run that is followed; else it continues on the cluster
     starts_workers: bool = False  # its workers are instances, which start for a run and stop
-    default_workers: int | None = None  # of a run that does not say it; None if its driver decides
 
     def command(self, words: str) -> str:
         """Return a command on the same cluster, such as `logs RUN`, for hints."""
@@ -79,6 +81,22 @@ class Cluster(ABC):
     def code_storage(self, storage: RunStorage) -> RunStorage:
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
+
+    def check_pools(self, config: RunConfig) -> None:
+        """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError."""
+        for name in ("gpu", "pool"):
+            if getattr(config, name) is not None and not self.starts_workers:
+                raise UsageError(f"{flag(name)}: {self.name} has no pools; leave it out")
+        info = None
+        if config.gpu is not None or config.pool is not None:
+            with suppress(TrainingError):  # the head checks them, too
+                info = self.known_pools()
+        if info:
+            pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
+
+    def known_pools(self) -> ClusterInfo | None:
+        """Return the cluster's pools, as far as names need them; None if they are not known. TrainingError likewise."""
+        return None
 
     @abstractmethod
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
@@ -146,6 +164,9 @@ class RemoteCluster(Cluster):
 
     bucket: str
 
+    def known_pools(self) -> ClusterInfo | None:
+        return workers_of(self.jobs().state()[0].ray)
+
     @property
     @abstractmethod
     def cluster_name(self) -> str:
@@ -190,7 +211,9 @@ class StackCluster(RemoteCluster):
         self.bucket = stack.bucket
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
-        self.default_workers = stack.default_gpus or None  # a worker for each GPU; the run waits for them
+
+    def known_pools(self) -> ClusterInfo | None:
+        return aws.workers(self._stack)
 
     @property
     def token_hint(self) -> str:
@@ -250,6 +273,9 @@ class HeadCluster(Cluster):
         check_address(STORAGE_PATH, given)
         self.storage_path = self.absolute(given)
         self.starts_workers = CLUSTER_INFO_VARIABLE in os.environ and not self.is_here
+
+    def known_pools(self) -> ClusterInfo | None:
+        return read_cluster_info()
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return drivers.of_head()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ray_on_ecs.jobs.record import RUNNING, STOPPED, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import total_usd
+from ray_on_ecs.tracking.places import Places, places_in
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.clusters import Cluster
@@ -33,8 +34,8 @@ DOCUMENTS = (layout.STATUS, layout.SETTINGS, layout.METRICS, layout.RESULT, layo
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunInfo:
-    """State of a run; unknown values are None, times are in UTC (ISO 8601)."""
+class RunInfo(Places):
+    """State of a run and its pools; unknown values are None, times are in UTC (ISO 8601)."""
 
     name: str
     # That in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a job without a
@@ -152,6 +153,7 @@ class Folders:
             updated=_iso(last_write),
             cost_usd=finite(total_usd(status, {})),
             workers=None if workers is None else int(workers),
+            **asdict(places_in(status)),
             restarts=len(restarts) if isinstance(restarts := status.get("restarts"), list) else None,
             job=_text(status.get("job")),
             url=layout.page_url(status.get("url")),

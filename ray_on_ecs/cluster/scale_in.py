@@ -11,11 +11,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ray_on_ecs.cluster import aws, prices
-from ray_on_ecs.cluster.aws_status import Group, Service, looking
+from ray_on_ecs.cluster.aws_status import Groups, Service, counted_nodes, looking
 from ray_on_ecs.cluster.stack import Stack
-from ray_on_ecs.cluster_info import ClusterInfo, Scaling
-from ray_on_ecs.errors import TrainingError, counted
-from ray_on_ecs.node.ray_status import WORKERS, Node
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
+from ray_on_ecs.contract import CPU_POOL
+from ray_on_ecs.errors import TrainingError
+from ray_on_ecs.node.ray_status import Node
+from ray_on_ecs.pools import setting
+from ray_on_ecs.tracking.cost import InstanceKind
 
 # A deployment that waits for no run ends within minutes.
 LONG = timedelta(minutes=10)
@@ -42,7 +45,7 @@ class Facts:
 
     Attributes:
         kind: The kind of node.
-        scale: Its limits.
+        scale: Its node group in the stack's description.
         service: Its ECS service, or None if that is not known.
         alarm: The alarm that stops idle nodes; empty if there is none, None if that is not known.
         target: Its scalable target; empty if there is none, None if that is not known.
@@ -52,7 +55,7 @@ class Facts:
     """
 
     kind: str
-    scale: Scaling
+    scale: NodeGroup
     service: Service | None = None
     alarm: Mapping[str, Any] | None = None
     target: Mapping[str, Any] | None = None
@@ -64,9 +67,10 @@ class Facts:
 def describe(facts: Facts) -> ScaleIn | None:
     """Return the line of one kind of node; None if the stack can't have such nodes."""
     kind, scale = facts.kind, facts.scale
-    key = "minWorkers" if kind == WORKERS else "minCpuWorkers"
+    key = setting(scale["pool"], "min")
     if not scale["max"]:
-        return ScaleIn(f"no {kind} are configured ({key.replace('min', 'max')} is 0)") if kind == WORKERS else None
+        is_named = scale["pool"] != CPU_POOL  # which few stacks have
+        return ScaleIn(f"no {kind} are configured ({setting(scale['pool'], 'max')} is 0)") if is_named else None
     if not scale["idle_minutes"]:
         return ScaleIn(f"idle {kind} keep running (idleTimeoutMinutes is 0)")
     if scale["min"] >= scale["max"]:
@@ -114,11 +118,23 @@ def _hindrances(facts: Facts) -> Iterator[tuple[str, str]]:
         )
 
 
+def in_words(lines: Mapping[str, ScaleIn]) -> str:
+    """Return the lines of all kinds as one; those that differ only in the kind are said once."""
+    kinds: dict[str, list[str]] = {}
+    for kind, each in lines.items():
+        kinds.setdefault(each.line.replace(kind, "{}", 1), []).append(kind)
+    return "; ".join(line.replace("{}", _and(same), 1) for line, same in kinds.items())
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def read(
     stack: Stack,
     info: ClusterInfo,
     services: Mapping[str, Service],
-    group: Group | None,
+    groups: Groups | None,
     nodes: Sequence[Node] | None,
 ) -> tuple[dict[str, ScaleIn], dict[str, str]]:
     """Return the scale-in of each kind of node, and the reasons of what AWS does not tell, by IAM action.
@@ -127,13 +143,13 @@ def read(
         stack: The stack.
         info: Its description.
         services: Its services.
-        group: The workers' Auto Scaling group, or None if it is not known.
+        groups: Its Auto Scaling groups, or None if they are not known.
         nodes: Ray's nodes, or None if they are not known.
     """
     look = looking(stack)
     stopping = [
         kind
-        for kind, scale in info["scaling"].items()
+        for kind, scale in info["groups"].items()
         if kind in stack.services and scale["idle_minutes"] and scale["min"] < scale["max"]
     ]
     resources = {kind: f"service/{stack.cluster_name}/{stack.services[kind]}" for kind in stopping}
@@ -146,15 +162,16 @@ def read(
         found = look.listed("application-autoscaling", "describe_scalable_targets", "ScalableTargets", **which)
         targets = _by(found, "ResourceId")
     lines: dict[str, ScaleIn] = {}
-    for kind, scale in info["scaling"].items():
-        names = {"region": stack.region, "group": info["group"]}
+    for kind, scale in info["groups"].items():
+        names = {"region": stack.region, "group": scale["group"]}
+        processes = ((groups or {}).get(kind) or {}).get("SuspendedProcesses") or ()
         facts = Facts(kind=kind, scale=scale, service=services.get(kind), names=names)
         if kind in stopping:
             facts = replace(
                 facts,
                 alarm=None if alarms is None else alarms.get(alarm_names[kind], {}),
                 target=None if targets is None else targets.get(resources[kind], {}),
-                suspended=group.suspended if group and kind == WORKERS else (),
+                suspended=[process.get("ProcessName") for process in processes],
                 names={**names, "alarm": alarm_names[kind], "resource": resources[kind]},
             )
         line = describe(facts)
@@ -174,9 +191,10 @@ def _idle(stack: Stack, info: ClusterInfo, kind: str, nodes: Sequence[Node]) -> 
     idle = [node for node in nodes if node.kind == kind and not node.gpus_used and not node.cpus_used]
     if not idle:
         return ""
-    said = counted(len(idle), f"idle {kind.removesuffix('s')}")
+    said = counted_nodes(len(idle), f"idle {kind}")
     try:
-        usd = prices.total_usd(stack, info, [prices.kind_of(node, info) for node in idle])
+        instances = [InstanceKind(node.instance_type, node.market, kind) for node in idle]
+        usd = sum(prices.hourly_usd(stack, info, instances).values())
     except TrainingError:
         return f"{said} are billed"
     return f"{said} cost{'s' if len(idle) == 1 else ''} {usd:.2f} USD an hour"

@@ -73,6 +73,12 @@ def read_nodes(gcs_address: str) -> tuple[Node, ...]:
     return parse(_message(gcs_client(gcs_address))).nodes
 
 
+def read_gangs(gcs_address: str) -> dict[str, list[Request]]:
+    """Read what each placement group waits for, by its ID; any of Ray's errors as above."""
+    gangs = _message(gcs_client(gcs_address)).pending_gang_resource_requests
+    return {gang.details.partition(":")[0]: _gang(gang) for gang in gangs}
+
+
 def _message(client: Any) -> Any:
     reply = _messages("autoscaler").GetClusterResourceStateReply()
     reply.ParseFromString(client.get_cluster_resource_state(timeout_s=TIMEOUT_SECONDS))

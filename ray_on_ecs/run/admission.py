@@ -13,12 +13,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ray_on_ecs import logs
-from ray_on_ecs.cluster_info import read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
-from ray_on_ecs.errors import Interrupted, StorageError, UsageError
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
 from ray_on_ecs.run import queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
+from ray_on_ecs.run.pool_choice import candidates, default_workers
 from ray_on_ecs.signals import exit_status_of, stoppable
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.lock import hold_lock
@@ -28,6 +30,9 @@ from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
 
 logger = logging.getLogger(__name__)
 
+# How long a run that names pools waits for the stack's description of them, which AWS may not give for a moment.
+INFO_SECONDS, INFO_POLL_SECONDS = 300.0, 5.0
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -36,10 +41,12 @@ class Admission:
     Attributes:
         document: The run as its user gave it.
         record: The run's state in its folder.
+        place: Its place in the queue.
     """
 
     document: RunDocument
     record: RunRecord
+    place: queue.Place | None = None
 
 
 @contextmanager
@@ -58,21 +65,45 @@ def admit(uri: str) -> Generator[Admission]:
     document.storage.check_writable()
     check_not_finished(document.storage)
     admission = Admission(document, RunRecord(document.storage, document.config))
-    with hold(admission):
+    with hold(admission) as place:
         document.keep()
-        yield admission
+        yield replace(admission, place=place)
 
 
 def with_workers(document: RunDocument) -> RunDocument:
-    """Return the document with the stack's number of workers if it gives none: a command may know the bucket alone."""
-    config = document.config
-    info = None if config.driver or config.num_workers is not None else read_cluster_info()
-    number = (info or {}).get("default_gpus")
-    return replace(document, config=replace(config, num_workers=number)) if number else document
+    """Return the document with the number of workers of its first pool if it gives none.
+
+    Raises:
+        UsageError: The cluster lacks its pools, or none of these can hold it.
+    """
+    config, info = document.config, _known_pools(document.config)
+    number = None if info is None or config.num_workers is not None else default_workers(config, info)
+    config = replace(config, num_workers=number) if number else config
+    if info:
+        candidates(config, info)
+    return replace(document, config=config)
+
+
+def _known_pools(config: RunConfig) -> ClusterInfo | None:
+    """Return the stack's workers, for which a run with a choice of pools waits a while.
+
+    Raises:
+        ResourceError: They can't be read.
+        UsageError: This is not a stack, and so has no pools to choose from.
+    """
+    option = "--gpu" if config.gpu is not None else "--pool" if config.pool is not None else ""
+    if option and CLUSTER_INFO_VARIABLE not in os.environ:
+        raise UsageError(f"{option}: this cluster has no pools, as it is not a stack's; leave it out")
+    until = time.monotonic() + INFO_SECONDS
+    while (info := read_cluster_info()) is None and option:
+        if time.monotonic() > until:
+            raise ResourceError(f"{option}: the stack's pools can't be read ({os.environ[CLUSTER_INFO_VARIABLE]})")
+        time.sleep(INFO_POLL_SECONDS)
+    return info
 
 
 @contextmanager
-def hold(admission: Admission) -> Generator[None]:
+def hold(admission: Admission) -> Generator[queue.Place]:
     """Hold a run's lock, secrets and place in the queue until the block ends; the block begins when it is its turn.
 
     Raises:
@@ -90,6 +121,8 @@ def hold(admission: Admission) -> Generator[None]:
         logger.info(queue.describe(ticket))
 
     since = float(job_metadata().get(SUBMITTED) or time.time())
+    info = read_cluster_info()
+    of_pools = [info["groups"][kind]["pool"] for kind in candidates(config, info)] if info else []
     try:
         with (
             hold_lock(storage, logger.info) as lock,
@@ -97,11 +130,11 @@ def hold(admission: Admission) -> Generator[None]:
             stoppable(),
             run_secrets.till_end(config, storage, lambda: lock.is_held),
             ExitStack() as waiting,
-            queue.turn(queue.Ticket.of(config, record.owner, since), waits_behind),
+            queue.turn(queue.Ticket.of(config, record.owner, since, [*dict.fromkeys(of_pools)]), waits_behind) as place,
         ):
             waiting.close()
             logger.debug(f"the turn of {storage.uri}, with its lock")
-            yield
+            yield place
     except OSError as cause:
         raise StorageError(
             f"{storage.uri} can't be read or written ({short_reason(cause)}); "

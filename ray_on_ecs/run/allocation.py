@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import CPU_WORKERS, NODE_GROUP_LABEL
 from ray_on_ecs.errors import ResourceError, counted
 from ray_on_ecs.run.local_gpus import count_gpus
 
@@ -25,14 +25,14 @@ class WorkerAllocation:
         use_gpu: True if each worker has a GPU.
         cpus_per_worker: The number of CPUs that a worker may use.
         limits: Minimum and maximum number of workers of an elastic run.
-        leaves_cpu_workers: True if the nodes that prepare data (CPU workers) are not used.
+        node_labels: The labels that the workers' nodes must have, as Ray selects nodes by them.
     """
 
     num_workers: int
     use_gpu: bool
     cpus_per_worker: int
     limits: tuple[int, int] | None = None
-    leaves_cpu_workers: bool = False
+    node_labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fewest(self) -> int:
@@ -43,11 +43,6 @@ class WorkerAllocation:
     def most(self) -> int:
         """The most workers that the run takes."""
         return self.limits[1] if self.limits else self.num_workers
-
-    @property
-    def node_labels(self) -> dict[str, str]:
-        """The labels that the workers' nodes must have, as Ray selects nodes by them."""
-        return {NODE_GROUP_LABEL: f"!{CPU_WORKERS}"} if self.leaves_cpu_workers else {}
 
     @property
     def resources_per_worker(self) -> Resources:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 # Key of a job's metadata: the digest of the document with which it was submitted.
 DIGEST = "document"
+# Key of the document that the driver writes.
+POOL = "pool"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,18 @@ class RunDocument:
             raise UsageError(f"{problem}; start the run again") from cause
         if config.storage_path.rstrip("/") != path:  # a folder that the nodes share, which the command can't write
             storage = RunStorage.open(config.storage_path, name)
-        return cls(id=content["id"], config=config, code=code, storage=storage, uri=f"{path}/{name}", content=content)
+        return cls(
+            id=content["id"], config=config, code=code, storage=storage, uri=f"{path}/{name}", content=_given(content)
+        )
+
+    def keep_pool(self, pool: Mapping[str, Any]) -> None:
+        """Write the pool where the run trains into its document; one that the storage refuses is left out."""
+        with suppress(OSError):
+            self.storage.write_json(layout.SETTINGS, {**self.content, POOL: pool})
 
     def keep(self) -> None:
         """Write the document into the run's folder if the command could not; call it with the run's lock held."""
-        if self.storage.uri != self.uri and self.storage.read_json(layout.SETTINGS) != self.content:
+        if self.storage.uri != self.uri and _given(self.storage.read_json(layout.SETTINGS) or {}) != self.content:
             self.storage.write_json(layout.SETTINGS, self.content)
 
 
@@ -114,8 +124,13 @@ def write(
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the digest of a document, which is the same before it is written and after it is read."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    """Return the digest of a document, which is the same before it is written and after it is read, with its pool."""
+    return hashlib.sha256(json.dumps(_given(content), sort_keys=True).encode()).hexdigest()
+
+
+def _given(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document as the command has written it."""
+    return {key: value for key, value in content.items() if key != POOL}
 
 
 def read_earlier(storage: RunStorage) -> dict[str, Any]:

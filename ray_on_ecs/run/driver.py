@@ -21,7 +21,15 @@ from ray_on_ecs.run import admission, failure_report, inputs
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
 from ray_on_ecs.run.files.newest import newest_stored
-from ray_on_ecs.run.group import Directive, Group, GroupError, NoPlacesError, WorkerStatus, WorkerStatuses
+from ray_on_ecs.run.group import (
+    Directive,
+    Group,
+    GroupError,
+    NoPlacesError,
+    OtherPlacesError,
+    WorkerStatus,
+    WorkerStatuses,
+)
 from ray_on_ecs.run.homes import Home, home_of
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
@@ -76,7 +84,7 @@ def run(admitted: Admission) -> dict[str, Any]:
     config, storage = document.config, document.storage
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     record.starts.request(time.time())
-    with home_of(config, storage, document.code, sources, record) as home:
+    with home_of(admitted, sources) as home:
         storage.delete(layout.ERROR)
         print_header(config, storage, home.allocation)
         driver = RunDriver(admitted, home, sources)
@@ -84,6 +92,8 @@ def run(admitted: Admission) -> dict[str, Any]:
         publish_files(storage)
         of_code = {"archive": document.code.archive, **document.code.git}
         summary |= {"restarts": record.restarts, "starts": record.starts.documents(time.time())}
+        if record.pool:
+            summary["pool"] = record.pool
         result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
         print_summary(result, config, storage)
     return result
@@ -137,7 +147,7 @@ class RunDriver:
         """
         number = self._home.allocation.num_workers if self._home.allocation else None
         with (
-            cloudwatch.publish_metrics(self.monitor, self._config.cloudwatch_namespace),
+            cloudwatch.publish_metrics(self.monitor, self._config.cloudwatch_namespace, self._home.kinds),
             self.hours.running(),
             self._record.training(self.monitor, self.hours.by_kind, number),
             self._home.watching(),
@@ -167,10 +177,15 @@ class RunDriver:
                 self._direct(group)
                 if self._ended_for == "finished" or not self._decide(group):
                     break
+        except OtherPlacesError:
+            self._policy.requested()
+            self._begin_start(self._directive.generation)
         except NoPlacesError as cause:
-            self._decide_on(
-                failure_report.describe_no_places(self._config, cause, self._home.has_nodes(), self._policy.has_begun)
-            )
+            if self._home.moves_on():
+                self._policy.requested()
+            else:
+                state = self._home.has_nodes(), self._policy.has_begun, self._home.why_waiting()
+                self._decide_on(failure_report.describe_no_places(self._config, cause, *state))
             self._begin_start(self._directive.generation)
         except GroupError as cause:
             if self._error:

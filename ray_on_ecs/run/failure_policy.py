@@ -184,6 +184,10 @@ class FailurePolicy:
         """Note that the workers of an attempt have begun to work."""
         self._began_at, self.has_begun = self._clock(), True
 
+    def requested(self) -> None:
+        """Note that workers are requested in another node group, where they may take as long again."""
+        self._requested_at = self._clock()
+
     def decide(self, failure: Failure) -> Restart | Wait | Raise:
         """Count a failure and return what follows from it."""
         if failure.kind == "busy":  # for as long as it takes: the worker timeout is for nodes that have not come

@@ -69,12 +69,12 @@ def describe_lost(lost: Mapping[int, str], errors: WorkerStatuses, config: RunCo
     return Failure(one_line(cause), rank=_rank(rank, config), cause=cause, where=worker.where, log=worker.log)
 
 
-def describe_no_places(config: RunConfig, cause: Exception, has_nodes: bool, has_begun: bool) -> Failure:
+def describe_no_places(config: RunConfig, cause: Exception, has_nodes: bool, has_begun: bool, why: str = "") -> Failure:
     """Return the failure of workers without places: other jobs have these, or there are not enough nodes."""
     if has_nodes:
         return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(cause))
     event = "lost did not come back" if has_begun else "requested did not join the cluster"
-    what = f"workers that were {event} within {config.worker_timeout:g} s"
+    what = f"workers that were {event} within {config.worker_timeout:g} s{f'; {why}' if why else ''}"
     return Failure(what, "no workers", where=str(cause))
 
 

@@ -8,21 +8,26 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.contract import WORKERS
 from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.allocation import WorkerAllocation, allocate_here
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.group import Group
 from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
+from ray_on_ecs.run.pool_choice import PoolChoice, candidates
 from ray_on_ecs.run.queue import head_address, is_without_ray
 from ray_on_ecs.run.thread_group import ThreadGroup
 from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import InstanceKind
-from ray_on_ecs.tracking.run_record import RunRecord
+from ray_on_ecs.tracking.run_record import Pool, RunRecord
 from ray_on_ecs.tracking.starts import Moments
 
 logger = logging.getLogger(__name__)
@@ -75,6 +80,18 @@ class Home:
         """Return whether there are nodes for the workers, in use or not."""
         return True
 
+    def moves_on(self) -> bool:
+        """Move to another node group if one has room; return whether the run has."""
+        return False
+
+    def why_waiting(self) -> str:
+        """Return why the workers don't start, on one line; empty if that is not known."""
+        return ""
+
+    def kinds(self) -> Collection[str]:
+        """Return the kinds of the nodes that the run uses."""
+        return (WORKERS,)
+
     def shortage(self) -> ResourceError | None:
         """Return the error of a Ray program that has waited too long for its workers, or None."""
         return None
@@ -87,11 +104,18 @@ class Home:
 class RayCluster(Home):
     """The nodes of a Ray cluster; see Home."""
 
-    def __init__(self, config: RunConfig, record: RunRecord) -> None:
+    def __init__(self, admitted: Admission) -> None:
         from ray_on_ecs.run import ray_cluster
 
+        config = admitted.document.config
         self._of_ray = ray_cluster
-        self.allocation = ray_cluster.wait_for_workers(config, config.worker_timeout, record.waiting)
+        self._choice = _choice_of(admitted)
+        self.allocation = ray_cluster.wait_for_workers(
+            config, config.worker_timeout, admitted.record.waiting, self._choice
+        )
+        self._config = config.with_workers(self.allocation.num_workers)
+        self._kind = self._choice and self._choice.kind  # of the allocation
+        self._is_provisional = False
         self._seconds = max(config.worker_timeout, MIN_START_SECONDS)
         self.is_one_node = ray_cluster.is_one_node()
         self.cluster = head_address()
@@ -101,13 +125,39 @@ class RayCluster(Home):
         """See Home."""
         from ray_on_ecs.run.worker_group import RayGroup
 
+        self.allocation = allocation = self._allocate()
+        settings = replace(settings, threads=allocation.cpus_per_worker)
+        return RayGroup(settings, allocation, self._seconds, lambda: self._allocate() != allocation)
+
+    def _allocate(self) -> WorkerAllocation:
+        """Return the workers in the chosen node group: as many there, with its nodes' CPUs once there are nodes."""
         assert self.allocation
-        return RayGroup(settings, self.allocation, self._seconds)
+        if self._choice is None or (self._choice.kind == self._kind and not self._is_provisional):
+            return self.allocation
+        kind, labels, found = self._choice.kind, self._choice.labels, None
+        with suppress(*self._of_ray.RAY_ERRORS):
+            found = self._of_ray.allocate(self._config, self._choice)
+        if kind != self._kind or found:
+            self._kind, self._is_provisional = kind, found is None
+            self.allocation = found or replace(self.allocation, cpus_per_worker=1, node_labels=labels)
+        return self.allocation
+
+    def moves_on(self) -> bool:
+        """See Home."""
+        return self._choice is not None and self._choice.move_on(self._seconds)
+
+    def why_waiting(self) -> str:
+        """See Home."""
+        return self._choice.line if self._choice else ""
+
+    def kinds(self) -> Collection[str]:
+        """See Home."""
+        return (self._choice.kind,) if self._choice else super().kinds()
 
     def watching(self) -> AbstractContextManager[None]:
         """See Home."""
         assert self.allocation
-        return self._of_ray.zone_failover(self.allocation)
+        return self._of_ray.watching(self._choice, use_gpu=self.allocation.use_gpu)
 
     def instances(self) -> Counter[InstanceKind]:
         """See Home."""
@@ -141,8 +191,8 @@ class RayProgram(Home):
         def note_waiting(needs: resources.Needs) -> None:
             record.note_waiting(bool(needs))
             if needs:
-                what = resources.describe(needs)
-                logger.info(f"the program waits for {what}; {ray_cluster.describe_nodes()}")
+                why = self._watch.unmet or ray_cluster.describe_nodes()
+                logger.info(f"the program waits for {resources.describe(needs)}; {why}")
 
         self.allocation = None
         self.is_one_node = ray_cluster.is_one_node()
@@ -160,6 +210,10 @@ class RayProgram(Home):
         """See Home."""
         return self._resources.instances(self._watch.pid)
 
+    def kinds(self) -> Collection[str]:
+        """See Home."""
+        return self._resources.kinds(self._watch.pid) or super().kinds()
+
     def shortage(self) -> ResourceError | None:
         """See Home."""
         shortage = self._watch.shortage(self._seconds)
@@ -170,23 +224,47 @@ class RayProgram(Home):
         return self._watch.was_reclaimed()
 
 
+def _choice_of(admitted: Admission) -> PoolChoice | None:
+    """Return the choice of a run's node group, which has begun; None without a stack, and for a run that has none."""
+    from ray_on_ecs.run import ray_cluster
+
+    config, info, record = admitted.document.config, read_cluster_info(), admitted.record
+    if info is None or admitted.place is None or not candidates(config, info):
+        return None
+
+    def note(pool: Pool) -> None:
+        record.pool = pool
+        admitted.document.keep_pool(pool)
+
+    def needed(kind: str, latest: ClusterInfo) -> int:
+        fewest = config.workers[0] if config.workers else 1
+        return ray_cluster.instances_needed(fewest, kind, latest, use_gpu=choice.uses_gpus)
+
+    choice = PoolChoice(config, info, admitted.place, needed, note)
+    choice.begin(lambda kind: ray_cluster.has_free_room(config, kind, info, use_gpu=choice.uses_gpus))
+    return choice
+
+
 @contextmanager
-def home_of(
-    config: RunConfig, storage: RunStorage, code: Code, sources: Mapping[str, str], record: RunRecord
-) -> Generator[Home]:
+def home_of(admitted: Admission, sources: Mapping[str, str]) -> Generator[Home]:
     """Return the home of a run's workers, once there is room for them.
 
     Raises:
         ResourceError: The cluster can't be reached, or lacks room.
         UsageError: The cluster wants another token.
     """
+    document = admitted.document
+    config = document.config
     if is_without_ray() and not config.driver:
         yield Home(config)
         return
     from ray_on_ecs.run import ray_cluster
 
     with ray_cluster.connected(), ray_cluster.ending_without_head(config):
-        yield RayProgram(config, storage, code, sources, record) if config.driver else RayCluster(config, record)
+        if config.driver:
+            yield RayProgram(config, document.storage, document.code, sources, admitted.record)
+        else:
+            yield RayCluster(admitted)
 
 
 def launcher_of(config: RunConfig) -> Launcher:

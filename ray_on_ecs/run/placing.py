@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_on_ecs.run.allocation import WorkerAllocation
-from ray_on_ecs.run.group import GroupError, NoPlacesError, Place, WorkerRank
+from ray_on_ecs.run.group import GroupError, NoPlacesError, OtherPlacesError, Place, WorkerRank
 from ray_on_ecs.run.ray_cluster import alive_nodes
 from ray_on_ecs.run.ray_private import RAY_ERRORS
 from ray_on_ecs.run.script_actor import Location, ScriptActor
@@ -58,11 +58,13 @@ class Placing:
     Args:
         allocation: The number of the workers and their resources.
         seconds: How long to wait for the places.
+        is_outdated: Returns whether others are to be requested.
     """
 
-    def __init__(self, allocation: WorkerAllocation, seconds: float) -> None:
+    def __init__(self, allocation: WorkerAllocation, seconds: float, is_outdated: Callable[[], bool]) -> None:
         self._allocation = allocation
         self._seconds = seconds
+        self._is_outdated = is_outdated
         self._deadline = time.monotonic() + seconds
         self._groups: list[PlacementGroup] = []
         self._others: list[PlacementGroup] = []
@@ -73,6 +75,7 @@ class Placing:
 
         Raises:
             NoPlacesError: They did not get their places within the time.
+            OtherPlacesError: Others are to be requested.
             GroupError: Their actors have not begun.
         """
         if not self._groups:
@@ -86,13 +89,15 @@ class Placing:
         return self._wait_for_locations()
 
     def _request(self, count: int) -> None:
-        labels = self._allocation.node_labels
+        labels = dict(self._allocation.node_labels)
         bundles = [self._allocation.resources_per_worker] * count
         selector = [labels] * count if labels else None
         self._groups.append(placement_group(bundles, "PACK", bundle_label_selector=selector))
 
     def _wait_for_places(self) -> None:
         gang = self._groups[0]
+        if self._is_outdated():
+            raise OtherPlacesError(f"{self._allocation.fewest} workers get places elsewhere")
         if not _has_places(gang):
             time.sleep(PLACES_SECONDS)
             if time.monotonic() > self._deadline:

@@ -1,9 +1,11 @@
-"""Queue of the runs of one head: a run starts when the cluster can hold its workers and those of the runs before it.
+"""Queue of the runs of one head: a run starts when a pool can hold its workers and those of the runs before it there.
 
-First come, first served, without backfill: a small run does not pass a large one that waits. Each driver holds a
-ticket, a file that it has locked, so a driver that dies leaves the queue by itself, and a run that is submitted again
-takes its old place among those that wait. Ray programs have tickets and do not wait, since Ray gives them their
-workers one by one.
+Each pool has a line: first come, first served, without backfill, so a small run does not pass a large one that waits. A
+run that may use several pools waits in each of their lines, and begins in the first one that has room.
+
+Each driver holds a ticket, a file that it has locked, so a driver that dies leaves the queue by itself, and a run that
+is submitted again takes its old place among those that wait. Ray programs have tickets and do not wait, since Ray gives
+them their workers one by one.
 
 A driver that waits here has imported neither Ray Train nor PyTorch, and has not joined the cluster.
 """
@@ -17,15 +19,17 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from ray_on_ecs.cluster_info import read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
+from ray_on_ecs.contract import DEFAULT_POOL
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
+from ray_on_ecs.pools import gpus_of, kinds_by_pool
 from ray_on_ecs.private_folder import temporary
 from ray_on_ecs.run.local_gpus import count_gpus
 
@@ -49,6 +53,8 @@ class Ticket:
         since: When it was submitted (Unix time).
         device: `auto`, `cpu` or `cuda`.
         workers: The most workers that it takes; None for all that the cluster has, 0 for a Ray program.
+        pools: The pools that it may use, in order of preference. A ticket of an earlier version does not have them.
+        pool: The pool in which it has begun; empty while it waits.
     """
 
     run_name: str
@@ -56,24 +62,52 @@ class Ticket:
     since: float
     device: str
     workers: int | None
+    pools: tuple[str, ...] = (DEFAULT_POOL,)
+    pool: str = ""
 
     @classmethod
-    def of(cls, config: RunConfig, owner: str, since: float) -> Ticket:
-        """Return the ticket of a run with these settings."""
+    def of(cls, config: RunConfig, owner: str, since: float, pools: Sequence[str] = ()) -> Ticket:
+        """Return the ticket of a run with these settings, for these pools."""
         most = config.workers[1] if config.workers else None
-        return cls(str(config.run_name), owner, since, config.device, 0 if config.driver else most)
+        workers = 0 if config.driver else most
+        return cls(str(config.run_name), owner, since, config.device, workers, tuple(pools) or (DEFAULT_POOL,))
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Ticket:
+        """Return the ticket of a document, which another version may have written; any error if it is broken."""
+        known = {spec.name for spec in fields(cls)}
+        ticket = cls(**{name: value for name, value in content.items() if name in known})
+        return replace(ticket, pools=tuple(map(str, ticket.pools)))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The pools whose lines it is in."""
+        return (self.pool,) if self.pool else self.pools
 
 
-def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Ticket | None:
-    """Return the run that `own` is queued behind, or None if it is its turn.
+def find_room(tickets: Sequence[Ticket], own: Ticket, gpus: Mapping[str, int] | None) -> str | Ticket:
+    """Return the first of a run's pools that has room for it, or else the run that it is queued behind.
 
     Runs on CPUs take turns, since a run takes as many CPU threads as the nodes have.
 
     Args:
         tickets: The tickets before it, the oldest first.
         own: The run.
-        gpus: The number of GPUs that the cluster has or can start; None if it does not answer.
+        gpus: The number of GPUs that each pool has or can start; None if the cluster does not answer.
     """
+    behind: Ticket | None = None
+    for pool in own.pools:
+        line, number = [each for each in tickets if pool in each.lines], None if gpus is None else gpus.get(pool, 0)
+        blocking = _predecessor(line, own, number)
+        if blocking is None:
+            return pool
+        behind = behind or blocking
+    return behind or own.pools[0]
+
+
+def _predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Ticket | None:
+    """Return the run that `own` is queued behind in the line of a pool with so many GPUs, or None."""
+    tickets = [ticket for ticket in tickets if ticket.workers != 0]
     if own.workers == 0 or not tickets:
         return None
     if gpus is None:
@@ -82,7 +116,7 @@ def predecessor(tickets: Sequence[Ticket], own: Ticket, gpus: int | None) -> Tic
     def uses_gpus(ticket: Ticket) -> bool:
         return ticket.device == "cuda" or (ticket.device == "auto" and gpus > 0)
 
-    alike = [ticket for ticket in tickets if uses_gpus(ticket) == uses_gpus(own) and ticket.workers != 0]
+    alike = [ticket for ticket in tickets if uses_gpus(ticket) == uses_gpus(own)]
     if not alike:
         return None
     needed = [gpus if ticket.workers is None else min(ticket.workers, gpus) for ticket in (*alike, own)]
@@ -103,10 +137,14 @@ class Place:
         self._file = unnamed.open("w")
         # Locked before it has its name: others delete a ticket without a lock, which a dead driver has left.
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        json.dump(asdict(self._ticket), self._file)
-        self._file.flush()
+        self._write()
         unnamed.rename(self._path)
         return self
+
+    @property
+    def pool(self) -> str:
+        """The pool in which the run has begun; empty while it waits."""
+        return self._ticket.pool
 
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
@@ -114,25 +152,61 @@ class Place:
 
     def tickets_before(self) -> list[Ticket]:
         """Return the runs that have begun, then the runs that have waited longer."""
+        return self._tickets(lambda path: path < self._path or path.name.startswith(BEGUN))
+
+    def _tickets(self, is_meant: Callable[[Path], bool] = lambda path: True) -> list[Ticket]:
         tickets = []
         for path in sorted(self._folder.glob(TICKETS)):
-            if path == self._path or (path > self._path and path.name.startswith(WAITING)):
+            if path == self._path or not is_meant(path):
                 continue
             with suppress(OSError, ValueError, TypeError), path.open() as file:
                 if not _is_locked(file.fileno()):
                     path.unlink(missing_ok=True)
                     continue
-                tickets.append(Ticket(**json.load(file)))
+                ticket = Ticket.read(json.load(file))
+                has_begun = path.name.startswith(BEGUN) and not ticket.pool  # of an earlier version
+                tickets.append(replace(ticket, pool=ticket.pools[0]) if has_begun else ticket)
         return tickets
 
-    def begin_if_free(self, gpus: int | None) -> Ticket | None:
-        """Begin if there is room, else return the run that this one is queued behind; one driver decides at a time."""
+    def begin_if_free(self, gpus: Mapping[str, int] | None) -> Ticket | None:
+        """Begin in a pool with room, else return the run that this one is queued behind."""
+        with self._deciding():
+            found = find_room(self.tickets_before(), self._ticket, gpus)
+            if isinstance(found, Ticket):
+                return found
+            self._begin_in(found)
+            self._path = self._path.rename(self._path.with_name(self._path.name.replace(WAITING, BEGUN)))
+        return None
+
+    def move(self, pool: str, gpus: Mapping[str, int]) -> bool:
+        """Move a run that has begun to another pool, if that has room beside those before it; return whether it has.
+
+        Those that have begun come before it, and those that wait longer than it has since its submission.
+        """
+        with self._deciding():
+            older = [each for each in self._tickets() if each.pool or each.since < self._ticket.since]
+            found = find_room(older, replace(self._ticket, pools=(pool,)), gpus)
+            if isinstance(found, Ticket):
+                return False
+            self._begin_in(pool)
+        return True
+
+    @contextmanager
+    def _deciding(self) -> Generator[None]:
+        """Let one driver decide at a time."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            behind = predecessor(self.tickets_before(), self._ticket, gpus)
-            if behind is None:
-                self._path = self._path.rename(self._path.with_name(self._path.name.replace(WAITING, BEGUN)))
-            return behind
+            yield
+
+    def _begin_in(self, pool: str) -> None:
+        self._ticket = replace(self._ticket, pool=pool)
+        self._write()
+
+    def _write(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump(asdict(self._ticket), self._file)
+        self._file.flush()
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -173,7 +247,7 @@ def folder_of(gcs_address: str) -> Path:
 
 
 @contextmanager
-def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[None]:
+def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[Place]:
     """Wait for the run's turn, and keep its place until the block ends.
 
     Args:
@@ -184,19 +258,24 @@ def turn(ticket: Ticket, waits_behind: Callable[[Ticket], None]) -> Generator[No
     with Place(ticket, folder_of(address)) as place:
         behind: Ticket | None = None
         while True:
-            gpus, gpus_of_stack = None, 0  # those that are there, and those that the stack can start
+            gpus = None
             if place.tickets_before():  # an empty queue asks neither Ray nor AWS
-                info = read_cluster_info()
-                gpus_of_stack = info["scaling"]["workers"]["max"] * info["gpus"] if info else 0
-                gpus = _gpus(address)
-            blocking = place.begin_if_free(None if gpus is None else max(gpus, gpus_of_stack))
+                info, there = read_cluster_info(), _gpus(address)
+                gpus = None if there is None else gpus_by_pool(info) if info else {DEFAULT_POOL: there}
+            blocking = place.begin_if_free(gpus)
             if blocking is None:
                 break
             if blocking != behind:
                 behind = blocking
                 waits_behind(blocking)
             time.sleep(POLL_SECONDS)
-        yield
+        yield place
+
+
+def gpus_by_pool(info: ClusterInfo) -> dict[str, int]:
+    """Return the number of GPUs that each pool can start."""
+    groups = info["groups"]
+    return {pool: groups[kinds[0]]["max"] * gpus_of(groups[kinds[0]]) for pool, kinds in kinds_by_pool(info).items()}
 
 
 def _gpus(gcs_address: str) -> int | None:

@@ -6,9 +6,10 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import ray
@@ -17,9 +18,19 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_WORKERS, INSTANCE_LABELS, NODE_GROUP_LABEL
+from ray_on_ecs.contract import (
+    CLUSTER_INFO_VARIABLE,
+    CPU_POOL,
+    CPU_WORKERS,
+    DEFAULT_POOL,
+    INSTANCE_LABELS,
+    NODE_GROUP_LABEL,
+    WORKERS,
+    label_of_pool,
+)
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import run_every
+from ray_on_ecs.pools import Condition, Request, gpus_of, kind_of_node, kind_of_request, kinds_by_pool, selector
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.allocation import (
     Resources,
@@ -30,9 +41,10 @@ from ray_on_ecs.run.allocation import (
     workers_per_node,
 )
 from ray_on_ecs.run.exchange import Silence
+from ray_on_ecs.run.pool_choice import PoolChoice
 from ray_on_ecs.run.queue import LOCAL, head_address
 from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, join_times, print_by
-from ray_on_ecs.run.zone_failover import ZoneFailover
+from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.shown_log import ForwardedLines
@@ -47,7 +59,6 @@ HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
 forwarded = ForwardedLines()
 WATCH_SECONDS = 20.0  # a look asks AWS
-SMALLEST_SHARE = 1e-4  # of a CPU or GPU, that Ray counts
 
 
 @contextmanager
@@ -120,85 +131,155 @@ def is_one_node() -> bool:
 
 
 def wait_for_workers(
-    config: RunConfig, seconds: float, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    config: RunConfig,
+    seconds: float,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    choice: PoolChoice | None = None,
 ) -> WorkerAllocation:
     """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
 
     Args:
         config: The run's settings.
-        seconds: How long to wait.
+        seconds: How long to wait, in each of the node groups that it tries.
         waiting: Entered while it waits, which a run with room at once does not.
+        choice: The choice of its node group; None without a stack, and for a run that chooses none.
 
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    allocation = _find_room(config, seconds, waiting)
-    if allocation.use_gpu:  # which no CPU worker has
-        return allocation
-    # The nodes that prepare data are left to that if the others have room for the workers.
-    others = [node["Resources"] for node in alive_nodes() if node["Labels"].get(NODE_GROUP_LABEL) != CPU_WORKERS]
-    allocation_on_others = allocate_workers(config, others)
-    return replace(allocation_on_others, leaves_cpu_workers=True) if allocation_on_others else allocation
-
-
-def _find_room(
-    config: RunConfig, seconds: float, waiting: Callable[[], AbstractContextManager[None]]
-) -> WorkerAllocation:
-    nodes = _nodes()
-    allocation = allocate_workers(config, nodes)
+    allocation = allocate(config, choice)
     if allocation:
         return allocation
-    if not seconds:
-        raise ResourceError(shortage_message(config, nodes, seconds))
-    logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(nodes)}")
-    with waiting(), _pending_placement_group(config):
-        failover: ZoneFailover | None = None
+    if seconds:
+        logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(_nodes())}")
+    with waiting() if seconds else nullcontext():
+        while allocation is None:
+            allocation = _wait_in_group(config, seconds, choice)
+    return allocation
+
+
+def _wait_in_group(config: RunConfig, seconds: float, choice: PoolChoice | None) -> WorkerAllocation | None:
+    """Wait for room in the chosen node group; return None once another one is chosen."""
+    kind = choice and choice.kind
+    watch: PoolChoice | Shortage | None = choice
+    with _pending_placement_group(config, choice) if seconds else nullcontext():
         deadline = time.monotonic() + seconds
         while True:
             with suppress(*RAY_ERRORS):  # the head may be away for a moment
-                nodes = _nodes()
-            allocation = allocate_workers(config, nodes)
-            if allocation:
-                return allocation
+                if allocation := allocate(config, choice):
+                    return allocation
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise ResourceError(shortage_message(config, nodes, seconds, failover.shortage if failover else ""))
-            failover = failover or failover_of(config.workers[0] if config.workers else 1, config.device != "cpu")
-            if failover:
-                failover.look_if_due()  # before the sleep: the nodes that it may move away don't suffice
+                if choice and choice.move_on(seconds):
+                    return None
+                raise ResourceError(shortage_message(config, _nodes(), seconds, watch.line if watch else ""))
+            watch = watch or shortage_of(_request_of(use_gpu=config.device != "cpu"))
+            if watch:
+                watch.look_if_due()
+            if choice and choice.kind != kind:
+                return None
             time.sleep(min(POLL_SECONDS, remaining))
 
 
+def allocate(config: RunConfig, choice: PoolChoice | None = None) -> WorkerAllocation | None:
+    """Allocate the workers on the nodes of the chosen node group, or of those that a run without one may use."""
+    if choice:
+        return _allocate_on(choice.labels, replace(config, gpu=None, device="cuda" if choice.uses_gpus else "cpu"))
+    others = _labels_of_others()
+    allocation = _allocate_on(_without(others), config)
+    if allocation is None or allocation.use_gpu:  # which no CPU worker has
+        return allocation
+    # The nodes that prepare data are left to that if the others have room for the workers.
+    return _allocate_on(_without([CPU_WORKERS, *others]), config) or allocation
+
+
+def _allocate_on(labels: Mapping[str, str], config: RunConfig) -> WorkerAllocation | None:
+    found = allocate_workers(config, [node["Resources"] for node in selected(labels)])
+    return found and replace(found, node_labels=labels)
+
+
+def _labels_of_others() -> list[str]:
+    """Return the labels of the pools that a run uses only if it names them, or if they have GPUs."""
+    info = read_cluster_info()
+    return [label_of_pool(pool) for pool in kinds_by_pool(info) if pool not in (DEFAULT_POOL, CPU_POOL)] if info else []
+
+
+def _without(labels: Sequence[str]) -> dict[str, str]:
+    """Return the selector of the nodes without one of these labels of a pool."""
+    return {NODE_GROUP_LABEL: f"!in({','.join(labels)})"} if labels else {}
+
+
+def selected(selector: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return Ray's table of the nodes that are alive and that a label selector of this project selects."""
+
+    def holds(value: str | None, wanted: str) -> bool:
+        listed = wanted.removeprefix("!in(").removesuffix(")").split(",")
+        return value not in listed if wanted.startswith("!in(") else value == wanted
+
+    nodes = alive_nodes()
+    return [node for node in nodes if all(holds(node["Labels"].get(key), wanted) for key, wanted in selector.items())]
+
+
 def has_nodes(allocation: WorkerAllocation) -> bool:
-    """Return whether the cluster has room for the fewest workers, in use or not; False if Ray does not answer."""
+    """Return whether the run's nodes have room for the fewest workers, in use or not; False if Ray does not answer."""
     try:
-        nodes = [
-            node["Resources"]
-            for node in alive_nodes()
-            if not (allocation.leaves_cpu_workers and node["Labels"].get(NODE_GROUP_LABEL) == CPU_WORKERS)
-        ]
+        nodes = [node["Resources"] for node in selected(allocation.node_labels)]
     except RAY_ERRORS:
         return False
     room = (workers_per_node(node, allocation.cpus_per_worker, allocation.use_gpu) for node in nodes)
     return sum(room) >= allocation.fewest
 
 
+def has_free_room(config: RunConfig, kind: str, info: ClusterInfo, *, use_gpu: bool) -> bool:
+    """Return whether the nodes of a kind have room now for the fewest workers; False if Ray does not answer."""
+    try:
+        return _free_slots(kind, info, use_gpu) >= (config.workers or (1, 1))[0]
+    except RAY_ERRORS:
+        return False
+
+
+def instances_needed(workers: int, kind: str, info: ClusterInfo, *, use_gpu: bool) -> int:
+    """Return the number of instances of a kind with which these workers have room: those that others use, and more.
+
+    Without GPUs, one more has room for all. Not more than the maximum, which may be in use.
+    """
+    group = info["groups"][kind]
+    per_node = gpus_of(group) if use_gpu else workers
+    try:
+        missing, used = workers - _free_slots(kind, info, use_gpu), len(selected(selector(kind, info)))
+    except RAY_ERRORS:
+        missing, used = workers, 0
+    return min(used + math.ceil(max(missing, 0) / (per_node or 1)), group["max"])
+
+
+def _free_slots(kind: str, info: ClusterInfo, use_gpu: bool) -> int:
+    """Return the number of workers for which the nodes of a kind have room beside other jobs."""
+    resource, own = "GPU" if use_gpu else "CPU", defaultdict(float)
+    for node, bundle in _places():
+        own[node] += bundle.get(resource, 0)
+    free: dict[str, Resources] = available_resources_per_node()
+    names = [node["NodeID"] for node in selected(selector(kind, info))]
+    return sum(int(free.get(name, {}).get(resource, 0) + own[name]) for name in names)
+
+
 @contextmanager
-def zone_failover(allocation: WorkerAllocation) -> Generator[None]:
+def watching(choice: PoolChoice | None, *, use_gpu: bool) -> Generator[None]:
     """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
 
-    Workers that were lost in the middle of a run, as spot instances are, may have no successors in their zone.
+    Workers that were lost in the middle of a run, as spot instances are, may have no successors in their node group.
     """
     has_waited = False
-    watch: ZoneFailover | None = None
+    watch: PoolChoice | Shortage | None = None
 
     def look() -> None:
         nonlocal has_waited, watch
         is_waiting = _is_waiting()
         if not is_waiting:
-            watch = None  # the next wait may try each zone again
+            watch = None
         elif has_waited:  # at two looks: for a moment at its start and at its end, a run does not have workers
-            watch = watch or failover_of(allocation.fewest, allocation.use_gpu)
+            if watch is None and choice:
+                choice.wait_anew(datetime.now(UTC) - timedelta(seconds=2 * WATCH_SECONDS))
+            watch = watch or choice or shortage_of(_request_of(use_gpu=use_gpu))
             if watch:
                 watch.look_if_due()
         has_waited = is_waiting
@@ -206,7 +287,7 @@ def zone_failover(allocation: WorkerAllocation) -> Generator[None]:
     if CLUSTER_INFO_VARIABLE not in os.environ:
         yield
         return
-    with run_every(WATCH_SECONDS, look, "zone failover"):
+    with run_every(WATCH_SECONDS, look, "EC2 capacity"):
         yield
 
 
@@ -237,8 +318,12 @@ def instances_of(node_ids: Iterable[str]) -> Counter[InstanceKind]:
 
 
 def instance_kind(labels: Mapping[str, str]) -> InstanceKind:
-    """Return the instance type and market of a node by its labels."""
-    return InstanceKind(labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]))
+    """Return the instance type, the market and the kind of a node by its labels."""
+    info = read_cluster_info()
+    kind = kind_of_node(labels, info) if info else None
+    return InstanceKind(
+        labels.get(INSTANCE_LABELS["instance_type"]), labels.get(INSTANCE_LABELS["market"]), kind or WORKERS
+    )
 
 
 def moments_of(node_ids: Collection[str]) -> list[Moments]:
@@ -248,38 +333,6 @@ def moments_of(node_ids: Collection[str]) -> list[Moments]:
     except (*RAY_ERRORS, AttributeError):  # a private name may be gone, which must not end a run
         return [{} for _ in node_ids]
     return [moments_in({**labels.get(node, {}), "joined": joined.get(node)}) for node in node_ids]
-
-
-def other_jobs_wait(own: Collection[str] | None = None) -> bool:
-    """Return whether another job than these, by default this driver's, waits for a placement group with GPUs."""
-    suffixes = _suffixes(own)
-    table: dict[str, Any] = placement_group_table()
-    for group_id, group in table.items():
-        if group_id.endswith(suffixes) or group["state"] not in ("PENDING", "RESCHEDULING"):
-            continue
-        if any(bundle.get("GPU") for bundle in group["bundles"].values()):
-            return True
-    return False
-
-
-def gpus_are_idle() -> bool:
-    """Return whether the nodes with GPUs run nothing, and hold no place but for this driver's job.
-
-    A placement group that waits holds nothing; the one of this driver that has its place is not in use yet.
-    """
-    free: dict[str, Resources] = available_resources_per_node()
-    own: dict[str, Counter[str]] = defaultdict(Counter)
-    for node, bundle in _places():
-        own[node].update(bundle)
-    for node in ray.nodes():
-        node_id, total = node["NodeID"], node["Resources"]
-        if not node["Alive"] or not total.get("GPU"):
-            continue
-        for kind in ("CPU", "GPU"):
-            in_use = total.get(kind, 0) - free.get(node_id, {}).get(kind, 0)
-            if in_use - own[node_id][kind] >= SMALLEST_SHARE:
-                return False
-    return True
 
 
 def _places() -> Iterator[tuple[str, Resources]]:
@@ -324,14 +377,16 @@ def _connect_to(address: str) -> None:
 
 
 @contextmanager
-def _pending_placement_group(config: RunConfig) -> Generator[None]:
+def _pending_placement_group(config: RunConfig, choice: PoolChoice | None) -> Generator[None]:
     """Request the workers' resources from Ray: the scaling alarms count the requests that wait in Ray.
 
     A run that gives no number of workers asks for one, because one more node brings all its GPUs. The group holds what
     it gets, so it is removed before the workers' own is requested.
     """
-    bundle = {"CPU": 1.0} if config.device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
-    group = placement_group([bundle] * (config.workers[0] if config.workers else 1))
+    use_gpu = choice.uses_gpus if choice else config.device != "cpu"
+    labels = choice.labels if choice else {} if use_gpu else _without(_labels_of_others())
+    bundles = [{"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}] * (config.workers[0] if config.workers else 1)
+    group = placement_group(bundles, bundle_label_selector=[labels] * len(bundles) if labels else None)
     try:
         yield
     finally:
@@ -348,17 +403,19 @@ def _nodes() -> list[Resources]:
     return [node["Resources"] for node in alive_nodes()]
 
 
-def failover_of(
-    num_workers: int, use_gpu: bool, others_wait: Callable[[], bool] = other_jobs_wait
-) -> ZoneFailover | None:
-    """Return the zone failover for this many workers; None without a stack."""
+def shortage_of(request: Request, workers: int = 1) -> Shortage | None:
+    """Return the watch of the node group that the head starts for requests; None without one."""
     info = read_cluster_info()
-    if not info:
+    kind = kind_of_request(request, info) if info else None
+    if info is None or kind is None:
         return None
-    needed = _instances_needed(num_workers, use_gpu, info)
-    return ZoneFailover(info, needed, gpus_are_idle, others_wait, latest=read_cluster_info)
+    use_gpu = bool(request.resources.get("GPU"))
+    return Shortage(info, kind, lambda: instances_needed(workers, kind, info, use_gpu=use_gpu), datetime.now(UTC))
 
 
-def _instances_needed(num_workers: int, use_gpu: bool, info: ClusterInfo) -> int:
-    """Return the number of instances that this many workers need: one worker per GPU, or all on one without GPUs."""
-    return math.ceil(num_workers / (info["gpus"] or 1)) if use_gpu else 1
+def _request_of(*, use_gpu: bool) -> Request:
+    """Return the request of a worker of a run without a choice of pools."""
+    if use_gpu:
+        return Request({"CPU": 1, "GPU": 1})
+    others = Condition(NODE_GROUP_LABEL, frozenset(_labels_of_others()), is_not=True)
+    return Request({"CPU": 1}, (others,))

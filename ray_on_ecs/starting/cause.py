@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from ray_on_ecs.contract import DEFAULT_POOL, WORKERS
 from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.pools import setting
 from ray_on_ecs.starting import deployments, launches, states
 from ray_on_ecs.starting.launches import RECENT, SLOW, at, minutes
 from ray_on_ecs.starting.states import Phase
@@ -32,6 +34,8 @@ class Nodes:
         activities: The group's last scaling activities.
         instances: The container instances of their capacity provider.
         stopped: The service's tasks that have stopped.
+        kind: The kind.
+        pool: Their pool.
         types: Their instance types; nothing if they are not known.
         gpus: The GPUs of an instance.
         unknown: The reason why AWS has not answered, by IAM action.
@@ -42,6 +46,8 @@ class Nodes:
     activities: Sequence[Document] | None = None
     instances: Sequence[Document] | None = None
     stopped: Sequence[Document] | None = None
+    kind: str = WORKERS
+    pool: str = DEFAULT_POOL
     types: Sequence[str] = ()
     gpus: int = 0
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +66,7 @@ def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: time
     failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service, None) else ""
     cause = failed or _group(nodes, now, needed) or _ecs(nodes, now)
     if not cause and waited >= SLOW:
-        cause = _not_requested(nodes.group, needed)
+        cause = _not_requested(nodes, needed)
     hidden = "; ".join(f"{action} {reason}" for action, reason in nodes.unknown.items())
     return "; ".join(filter(None, (cause, hidden and f"AWS does not tell more: {hidden}")))
 
@@ -101,7 +107,9 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
     most = group.get("MaxSize")
     if needed is not None and most is not None and needed > most:
         fewer = ", or ask for fewer workers" if most else ""
-        return f"the run needs {counted(needed, 'instance')}, and maxWorkers is {most}; raise it{fewer}"
+        return (
+            f"the run needs {counted(needed, 'instance')}, and {setting(nodes.pool, 'max')} is {most}; raise it{fewer}"
+        )
     for process in group.get("SuspendedProcesses") or ():
         if process.get("ProcessName") == "Launch":
             why = one_line(process.get("SuspensionReason") or "AWS gives no reason")
@@ -112,19 +120,21 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
     failure = launches.newest_failure(activities, now - RECENT) if have < wanted else None
     if failure:
         zones = " or ".join(group.get("AvailabilityZones") or ())
-        return launches.launch_line(failure, nodes.types, zones, f"only {have} of {wanted}" if have else "no")
+        return launches.launch_line(
+            failure, nodes.types, zones, f"only {have} of {wanted}" if have else "no", nodes.pool
+        )
     return short_lives or launches.slow_launch(activities, now) or _parked(group)
 
 
-def _not_requested(group: Document | None, needed: int | None) -> str:
+def _not_requested(nodes: Nodes, needed: int | None) -> str:
     """Return the line for a group that has not been asked for the instances of a run."""
-    requested = (group or {}).get("DesiredCapacity")
+    requested = (nodes.group or {}).get("DesiredCapacity")
     if requested is None or needed is None or requested >= needed:
         return ""
     return (
         f"the group is asked for {requested} of {counted(needed, 'instance')}, {minutes(SLOW)} after the run asked: "
-        "the head's calls fail (its log says why), and alarm workers-short is missing or disabled, or gets no demand; "
-        "pulumi up --refresh --run-program repairs the alarm"
+        f"the head's calls fail (its log says why), and alarm {nodes.kind}-short is missing or disabled, or gets no "
+        "demand; pulumi up --refresh --run-program repairs the alarm"
     )
 
 

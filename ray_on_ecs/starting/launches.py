@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ray_on_ecs.contract import DEFAULT_POOL
 from ray_on_ecs.errors import counted, one_line
+from ray_on_ecs.pools import setting
 from ray_on_ecs.starting import states
-from ray_on_ecs.starting.states import Phase
+from ray_on_ecs.starting.states import LaunchError, Phase
 
 Activity = Mapping[str, Any]
 
@@ -21,11 +22,6 @@ SLOW = timedelta(minutes=3)
 # An instance that ends so soon after its start has not trained.
 SHORT_LIFE = timedelta(minutes=10)
 EPOCH = datetime.min.replace(tzinfo=UTC)
-
-
-def in_subnets(activities: Iterable[Activity], subnets: Sequence[str], since: datetime | None) -> list[Activity]:
-    """Return the activities in these subnets since a time."""
-    return [each for each in activities if at(each, "StartTime") >= (since or EPOCH) and _is_in(each, subnets)]
 
 
 def newest_failure(activities: Iterable[Activity], since: datetime) -> str | None:
@@ -43,7 +39,21 @@ def newest_failure(activities: Iterable[Activity], since: datetime) -> str | Non
     return text if status in states.ACTIVITIES else f"{status}: {text}"
 
 
-def launch_line(failure: str, types: Sequence[str], where: str = "", number: str = "no", way_out: str = "") -> str:
+# EC2's words for other zones: "You can currently get g5.xlarge capacity by not specifying an Availability Zone in your
+# request or choosing us-west-2b, us-west-2c." A local zone's name is longer: us-west-2-lax-1a.
+_ZONE = r"[a-z]+(?:-[a-z0-9]+)*-\d[a-z]"
+_ZONES_WITH_CAPACITY = re.compile(rf"\bchoosing\s+({_ZONE}(?:(?:\s*,\s*(?:(?:or|and)\s+)?|\s+(?:or|and)\s+){_ZONE})*)")
+
+
+def zones_with_capacity(failure: str) -> list[str]:
+    """Return the zones that EC2 names as those that have capacity now, in its order; often none."""
+    found = [zone for listed in _ZONES_WITH_CAPACITY.findall(failure) for zone in re.findall(_ZONE, listed)]
+    return list(dict.fromkeys(found))
+
+
+def launch_line(
+    failure: str, types: Sequence[str], where: str = "", number: str = "no", pool: str = DEFAULT_POOL
+) -> str:
     """Return the line for a failed launch.
 
     Args:
@@ -51,7 +61,7 @@ def launch_line(failure: str, types: Sequence[str], where: str = "", number: str
         types: The instance types, or nothing if they are not known.
         where: The zones.
         number: The number of instances that EC2 has there, in words.
-        way_out: The way out of a lack of capacity; by default the keys that give EC2 more choice.
+        pool: The pool of workers, whose keys give EC2 more choice.
     """
     kinds = " or ".join(types) or "instance"
     if types and states.SPOT.search(failure):
@@ -60,17 +70,26 @@ def launch_line(failure: str, types: Sequence[str], where: str = "", number: str
     if error is None:
         return f"EC2 starts no {kinds}: {one_line(failure)}"
     if error is states.QUOTA:
-        return f"the account's quota has no room for another {kinds}; {error.way_out}"
+        return f"the account's quota has no room for another {kinds}; {way_out(error, pool)}"
     if error is states.CAPACITY:
         place = f" in {where}" if where else ""
-        return f"EC2 has {number} {kinds}{place} at the moment; {way_out or _more_choice(failure, types)}"
-    return f"EC2 starts no {kinds}: {error.means}; {error.way_out} ({one_line(failure)})"
+        return f"EC2 has {number} {kinds}{place} at the moment; {_more_choice(failure, types, pool)}"
+    return f"EC2 starts no {kinds}: {error.means}; {way_out(error, pool)} ({one_line(failure)})"
 
 
-def _more_choice(failure: str, types: Sequence[str]) -> str:
+def way_out(error: LaunchError, pool: str) -> str:
+    """Return what ends an error, with the configuration keys of the pool."""
+    spot = setting(pool, "spot")
+    return error.way_out.format(zones=setting(pool, "zones"), spot=f"--path {spot}" if "." in spot else spot)
+
+
+def _more_choice(failure: str, types: Sequence[str], pool: str) -> str:
+    if pool != DEFAULT_POOL:
+        on_demand = ", or take them on demand" if states.SPOT.search(failure) else ""
+        return f"add zones or types to workerPools.{pool}{on_demand}"
     more = f": `pulumi config set workerInstanceTypes {','.join(types)},TYPE`" if types else ""
     on_demand = ", or take them on demand: `pulumi config set spot false`" if states.SPOT.search(failure) else ""
-    return f"{states.CAPACITY.way_out}{more}{on_demand}"
+    return f"{way_out(states.CAPACITY, pool)}{more}{on_demand}"
 
 
 def short_lives(activities: Sequence[Activity], now: datetime) -> str:
@@ -157,11 +176,3 @@ def _outcome(activity: Activity) -> Phase:
     text = f"{activity.get('StatusMessage')} {activity.get('Description')}"
     has_failed = states.launch_error(text) or "Termination Reason" in text
     return Phase.FAILED if has_failed else Phase.WITHDRAWN
-
-
-def _is_in(activity: Activity, subnets: Sequence[str]) -> bool:
-    try:
-        details = json.loads(activity.get("Details") or "{}")
-    except ValueError:
-        return True
-    return not isinstance(details, dict) or details.get("Subnet ID") in (None, *subnets)

@@ -10,6 +10,7 @@ from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.errors import TrainingError, one_line
+from ray_on_ecs.pools import gpus_of
 from ray_on_ecs.starting.cause import Document, Nodes
 
 # Number of scaling activities to read, the newest first.
@@ -39,6 +40,7 @@ class Look:
 
     def __init__(self, ask: Ask, cluster: str) -> None:
         self._ask, self._cluster = ask, cluster
+        self._instances: list[Document] | None = None
         self.unknown: dict[str, str] = {}
 
     def listed(self, service: str, operation: str, key: str, **arguments: Any) -> list[Any] | None:
@@ -61,13 +63,12 @@ class Look:
         """Return these services, by default all, as far as they are active."""
         if names is None:
             names = self.listed("ecs", "list_services", "serviceArns", cluster=self._cluster) or ()
-        which = {"cluster": self._cluster, "services": list(names[:MOST_SERVICES])}
-        found = self.listed("ecs", "describe_services", "services", **which) if names else ()
+        found = self._described("describe_services", "services", names, MOST_SERVICES)
         return [service for service in found or () if service.get("status") == "ACTIVE"]
 
-    def service_of(self, group_name: str) -> Document | None:
-        """Return the service whose capacity provider has this Auto Scaling group."""
-        return next((each for each in self.services() if self.group_of(each) == group_name), None)
+    def service_of(self, provider: str) -> Document | None:
+        """Return the service with this capacity provider."""
+        return next((each for each in self.services() if provider_of(each) == provider), None)
 
     def group_of(self, service: Document | None) -> str | None:
         """Return the name of a service's Auto Scaling group."""
@@ -90,7 +91,7 @@ class Look:
             which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
             known["activities"] = self.listed("autoscaling", "describe_scaling_activities", "Activities", **which)
         known["stopped"] = self._stopped(service) if service else None
-        known["instances"] = self._instances(provider) if (provider := provider_of(service)) else None
+        known["instances"] = self._instances_of(provider) if (provider := provider_of(service)) else None
         return Nodes(service=service, group=group, unknown=self.unknown, **known)
 
     def _stopped(self, service: Document) -> list[Document] | None:
@@ -98,17 +99,21 @@ class Look:
         arns = self.listed("ecs", "list_tasks", "taskArns", cluster=self._cluster, **which)
         return self._described("describe_tasks", "tasks", arns)
 
-    def _instances(self, provider: str) -> list[Document] | None:
-        arns = self.listed("ecs", "list_container_instances", "containerInstanceArns", cluster=self._cluster)
-        found = self._described("describe_container_instances", "containerInstances", arns)
+    def _instances_of(self, provider: str) -> list[Document] | None:
+        if self._instances is None:  # those of all kinds
+            arns = self.listed("ecs", "list_container_instances", "containerInstanceArns", cluster=self._cluster)
+            self._instances = self._described("describe_container_instances", "containerInstances", arns)
+        found = self._instances
         return found and [each for each in found if each.get("capacityProviderName") == provider]
 
-    def _described(self, operation: str, key: str, arns: list[str] | None) -> list[Document] | None:
+    def _described(
+        self, operation: str, key: str, names: Sequence[str] | None, most: int = MOST
+    ) -> list[Document] | None:
         described: list[Document] = []
-        for start in range(0, len(arns or ()), MOST):
-            part = {key: (arns or [])[start : start + MOST]}
+        for start in range(0, len(names or ()), most):
+            part = {key: [*(names or ())][start : start + most]}
             described += self.listed("ecs", operation, key, cluster=self._cluster, **part) or ()
-        return None if arns is None or (arns and not described) else described
+        return None if names is None or (names and not described) else described
 
 
 def provider_of(service: Document | None) -> str:
@@ -117,31 +122,34 @@ def provider_of(service: Document | None) -> str:
     return strategy[0].get("capacityProvider") or "" if strategy else ""
 
 
+def facts_of(info: ClusterInfo, kind: str) -> dict[str, Any]:
+    """Return the values of `Nodes` that the stack knows of a kind of node; none of the head's."""
+    group = info["groups"].get(kind)
+    return {"kind": kind, "pool": group["pool"], "types": group["types"], "gpus": gpus_of(group)} if group else {}
+
+
 class WorkersLook:
-    """Looks of a driver at the stack's workers.
+    """Looks of a driver at the stack's workers of one kind.
 
     Args:
         info: The workers as the stack has them.
+        kind: The kind.
         ask: Asks AWS.
     """
 
-    def __init__(self, info: ClusterInfo, ask: Ask = ask_soon) -> None:
-        self._info, self._ask = info, ask
+    def __init__(self, info: ClusterInfo, kind: str, ask: Ask = ask_soon) -> None:
+        self._info, self._kind, self._ask = info, kind, ask
         self._service: str | None = None
-
-    def of(self, info: ClusterInfo) -> WorkersLook:
-        """Return the looks at a changed stack."""
-        return WorkersLook(info, self._ask)
 
     def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
         """Return what AWS tells of the workers, with what it has told of their group."""
-        known: dict[str, Any] = {"activities": activities, "types": self._info["types"], "gpus": self._info["gpus"]}
+        known: dict[str, Any] = {"activities": activities, **facts_of(self._info, self._kind)}
         cluster = os.environ.get(DOCUMENTS_VARIABLE, "").rpartition("/")[2]
         if not cluster:
             return Nodes(group=group, **known)
         look = Look(self._ask, cluster)
         if self._service is None:
-            service = look.service_of(self._info["group"])
+            service = look.service_of(self._info["groups"][self._kind]["provider"])
         else:
             service = next(iter(look.services([self._service])), None)
         self._service = service.get("serviceName") if service else None

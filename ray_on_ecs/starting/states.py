@@ -46,7 +46,10 @@ class Stop(NamedTuple):
 
 
 class LaunchError(NamedTuple):
-    """Errors of EC2 by their codes and sentences: a group of one instance type gives only EC2's sentence."""
+    """Errors of EC2 by their codes and sentences: a group of one instance type gives only EC2's sentence.
+
+    `{zones}` and `{spot}` in the way out stand for the keys of the pool.
+    """
 
     pattern: re.Pattern[str]
     means: str
@@ -267,7 +270,7 @@ CAPACITY = _error(
     r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient (?!permission)|no Spot capacity|"
     r"Server\.SpotInstance(Termination|Shutdown)",
     "EC2 has no capacity",
-    "add zones (availabilityZones or subnetIds), or types",
+    "add zones ({zones}), or types",
 )
 QUOTA = _error(
     r"VcpuLimitExceeded|vCPU limit|Max\s?Spot\s?Instance\s?Count|InstanceLimitExceeded",
@@ -285,7 +288,7 @@ LAUNCH_ERRORS = {
     "price": _error(
         r"SpotMaxPriceTooLow|Spot (request )?price|price-too-low",
         "the Spot price is above the maximum",
-        "take them on demand: pulumi config set spot false",
+        "take them on demand: pulumi config set {spot} false",
     ),
     "storage quota": _error(
         r"VolumeLimitExceeded|MaxIOPSLimitExceeded|(gp|io|st|sc)\d storage|volume storage",
@@ -316,7 +319,7 @@ LAUNCH_ERRORS = {
     "addresses": _error(
         r"InsufficientFreeAddressesInSubnet|not enough free addresses|PrivateIpAddressLimitExceeded",
         "the subnet has no free address",
-        "add zones (availabilityZones or subnetIds), or free addresses",
+        "add zones ({zones}), or free addresses",
     ),
     "network interfaces": _error(
         r"NetworkInterfaceLimitExceeded|network interface limit",
@@ -333,7 +336,7 @@ LAUNCH_ERRORS = {
         r"InvalidFleetConfiguration|\bUnsupported|not supported in your requested Availability Zone|"
         r"InvalidInstanceType",
         "the zone does not offer the type",
-        "add zones (availabilityZones or subnetIds), or types",
+        "add zones ({zones}), or types",
     ),
     "placement group": _error(
         r"InvalidPlacementGroup|placement group\b.*(not exist|unknown|deleted)",
@@ -368,6 +371,8 @@ LAUNCH_ERRORS = {
         r"became unhealthy|status check", "the instance was unhealthy", "aws ec2 get-console-output shows its boot"
     ),
 }
+# Errors that another type or zone may not have. The others stay where a run goes: an IAM policy, a key, a template.
+OF_PLACE = [CAPACITY, QUOTA, *(LAUNCH_ERRORS[name] for name in ("price", "addresses", "type"))]
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/health-checks-overview.html
 ENDED_BY_CHECK = re.compile(r"health check|status check|taken out of service in response to an? EC2", re.I)
 SPOT = re.compile("spot", re.I)

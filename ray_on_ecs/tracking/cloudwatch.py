@@ -11,11 +11,12 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ray_on_ecs.aws import BAD_CREDENTIALS, DENIED, SKEWED, client
+from ray_on_ecs.contract import KIND_DIMENSION, WORKERS
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.tracking.run_monitor import RunMonitor
@@ -43,16 +44,22 @@ OF_HEAD = {
 Datum = dict[str, Any]
 
 
+def _default_kind() -> Collection[str]:
+    return (WORKERS,)
+
+
 @contextmanager
-def publish_metrics(monitor: RunMonitor, namespace: str | None) -> Generator[None]:
+def publish_metrics(
+    monitor: RunMonitor, namespace: str | None, kinds: Callable[[], Collection[str]] = _default_kind
+) -> Generator[None]:
     """Publish the run's metrics until the block ends, and the remaining ones then unless the user interrupts the run.
 
-    Does nothing without a namespace.
+    Does nothing without a namespace. `kinds` returns the kinds of the nodes where the run trains.
     """
     if namespace is None:
         yield
         return
-    publisher = Publisher(monitor, namespace)
+    publisher = Publisher(monitor, namespace, kinds)
     try:
         with run_every(PUBLISH_SECONDS, publisher.publish, "cloudwatch", at_once=True):
             yield
@@ -66,12 +73,16 @@ class Publisher:
 
     The idle alarm watches RunProgress: the steps since the last publication, and 1 if there were none. So a run that
     loads its data, validates or compiles is not idle. A run that hangs is ended, and publishes nothing afterwards.
-    RunProgress is sent first and alone, so no other metric holds it up.
+    RunProgress is sent first and alone, so no other metric holds it up. Its dimension is the kind of node, as each
+    kind has its own alarm; that of WORKERS has none.
     """
 
-    def __init__(self, monitor: RunMonitor, namespace: str) -> None:
+    def __init__(
+        self, monitor: RunMonitor, namespace: str, kinds: Callable[[], Collection[str]] = _default_kind
+    ) -> None:
         self._monitor = monitor
         self._namespace = namespace
+        self._kinds = kinds
         self._published_steps = 0
         self._taken = 0  # records of the history
         self._waiting: list[Datum] = []  # that CloudWatch has neither accepted nor refused
@@ -90,7 +101,11 @@ class Publisher:
     def _publish_progress(self) -> None:
         steps_made = self._monitor.steps_made
         steps = max(steps_made - self._published_steps, 1)
-        self._put([{"MetricName": PROGRESS, "Unit": "Count", "Value": steps}])
+        datum: Datum = {"MetricName": PROGRESS, "Unit": "Count", "Value": steps}
+        of_kind = {
+            kind: {"Dimensions": [{"Name": KIND_DIMENSION, "Value": kind}]} for kind in self._kinds() or (WORKERS,)
+        }
+        self._put([{**datum, **({} if kind == WORKERS else more)} for kind, more in of_kind.items()])
         self._published_steps = steps_made
 
     def _publish_metrics(self) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
-from ray_on_ecs.cluster_info import ask_aws, read_cluster_info, recent, spot_prices, spot_question
-from ray_on_ecs.contract import ON_DEMAND, SPOT
+from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info, recent, spot_prices, spot_question
+from ray_on_ecs.contract import ON_DEMAND, SPOT, WORKERS
 
 # Prices on spot change while a run trains, which asks for its cost every few seconds.
 SPOT_PRICES_SECONDS = 300.0
@@ -22,15 +21,18 @@ Document = Mapping[str, Any]
 
 
 class InstanceKind(NamedTuple):
-    """Instance type and market, `spot` or `on-demand`; None where the node has no label for it."""
+    """Instance type and market, `spot` or `on-demand`, None where the node has no label for it; and kind of node."""
 
     instance_type: str | None = None
     market: str | None = None
+    kind: str = WORKERS
 
 
 class InstanceCost(TypedDict):
     """Instances of one kind: their total hours, and the hourly price of one instance."""
 
+    pool: str
+    zones: list[str]  # one, or those over which the pool spreads its instances
     instance_type: str
     market: str
     hours: float
@@ -58,33 +60,76 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     info = read_cluster_info()
     if info is None or info["prices"] is None:
         return None
-    # A node without labels counts as the stack's first choice.
-    default_market = SPOT if info["spot"] else ON_DEMAND
-    labelled_hours: dict[tuple[str, str], float] = defaultdict(float)
+    labelled_hours: dict[InstanceKind, float] = defaultdict(float)
     for kind, count in hours.items():
-        labelled_hours[kind.instance_type or info["types"][0], kind.market or default_market] += count
-    on_spot = frozenset(instance_type for instance_type, market in labelled_hours if market == SPOT)
-    spot = None
-    if on_spot:
-        question = partial(ask_aws, "ec2", "describe_spot_price_history", **spot_question(info, on_spot))
-        spot = recent(on_spot, lambda: spot_prices(question() or {"SpotPriceHistory": []}, info), SPOT_PRICES_SECONDS)
-    prices = {ON_DEMAND: info["prices"], SPOT: spot or {}}
+        labelled_hours[labelled(kind, info)] += count
+    prices = hourly_prices(info, labelled_hours, _recent_spot_prices)
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
-    for (instance_type, market), count in labelled_hours.items():
-        hourly_usd = prices[market].get(instance_type)
-        hourly_on_demand_usd = prices[ON_DEMAND].get(instance_type)
-        if hourly_usd is None or hourly_on_demand_usd is None:
+    for each, count in labelled_hours.items():
+        instance_type, group = each.instance_type or "", info["groups"].get(each.kind)
+        if each not in prices or instance_type not in info["prices"] or each.market is None or group is None:
             return None
-        usd += count * hourly_usd
-        on_demand_usd += count * hourly_on_demand_usd
-        instances.append({"instance_type": instance_type, "market": market, "hours": count, "hourly_usd": hourly_usd})
+        usd += count * prices[each]
+        on_demand_usd += count * info["prices"][instance_type]
+        named: InstanceCost = {
+            "pool": group["pool"],
+            "zones": group["zones"],
+            "instance_type": instance_type,
+            "market": each.market,
+            "hours": count,
+            "hourly_usd": prices[each],
+        }
+        instances.append(named)
     return {
         "usd": round(usd, 4),
         "on_demand_usd": round(on_demand_usd, 4),
         "instance_hours": sum(labelled_hours.values()),
         "instances": instances,
     }
+
+
+def labelled(instance: InstanceKind, info: ClusterInfo) -> InstanceKind:
+    """Return an instance with its type and market; without labels it counts as the first choice of its kind."""
+    group = info["groups"].get(instance.kind)
+    first = group["types"][0] if group and group["types"] else None
+    market = SPOT if group and group["spot"] else ON_DEMAND
+    return InstanceKind(instance.instance_type or first, instance.market or market, instance.kind)
+
+
+def hourly_prices(
+    info: ClusterInfo, instances: Collection[InstanceKind], ask_spot: Callable[..., Any]
+) -> dict[InstanceKind, float]:
+    """Return the price of an instance of each kind in dollars an hour; those without a known price are missing.
+
+    Args:
+        info: The stack's workers.
+        instances: Kinds with type and market.
+        ask_spot: Calls EC2's DescribeSpotPriceHistory, once, if some are on spot.
+    """
+    prices = {each: (info["prices"] or {}).get(each.instance_type or "") for each in instances if each.market != SPOT}
+    groups = {
+        each: info["groups"][each.kind] for each in instances if each.market == SPOT and each.kind in info["groups"]
+    }
+    if groups:
+        zones = [zone for group in groups.values() for zone in group["zones"]]
+        answer = ask_spot(**spot_question([each.instance_type or "" for each in groups], zones))
+        for each, group in groups.items():
+            own = [entry for entry in answer["SpotPriceHistory"] if entry["AvailabilityZone"] in group["zones"]]
+            found = spot_prices({"SpotPriceHistory": own}, group["disk_usd"])
+            prices[each] = found.get(each.instance_type or "")
+    return {each: price for each, price in prices.items() if price is not None}
+
+
+def _recent_spot_prices(**question: Any) -> Any:
+    """Return EC2's recent prices, the last ones if it does not answer."""
+
+    def ask() -> Any:
+        answer = ask_aws("ec2", "describe_spot_price_history", **question)
+        return answer if answer and answer["SpotPriceHistory"] else None
+
+    asked = (SPOT, *question["InstanceTypes"], *question["Filters"][0]["Values"])
+    return recent(asked, ask, SPOT_PRICES_SECONDS) or {"SpotPriceHistory": []}
 
 
 def cost_line(cost: Cost | None) -> str:

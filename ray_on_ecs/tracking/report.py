@@ -20,6 +20,7 @@ from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
+from ray_on_ecs.tracking.places import in_words, places_in, reason_in
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.shown_log import BAR, printable
 from ray_on_ecs.tracking.starts import describe, starts_in
@@ -112,6 +113,7 @@ def render(documents: Documents) -> str:
     others = {name: value for name, value in (result.get("config") or {}).items() if name not in given}
     sections = {
         "Hardware": result.get("hardware") or {},
+        "Pool": {"chosen": reason_in(result or status)},
         "Times": result.get("times") or {name: status[name] for name in ("started", "updated") if status},
         "Cost": _cost(result.get("cost") or status),
         "Versions": result.get("versions") or {},
@@ -123,6 +125,7 @@ def render(documents: Documents) -> str:
     facts = {
         "command": shlex.join(given.get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
+        "pool": in_words(places_in(result or status)) or None,
         "time_seconds": total_seconds(status, result),
         "cost": None if usd is None else _usd(usd),
         "restarts": len((result or status).get("restarts") or ()) or None,
@@ -226,7 +229,8 @@ def _cost(document: Document) -> Document:
     for instance in document["instances"]:
         hours, hourly_usd = instance["hours"], instance["hourly_usd"]
         cost = f"{hours:.2f} h at {hourly_usd:.4g} USD: {_usd(hours * hourly_usd)}"
-        rows[f"{instance['instance_type']}, {instance['market']}"] = cost
+        place = ", ".join(places_in({"instances": [instance]}).pools or ())
+        rows[", ".join(filter(None, (instance["instance_type"], instance["market"], place)))] = cost
     rows["total"] = _usd(document["usd"] if "usd" in document else document["cost_usd"])  # that of a status
     if document.get("on_demand_usd") is not None:
         rows["on demand"] = _usd(document["on_demand_usd"])

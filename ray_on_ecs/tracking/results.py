@@ -42,7 +42,7 @@ def write_results(
     """Write the results of a run that has ended well; returns the document written to `result.json`.
 
     `code` is its archive and its commit; `summary` is the return value of `RunDriver.train`: `hardware`,
-    and `started_at`, the start of its script (Unix time), with the run's `restarts` and `starts`.
+    and `started_at`, the start of its script (Unix time), with the run's `restarts`, `starts` and `pool`.
     """
     records = merge_records(storage)
     files = {"report": layout.REPORT}
@@ -73,6 +73,8 @@ def write_results(
         "code": dict(code),
         "files": files,
     }
+    if "pool" in summary:
+        document["pool"] = summary["pool"]
     storage.write_json(layout.RESULT, document)
     return document
 

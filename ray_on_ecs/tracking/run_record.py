@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import psutil
 
@@ -42,6 +42,16 @@ class Restarted(TypedDict):
     kept: str | None  # the newest kept file or checkpoint; null without one, or if it is not known
 
 
+class Pool(TypedDict):
+    """Node group where a run trains."""
+
+    name: str
+    zone: str  # several with commas, if the nodes of one run may be in each
+    instance_types: list[str]
+    gpu: str  # empty without GPUs
+    reason: str  # for the choice
+
+
 class Status(TypedDict):
     """Document `status.json`. Times are in UTC (ISO 8601), and unknown values are null."""
 
@@ -65,6 +75,7 @@ class Status(TypedDict):
     url: str | None  # the run's page at an experiment tracker, such as W&B or MLflow
     error: str | None  # why the run failed, on one line
     next: str  # the command that resumes the run
+    pool: NotRequired[Pool]  # missing without a stack, and if the run chooses none
 
 
 class RunRecord:
@@ -73,6 +84,7 @@ class RunRecord:
     def __init__(self, storage: RunStorage, config: RunConfig) -> None:
         self.owner = job_metadata().get(OWNER) or user_name()
         self.behind: str | None = None  # the run that this one is queued behind
+        self.pool: Pool | None = None
         self.earlier = earlier_of(None)  # commands of the run
         self.restarts: list[Restarted] = []
         self.starts = Starts()
@@ -151,7 +163,7 @@ class RunRecord:
         printed = monitor.guess if step is None and not history else {}
         cost = cost_of(dict(self._hours))
         now = datetime.now(UTC)
-        return {
+        status: Status = {
             "run_name": self._storage.run_name,
             "state": self._state or "waiting",
             "owner": self.owner,
@@ -173,6 +185,9 @@ class RunRecord:
             "error": self._error,
             "next": self._next,
         }
+        if self.pool:
+            status["pool"] = self.pool
+        return status
 
     @contextmanager
     def _updating(self, state: State) -> Generator[None]:

@@ -261,7 +261,7 @@ def nodes():
         raise Known(asked())
     return []
 
-ray_cluster._nodes, ray_cluster.POLL_SECONDS = nodes, 0.1
+ray_cluster.alive_nodes, ray_cluster.POLL_SECONDS = nodes, 0.1
 for settings in json.loads(sys.argv[1]):
     try:
         ray_cluster.wait_for_workers(RunConfig(**settings), 600.0)

@@ -17,9 +17,8 @@ from drills.aws_site import Site
 from ray_on_ecs.aws import Refused
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.jobs.remote import SILENT_SECONDS
-from tests.aws import client
 from tests.front import Front
-from tests.ray_on_ecs.cli.account import Laptop, create_account
+from tests.ray_on_ecs.cli.account import Laptop, create_account, group_name
 from tests.ray_on_ecs.cli.folders import job
 from tests.ray_on_ecs.ray_head import RayHead
 from tests.serving import serving
@@ -33,26 +32,22 @@ TASK = {
 }
 # Nothing that the checks wait for takes longer than a call.
 LIMITS = {"POLL_SECONDS": 0.0, "START_SECONDS": 60.0, "DEPLOYMENT_SECONDS": 0.0, "DRAIN_SECONDS": 60.0}
-TEMPLATE = {"LaunchTemplateId": "lt-1", "LaunchTemplateName": "workers", "Version": "$Latest"}
-MIXED = {"LaunchTemplate": {"LaunchTemplateSpecification": TEMPLATE, "Overrides": [{"InstanceType": "g5.xlarge"}]}}
 
 
 class Cloud(Site):
     """A stack whose AWS and commands are these methods; `fail` is called before and after each call.
 
     Attributes:
-        group: The workers' Auto Scaling group.
         runs: The runs under way.
         status: The state of the worker's container instance.
         calls: The calls so far.
         draining_ends: A drained task gets SIGTERM.
     """
 
-    def __init__(self, **group: Any) -> None:
+    def __init__(self) -> None:
         stack = SimpleNamespace(name="ml", region="us-east-1", cluster_name="c", services={"workers": "w"})
-        info: Any = {"group": "g", "types": ["g5.xlarge"], "zones": [{}, {}], "spot": False}
+        info: Any = {"groups": {"workers": {"types": ["g5.xlarge"], "spot": False}}}
         super().__init__(stack, info, self, [])  # ty: ignore[invalid-argument-type]
-        self.group = group or {"LaunchTemplate": dict(TEMPLATE)}
         self.runs, self.age, self.gpus, self.status = set[str](), 0.0, 0.0, "ACTIVE"
         self.calls: list[str] = []
         self.fail: Callable[[str], None] = lambda moment: None
@@ -80,15 +75,6 @@ class Cloud(Site):
         self.fail("before")
         yield
         self.fail("after")
-
-    def describe_auto_scaling_groups(self, **_: Any) -> Any:
-        return {"AutoScalingGroups": [{"VPCZoneIdentifier": "subnet-1", **self.group}]}
-
-    def describe_launch_template_versions(self, **_: Any) -> Any:
-        return {"LaunchTemplateVersions": [{"VersionNumber": 3}]}
-
-    def update_auto_scaling_group(self, AutoScalingGroupName: str, **changed: Any) -> None:
-        self.group = {**self.group, **changed}
 
     def list_tasks(self, desiredStatus: str = "RUNNING", **_: Any) -> Any:
         return {"taskArns": [TASK["taskArn"]] if desiredStatus == "RUNNING" else []}
@@ -125,11 +111,6 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(aws_checks, name, seconds)
 
 
-def version(cloud: Cloud) -> str:
-    """The version of the launch template that the group has."""
-    return aws_checks.template_of(cloud.group)["Version"]
-
-
 def test_all_checks_pass_and_block_has_no_account(capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.drill(Cloud()) == 0
     shown = capsys.readouterr().out
@@ -146,7 +127,7 @@ def _changes() -> list[Any]:
         shorten(patch)
         aws.drill(cloud)
     calls = cloud.calls
-    assert {"update_auto_scaling_group", "run", "update_service", "update_container_instances_state"} <= set(calls)
+    assert {"run", "update_service", "update_container_instances_state"} <= set(calls)
     first_undo = len(calls) - 1 - calls[::-1].index("update_container_instances_state")
     return [
         pytest.param(number, moment, error, id=f"{number}-{call}-{moment}-{type(error).__name__}")
@@ -166,7 +147,7 @@ def test_every_change_is_undone_after_a_failure(number: int, moment: str, error:
 
     cloud.fail = fail
     assert aws.drill(cloud) == (1 if isinstance(error, Refused) else 130)
-    assert (version(cloud), cloud.runs, cloud.status) == ("$Latest", set(), "ACTIVE")
+    assert (cloud.runs, cloud.status) == (set(), "ACTIVE")
 
 
 def test_failed_undo_names_the_command_and_others_are_undone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +161,7 @@ def test_failed_undo_names_the_command_and_others_are_undone(capsys: pytest.Capt
     assert aws.drill(cloud) == 1
     shown = capsys.readouterr().out
     assert f"NOT UNDONE (ray-on-ecs stop: the head is silent): ray-on-ecs stop {cloud.name}" in shown
-    assert (version(cloud), cloud.status) == ("$Latest", "ACTIVE")
+    assert cloud.status == "ACTIVE"
 
 
 def test_protected_task_without_sigterm_fails_the_check(
@@ -191,21 +172,6 @@ def test_protected_task_without_sigterm_fails_the_check(
     monkeypatch.setattr(aws_checks, "DRAIN_SECONDS", 0.0)
     assert aws.drill(cloud) == 1
     assert "got no SIGTERM" in capsys.readouterr().out
-
-
-def test_stack_with_one_zone_skips_the_move(capsys: pytest.CaptureFixture[str]) -> None:
-    cloud = Cloud()
-    cloud.info["zones"].pop()
-    assert aws.drill(cloud) == 0
-    assert "| skipped, 0 s | the stack has one zone" in capsys.readouterr().out
-    assert "update_auto_scaling_group" not in cloud.calls
-
-
-def test_mixed_instances_policy_keeps_its_overrides() -> None:
-    cloud = Cloud(MixedInstancesPolicy=MIXED)
-    aws_checks.put_version(cloud, cloud.group, "3")
-    assert version(cloud) == "3"
-    assert cloud.group["MixedInstancesPolicy"]["LaunchTemplate"]["Overrides"] == [{"InstanceType": "g5.xlarge"}]
 
 
 @pytest.mark.parametrize("use", [{"runs": {"night"}}, {"gpus": 1.0}, {"age": SILENT_SECONDS + 1}], ids=str)
@@ -222,12 +188,12 @@ def test_run_of_another_user_ends_the_drill() -> None:
     cloud = Cloud()
 
     def fail(moment: str) -> None:
-        if cloud.calls[-1] == "describe_launch_template_versions":
+        if cloud.calls[-1] == "run":
             cloud.runs.add("night")
 
     cloud.fail = fail
     assert aws.drill(cloud) == 1
-    assert not {"update_auto_scaling_group", "run", "update_service"} & set(cloud.calls)
+    assert "update_service" not in cloud.calls
     assert cloud.runs == {"night"}
 
 
@@ -284,24 +250,4 @@ def test_run_under_way_refuses_a_real_stack(
         site.check_unused()
         laptop.undo.close()
     assert "stack outputs: run run-0 is under way" in capsys.readouterr().err
-    assert site.info["group"] == "ray-on-ecs-group"
-
-
-def test_group_of_aws_gets_another_version(aws_server: str) -> None:
-    ec2, autoscaling = client("ec2", aws_server), client("autoscaling", aws_server)
-    data = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
-    made = ec2.create_launch_template(LaunchTemplateName="drill", LaunchTemplateData=data)["LaunchTemplate"]
-    template = {"LaunchTemplateId": made["LaunchTemplateId"], "Version": "$Latest"}
-    sizes = {"MinSize": 0, "MaxSize": 1, "DesiredCapacity": 0, "AvailabilityZones": ["us-east-1a"]}
-    autoscaling.create_auto_scaling_group(AutoScalingGroupName="g", LaunchTemplate=template, **sizes)
-    cloud = Cloud()
-    cloud.ask = lambda service, method, **given: getattr(client(service, aws_server), method)(**given)
-    try:
-        groups = cloud.ask("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=["g"])
-        for wanted in ("1", "$Latest"):
-            aws_checks.put_version(cloud, groups["AutoScalingGroups"][0], wanted)
-            [now] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=["g"])["AutoScalingGroups"]
-            assert now["LaunchTemplate"]["Version"] == wanted
-    finally:
-        autoscaling.delete_auto_scaling_group(AutoScalingGroupName="g", ForceDelete=True)
-        ec2.delete_launch_template(LaunchTemplateId=made["LaunchTemplateId"])
+    assert site.info["groups"]["workers"]["group"] == group_name("workers")

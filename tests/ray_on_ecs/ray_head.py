@@ -44,14 +44,14 @@ class RayHead(ThreadingHTTPServer):
         self.is_up = self.has_ray = True
         self.silent_seconds, self.code = 0.0, fingerprint()
 
-    def add_worker(self, used: float = 0.0, **labels: str) -> None:
-        """Add a node with one GPU."""
+    def add_worker(self, used: float = 0.0, gpus: float = 1.0, **labels: str) -> None:
+        """Add a node, by default with one GPU."""
         known = {
             "instance-type": "g5.xlarge",
             "ray.io/availability-zone": "us-east-1a",
             "ray.io/market-type": "on-demand",
         }
-        self.nodes.append(node(f"worker-{len(self.nodes)}", {"CPU": 4.0, "GPU": 1.0}, {**known, **labels}))
+        self.nodes.append(node(f"worker-{len(self.nodes)}", {"CPU": 4.0, "GPU": gpus}, {**known, **labels}))
         self.usage[self.nodes[-1]["node_id"]] = used
 
     def answer(self, path: str) -> Any:
@@ -62,7 +62,7 @@ class RayHead(ThreadingHTTPServer):
             case "/api/v0/nodes":
                 return {"result": True, "data": {"result": {"total": len(self.nodes), "result": self.nodes}}}
             case "/api/cluster_status":
-                usage = {name: {"GPU": [used, 1.0], "CPU": [0.0, 4.0]} for name, used in self.usage.items()}
+                usage = {name: {"GPU": [used, 8.0], "CPU": [0.0, 4.0]} for name, used in self.usage.items()}
                 load = {"resourceDemand": self.waiting, "pgDemand": [], "usageByNode": usage}
                 return {"data": {"clusterStatus": {"loadMetricsReport": load}}}
         return None

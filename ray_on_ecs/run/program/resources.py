@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-import ray
 
+from ray_on_ecs import pools
+from ray_on_ecs.cluster_info import read_cluster_info
 from ray_on_ecs.errors import one_line
+from ray_on_ecs.node import resource_state
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run.ray_cluster import describe_nodes, failover_of, instances_of, other_jobs_wait, placement_groups
+from ray_on_ecs.pools import Request, kind_of_node, kind_of_request
+from ray_on_ecs.run.queue import head_address
+from ray_on_ecs.run.ray_cluster import alive_nodes, describe_nodes, instances_of, placement_groups, shortage_of
 from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of
-from ray_on_ecs.run.zone_failover import ZoneFailover
+from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.tracking.cost import InstanceKind
 
 logger = logging.getLogger(__name__)
@@ -46,6 +50,37 @@ def nodes(pid: int) -> set[str]:
         return set()
 
 
+def kinds(pid: int) -> set[str]:
+    """Return the kinds of the nodes on which the program has places or actors; none without a stack, or without Ray."""
+    info, names = read_cluster_info(), nodes(pid)
+    if not (info and names):
+        return set()
+    try:
+        found = {kind_of_node(node["Labels"], info) for node in alive_nodes() if node["NodeID"] in names}
+    except RAY_ERRORS:
+        return set()
+    return {kind for kind in found if kind and info["groups"][kind]["gpu"]}
+
+
+def requests(pid: int) -> list[Request]:
+    """Return what the program's placement groups wait for, by bundles; nothing if Ray does not answer."""
+    try:
+        jobs, gangs = tuple(_jobs(pid)), resource_state.read_gangs(head_address())
+    except Exception as cause:  # any of Ray's errors
+        logger.debug(f"what the program waits for is not known ({one_line(cause)})")
+        return []
+    return [request for group, waiting in gangs.items() if group.endswith(jobs) for request in waiting]
+
+
+def unmet(waiting: Collection[Request]) -> str:
+    """Return the line for a request that no pool of the stack can hold; empty if there is none."""
+    info = read_cluster_info()
+    for request in waiting if info else ():
+        if info and kind_of_request(request, info) is None:
+            return f"no node of the stack can have {request}: it has {pools.describe(info)}"
+    return ""
+
+
 def missing(pid: int) -> Needs:
     """Return the resources that the program waits for while it does not have any; nothing if Ray does not answer."""
     try:
@@ -62,11 +97,12 @@ def missing(pid: int) -> Needs:
 
 
 class ProgramWatch:
-    """Looks at what a program waits for, and at its nodes; moves the workers to another zone if EC2 has none in theirs.
+    """Looks at what a program waits for, why EC2 does not start it, and at its nodes.
 
     Attributes:
         pid: The process whose descendant the program is; 0 while it does not run.
         waits_since: When the present wait began (`time.monotonic`), or None.
+        unmet: The line for a request that no pool of the stack can hold; or empty.
     """
 
     def __init__(
@@ -75,14 +111,16 @@ class ProgramWatch:
         missing: Callable[[int], Needs] = missing,
         nodes: Callable[[int], Collection[str]] = nodes,
         draining: Callable[[], Collection[str]] = draining_nodes,
+        requests: Callable[[int], list[Request]] = requests,
     ) -> None:
         self._on_wait, self._missing = on_wait, missing
-        self._find_nodes, self._find_draining = nodes, draining
+        self._find_nodes, self._find_draining, self._requests = nodes, draining, requests
         self._nodes: Collection[str] = ()
         self._reclaimed_at = -math.inf
         self._last_needs: Needs = Counter()
         self._reported_needs: Needs = Counter()
-        self._failover: ZoneFailover | None = None
+        self._shortage: Shortage | None = None
+        self.unmet = ""
         self.pid = 0
         self.waits_since: float | None = None
 
@@ -120,30 +158,33 @@ class ProgramWatch:
         self._look_at_nodes()
         needs = self._missing(self.pid)
         if not needs:
-            self.waits_since = self._failover = None
+            self.waits_since = self._shortage = None
+            self.unmet = ""
         elif self.waits_since is None:
             self.waits_since = time.monotonic()
         # At two looks: for a moment while it starts workers, a program does not have places.
         if (needs == self._last_needs or not needs) and needs != self._reported_needs:
             self._reported_needs = needs
+            self.unmet = unmet(self._requests(self.pid)) if needs else ""
             self._on_wait(needs)
-        if needs and self._reported_needs:
-            gpus = math.ceil(needs["GPU"])
-            self._failover = self._failover or failover_of(gpus or 1, gpus > 0, self._others_wait)
-            if self._failover:
-                self._failover.look_if_due()
+        if needs and self._reported_needs and not self.unmet:
+            self._shortage = self._shortage or self._find_shortage(needs)
+            if self._shortage:
+                self._shortage.look_if_due()
         self._last_needs = needs
 
-    def _others_wait(self) -> bool:
-        return other_jobs_wait({*_jobs(self.pid), ray.get_runtime_context().get_job_id()})
+    def _find_shortage(self, needs: Needs) -> Shortage | None:
+        """Return the watch of the node group that the head starts for the first request, with all of its sort."""
+        waiting = self._requests(self.pid) or [Request({kind: min(number, 1) for kind, number in needs.items()})]
+        alike = [each.resources.get("GPU", 0) for each in waiting if each.conditions == waiting[0].conditions]
+        return shortage_of(waiting[0], max(math.ceil(sum(alike)), 1))
 
     def shortage(self, seconds: float) -> str | None:
         """Return the resources that the program has not got within `seconds`, or None if it need not wait longer."""
-        since, failover, needs = self.waits_since, self._failover, self._reported_needs  # another thread changes them
+        since, watch, needs = self.waits_since, self._shortage, self._reported_needs  # another thread changes them
         if since is None or not needs or time.monotonic() - since < seconds:
             return None
-        shortage = failover.shortage if failover else ""
-        way_out = shortage or "ask for fewer workers in the program, or add nodes"
+        way_out = self.unmet or (watch.line if watch else "") or "ask for fewer workers in the program, or add nodes"
         return f"the program waited {seconds:.0f} s for {describe(needs)}, but {describe_nodes()}; {way_out}"
 
 

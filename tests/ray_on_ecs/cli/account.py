@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ray_on_ecs import cluster_info
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.contract import CLUSTERS_PREFIX
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX
 from ray_on_ecs.jobs.documents import HEAD, Documents, HeadState
 from ray_on_ecs.node import ports, ray_status
 from ray_on_ecs.storage.bucket import Bucket, NoBucket
@@ -35,8 +36,9 @@ HEAD_HOST = "head.ray.internal"
 PREFIX = "ray-on-ecs"
 # One of the images that moto knows.
 IMAGE = "ami-12c6146b"
-# The tasks of each service.
+# The tasks of each service, and those of the kinds that `put_pools` adds.
 TASKS = {"head": 1, "workers": 2}
+OF_POOLS = {"workers-b": 0, "h100-workers": 1}
 SECONDS = 120
 
 LAUNCH = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
@@ -45,7 +47,7 @@ LAUNCH = """<DescribeScalingActivitiesResponse xmlns="http://autoscaling.amazona
 <StartTime>{began}</StartTime><StatusCode>{status}</StatusCode><StatusMessage>{why}</StatusMessage></member></Activities>
 </DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"""
 GROUP = """<DescribeAutoScalingGroupsResponse xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/">
-<DescribeAutoScalingGroupsResult><AutoScalingGroups><member><AutoScalingGroupName>g</AutoScalingGroupName>
+<DescribeAutoScalingGroupsResult><AutoScalingGroups><member><AutoScalingGroupName>{name}</AutoScalingGroupName>
 <MinSize>0</MinSize><MaxSize>2</MaxSize><DesiredCapacity>2</DesiredCapacity><Instances>{members}</Instances>
 <AvailabilityZones><member>us-east-1a</member></AvailabilityZones><SuspendedProcesses>{processes}</SuspendedProcesses>
 </member></AutoScalingGroups></DescribeAutoScalingGroupsResult></DescribeAutoScalingGroupsResponse>"""
@@ -94,21 +96,34 @@ class Account:
 
     def put_workers(self, **changed: Any) -> None:
         """Write the parameter with the cluster's description."""
-        facts = {
-            "group": f"{PREFIX}-group",
+        facts: dict[str, Any] = {
             "types": ["g5.xlarge"],
             "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-a", "placement_group": None}],
             "spot": False,
             "spread": False,
             "prices": {"g5.xlarge": 1.006},
             "head_usd": 0.192,
-            "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+            "scaling": {"workers": {}},
             "gpus": 1,
         }
         document = {key: value for key, value in (facts | changed).items() if value is not ...}
+        if scaling := document.get("scaling"):
+            document["scaling"] = {kind: limits(kind) | own for kind, own in scaling.items()}
         self.aws("ssm").put_parameter(Name=f"{PREFIX}-info", Type="String", Value=json.dumps(document), Overwrite=True)
         if changed:
             self.undo.callback(self.put_workers)
+
+    def put_pools(self, changed: dict[str, dict[str, Any]] | None = None, **facts: Any) -> None:
+        """Let the default pool have a second zone, and add a pool with H100s; `changed` are their values by kind."""
+        default = {"pool": "default", "zones": ["us-east-1b"], "types": ["g5.xlarge"], "gpu": "A10G"}
+        h100 = {"pool": "h100", "zones": ["us-east-1c"], "types": ["p5.48xlarge"], "gpu": "H100", "units": 8}
+        groups: dict[str, dict[str, Any]] = {"workers-b": default, "h100-workers": h100}
+        common = {"spot": False, "default_nodes": 2, "disk_usd": 0.0}
+        for kind, values in (changed or {}).items():
+            groups[kind] = groups.get(kind, h100) | values
+        pools = {kind: {**limits(kind), **common, **values} for kind, values in groups.items()}
+        self.outputs["services"] |= {kind: service_name(kind) for kind in pools}
+        self.put_workers(**{"prices": {"g5.xlarge": 1.006, "p5.48xlarge": 55.04}, "pools": pools} | facts)
 
     def put_alarm(self, kind: str, state: str = "OK") -> None:
         """Make the alarm that stops idle nodes of a kind, in this state."""
@@ -131,7 +146,7 @@ class Account:
         """Make the scalable target of a service."""
         self.aws("application-autoscaling").register_scalable_target(
             ServiceNamespace="ecs",
-            ResourceId=f"service/{self.outputs['cluster_name']}/{self.outputs['services'][kind]}",
+            ResourceId=f"service/{self.outputs['cluster_name']}/{service_name(kind)}",
             ScalableDimension="ecs:service:DesiredCount",
             MinCapacity=0,
             MaxCapacity=2,
@@ -145,23 +160,23 @@ class Account:
         with mock.patch.dict(os.environ, {"MOTO_ECS_SERVICE_RUNNING": str(of_running)}):
             self.aws("ecs").create_service(
                 cluster=self.outputs["cluster_name"],
-                serviceName=self.outputs["services"][kind],
+                serviceName=service_name(kind),
                 taskDefinition=PREFIX,
-                desiredCount=TASKS[kind],
+                desiredCount=(TASKS | OF_POOLS)[kind],
             )
 
     def replace_service(self, kind: str, of_running: int) -> None:
         """Make the service again."""
-        names = {"cluster": self.outputs["cluster_name"], "service": self.outputs["services"][kind]}
+        names = {"cluster": self.outputs["cluster_name"], "service": service_name(kind)}
         self.aws("ecs").delete_service(**names, force=True)
         self.put_service(kind, of_running)
-        if of_running != TASKS[kind]:
-            self.undo.callback(self.replace_service, kind, TASKS[kind])
+        if of_running != (number := (TASKS | OF_POOLS)[kind]):
+            self.undo.callback(self.replace_service, kind, number)
 
     def mark_unhealthy(self) -> str:
         """Mark an instance of the workers unhealthy, and return its ID."""
         autoscaling = self.aws("autoscaling")
-        [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[f"{PREFIX}-group"])[
+        [group] = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group_name("workers")])[
             "AutoScalingGroups"
         ]
         instance_id = group["Instances"][0]["InstanceId"]
@@ -187,7 +202,7 @@ def create_account(url: str) -> Account:
         "cluster_info_parameter": f"{PREFIX}-info",
         "shell_document": f"{PREFIX}-shell",
         "forward_document": f"{PREFIX}-forward",
-        "services": {kind: f"{PREFIX}-ray-{kind}-service" for kind in TASKS},
+        "services": {kind: service_name(kind) for kind in TASKS},
         "default_gpus": 2,
         "log_group": f"{PREFIX}-logs",
         "estimated_hourly_usd": 2.204,
@@ -199,21 +214,42 @@ def create_account(url: str) -> Account:
     ecs.create_cluster(clusterName=account.outputs["cluster_name"])
     container = {"name": "ray", "image": "image", "memory": 128}
     ecs.register_task_definition(family=PREFIX, containerDefinitions=[container])
-    for kind, number in TASKS.items():
+    for kind, number in (TASKS | OF_POOLS).items():
         account.put_service(kind, number)
     autoscaling = account.aws("autoscaling")
-    autoscaling.create_launch_configuration(LaunchConfigurationName=PREFIX, ImageId=IMAGE, InstanceType="g5.xlarge")
-    autoscaling.create_auto_scaling_group(
-        AutoScalingGroupName=f"{PREFIX}-group",
-        LaunchConfigurationName=PREFIX,
-        MinSize=0,
-        MaxSize=2,
-        DesiredCapacity=2,
-        AvailabilityZones=["us-east-1a"],
-    )
-    account.put_alarm("workers")
-    account.put_target("workers")
+    for kind, number, instance_type, zone in (
+        ("workers", 2, "g5.xlarge", "us-east-1a"),
+        ("workers-b", 0, "g5.xlarge", "us-east-1b"),
+        ("h100-workers", 1, "p5.48xlarge", "us-east-1c"),
+    ):
+        autoscaling.create_launch_configuration(LaunchConfigurationName=kind, ImageId=IMAGE, InstanceType=instance_type)
+        autoscaling.create_auto_scaling_group(
+            AutoScalingGroupName=group_name(kind),
+            LaunchConfigurationName=kind,
+            MinSize=0,
+            MaxSize=2,
+            DesiredCapacity=number,
+            AvailabilityZones=[zone],
+        )
+        account.put_alarm(kind)
+        account.put_target(kind)
     return account
+
+
+def service_name(kind: str) -> str:
+    """The name of a kind's service."""
+    return f"{PREFIX}-ray-{kind}-service"
+
+
+def group_name(kind: str) -> str:
+    """The name of a kind's Auto Scaling group."""
+    return f"{PREFIX}-{kind}-group"
+
+
+def limits(kind: str) -> dict[str, Any]:
+    """The limits of a kind in the cluster's description."""
+    names = {"group": group_name(kind), "provider": f"{PREFIX}-{kind}-provider"}
+    return {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, **names}
 
 
 @dataclass
@@ -258,7 +294,9 @@ class Laptop(Account):
         if not self.head.is_up:
             return documents.store.delete(path)
         own_port = mock.patch.object(ports, "DASHBOARD", self.head.server_port)
-        with own_port, mock.patch.dict(os.environ, RAY_AUTH_TOKEN=TOKEN):
+        known = {"RAY_AUTH_TOKEN": TOKEN, CLUSTER_INFO_VARIABLE: self.outputs["cluster_info_parameter"]}
+        new = mock.patch.dict(cluster_info._answers, clear=True)
+        with own_port, new, mock.patch.dict(os.environ, environment(self.url) | known):
             ray = ray_status.read() if self.head.has_ray else {}
         jobs = [job(f"run-{number}", state) for number, state in enumerate(self.head.jobs)]
         with documents.store.writing(path) as file:
@@ -333,7 +371,9 @@ class Laptop(Account):
         """Let the workers' group want two instances, and have some in these states."""
         members = "".join(MEMBER.format(number=number, state=state) for number, state in enumerate(states))
         processes = f"<member><ProcessName>{suspended}</ProcessName></member>" if suspended else ""
-        self.front.texts["DescribeAutoScalingGroups"] = GROUP.format(members=members, processes=processes)
+        self.front.texts["DescribeAutoScalingGroups"] = GROUP.format(
+            name=group_name("workers"), members=members, processes=processes
+        )
 
     def refuse(self, *operations: str) -> None:
         """Refuse operations of S3, whose paths may have {bucket}."""

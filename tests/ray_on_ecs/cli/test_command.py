@@ -299,11 +299,11 @@ def test_invalid_stack_is_one_line(
         find(None, None)
 
 
-def given(*words: str, gpus: int = 2) -> dict[str, Any]:
-    """The settings in the document of a run on a stack with this number of GPUs."""
+def given(*words: str) -> dict[str, Any]:
+    """The settings in the document of a run on a stack."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "dev.json"
-        file.write_text(json.dumps({**CONNECTION, "default_gpus": gpus}))
+        file.write_text(json.dumps(CONNECTION))
         cluster = StackCluster(find(None, str(file)))
         with run.command.make_context("run", list(words)) as context:
             config, typed = run_flags.settings_of(context.params)
@@ -320,22 +320,23 @@ def test_flags_reach_the_run_unchanged(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     script = {"run_name": "x", "command": ["train.py"]}
     assert given("--num-workers", "1:4", "--fetch", "here", *named, "train.py") == {**script, "num_workers": "1:4"}
-    assert given(*named, "train.py", gpus=0) == script
-    assert given("--worker-timeout", "600", *named, "train.py", gpus=0) == {**script, "worker_timeout": 600.0}, (
+    assert given(*named, "train.py") == script
+    assert given("--worker-timeout", "600", *named, "train.py") == {**script, "worker_timeout": 600.0}, (
         "what is typed wins over the cluster's default, also if it is ours"
     )
     flags = ("--env", "A=1", "--env", "B=2", *named)
     assert given(*flags, "train.py", "--epochs", "9", "-m", "--detach") == {
         "run_name": "x",
-        "num_workers": 2,
         "env": ["A=1", "B=2"],
         "command": ["train.py", "--epochs", "9", "-m", "--detach"],
     }
-    module = {"run_name": "x", "module": True, "num_workers": 2, "max_restarts": 1}
+    module = {"run_name": "x", "module": True, "max_restarts": 1}
     assert given("-m", *named, "--max-restarts", "1", "my.package", "--local") == {
         **module,
         "command": ["my.package", "--local"],
     }
+    assert given("--gpu", "H100,A100", *named, "train.py") == {**script, "gpu": "H100,A100"}
+    assert given("--pool", "h100", *named, "train.py") == {**script, "pool": "h100"}
     monkeypatch.setenv("RAY_ON_ECS_NUM_WORKERS", "4")
     assert given(*named, "train.py") == {**script, "num_workers": 4}
 

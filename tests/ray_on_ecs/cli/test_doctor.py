@@ -18,7 +18,7 @@ from tests.ray_on_ecs.cli.account import Laptop
 
 shorten_timeouts = doctor._shorten_timeouts
 ALL = [
-    *("stack", "credentials", "bucket", "parameters", "services", "workers", "head", "nodes", "scale-in", "code"),
+    *("stack", "credentials", "bucket", "parameters", "workers", "services", "head", "nodes", "scale-in", "code"),
     *("Session Manager plugin", "head's instance"),
 ]
 SKIPPED = doctor.MARKS["skipped"].strip()
@@ -91,7 +91,7 @@ def test_json_lists_all_checks(stack: Laptop) -> None:
     assert document["ok"] is True
     assert [result["check"] for result in document["checks"]] == ALL
     line = "2 of 2 workers in service"
-    assert document["checks"][5] == {"check": "workers", "state": "ok", "line": line, "type": ""}
+    assert document["checks"][4] == {"check": "workers", "state": "ok", "line": line, "type": ""}
 
 
 def test_missing_plugin_has_installation_instructions(stack: Laptop) -> None:

@@ -27,6 +27,10 @@ CONTENTS = {
     "large floats": '{"times": {"total_seconds": 1e300}, "cost": {"usd": 1e308}, "earlier": {"usd": 1e308}}',
     "numbers for text": '{"settings": 7, "state": 7, "owner": 7, "started": 7, "instances": 7, "url": 7, "error": 7}',
     "objects for text": '{"state": {}, "owner": {}, "started": {}, "instances": {}, "metrics": [], "command": {}}',
+    "text for places": '{"state": "x", "pool": "h100", "instances": [{"pool": "h100", "zones": "a", "hours": 1}]}',
+    "numbers for places": '{"pool": {"name": 7, "zone": 7, "instance_types": 7, "reason": 7}, "instances": [7, null]}',
+    "lists for places": '{"pool": [["h100"]], "cost": {"instances": [{"pool": [], "zones": [[]]}]}}',
+    "escapes": '{"pool": {"name": "\\u001b[31mred", "zone": "a\\nb", "instance_types": ["\\u001b]0;x\\u0007"]}}',
     "markup": '{"settings": {"lr": "[/foo]"}, "state": "[/foo]", "owner": "[link=file:///etc]x[/]", "error": "[/]"}',
 }
 DOCUMENTS = (layout.SETTINGS, layout.STATUS, layout.RESULT, layout.ERROR, layout.METRICS, layout.TRIALS)

@@ -363,6 +363,59 @@ def test_narrow_terminal_cuts_only_names(
     }
 
 
+H100 = {"name": "h100", "zone": "us-west-2c", "instance_types": ["p5.48xlarge"], "gpu": "H100", "reason": "any pool"}
+DEFAULT = {
+    "name": "default",
+    "zone": "us-west-2a",
+    "instance_types": ["g5.xlarge"],
+    "gpu": "A10G",
+    "reason": "any pool",
+}
+
+
+@pytest.mark.parametrize(
+    ("pools", "says"),
+    [
+        ([None, None], None),
+        ([DEFAULT, DEFAULT], None),
+        ([DEFAULT, None], None),
+        ([DEFAULT, H100], "h100: p5.48xlarge in us-west-2c"),
+        ([DEFAULT, {**DEFAULT, "zone": "us-west-2b"}], "default: g5.xlarge in us-west-2b"),
+    ],
+)
+def test_pools_are_a_column_if_they_differ(
+    folders: Folders, capsys: pytest.CaptureFixture[str], pools: list[Any], says: str | None
+) -> None:
+    for number, pool in enumerate(pools):
+        folders.status(f"run-{number}", "finished", started=moment(3 * HOUR), **({"pool": pool} if pool else {}))
+    assert main(["runs", "--local"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert ("pool" in heading) is (says is not None)
+    assert says is None or any(says in row for row in rows)
+
+
+def test_narrow_terminal_shows_the_pools_name(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    for name, pool in zip(LONG_NAMES, (DEFAULT, H100), strict=True):
+        folders.status(name, "finished", started=moment(3 * HOUR), pool=pool)
+    assert main(["runs", "--local"]) == 0
+    rows = [row.rstrip() for row in capsys.readouterr().out.splitlines()]
+    assert max(map(len, rows)) <= 80
+    assert {row.split()[2] for row in rows[1:]} == {"default", "h100"}
+
+
+def test_pools_as_json(folders: Folders, listed: Callable[..., Any]) -> None:
+    folders.status("mine", "finished", pool=H100)
+    folders.status("old", "finished")
+    runs = listed("--json")
+    keys = ("pools", "instance_types", "zones")
+    assert [runs["mine"][key] for key in keys] == [["h100"], ["p5.48xlarge"], ["us-west-2c"]]
+    assert [runs["old"][key] for key in keys] == [None, None, None]
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "markup": {"state": "[/foo]", "owner": "[link=file:///etc]x[/]"},
     "a link in markup": {"url": "https://x][/foo]"},
@@ -373,6 +426,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a link that is a list": {"url": ["https://x"]},
     "an owner that is a number": {"owner": 7},
     "escapes": {"state": "\x1b[2J", "owner": "\x1b]52;c;ZWNobw==\x07", "behind": "\x1b[H"},
+    "escapes in a pool": {"pool": {"name": "\x1b[2J", "zone": "\x1b[H", "instance_types": ["\x1b]52;c;ZWNobw==\x07"]}},
+    "a pool that is text": {"pool": "h100"},
     "half of a character": {"state": "\ud800", "owner": "\udfff"},
     "a state that is a list": {"state": ["training"]},
     "no state": {"state": None},

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from subprocess import CompletedProcess
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster import aws
-from tests.ray_on_ecs.cli.account import Laptop
+from tests.ray_on_ecs.cli.account import Laptop, group_name
 
 SPOT_USD = 0.00001  # moto's price of all types
 MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
@@ -19,11 +20,13 @@ NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 
 def shown(done: CompletedProcess[str]) -> dict[str, str]:
     """The screen's lines by their titles; several of one title as one text."""
+    lines = done.stdout.splitlines()[1:]
+    width = max(8, *(len(line.split(maxsplit=1)[0]) for line in lines if line[2] != " "))
     texts: dict[str, str] = {}
     title = ""
-    for line in done.stdout.splitlines()[1:]:
-        title = line[2:10].strip() or title
-        texts[title] = f"{texts[title]}; {line[11:]}" if title in texts else line[11:]
+    for line in lines:
+        title, text = line[2 : 2 + width].strip() or title, line[3 + width :]
+        texts[title] = f"{texts[title]}; {text}" if title in texts else text
     return texts
 
 
@@ -55,7 +58,8 @@ def test_status_as_json(stack: Laptop) -> None:
     assert document["gpus"] == {"used": 0, "total": 1, "requested": 0}
     assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None, "deployment": None}
     assert document["hourly_usd"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
-    assert document["scaling"] == {"workers": {"min": 0, "max": 2, "idle_minutes": 30}}
+    assert document["hourly_usd_by_kind"] == {"head": 0.192, "workers": pytest.approx(SPOT_USD + 1.006)}
+    assert {"pool": "default", "max": 2, "idle_minutes": 30}.items() <= document["node_groups"]["workers"].items()
     assert document["unknown"] == {}
 
 
@@ -87,8 +91,8 @@ def test_failed_launch_is_one_line(stack: Laptop) -> None:
 
 
 def cause(done: CompletedProcess[str]) -> str:
-    """The cause that a command prints for the workers."""
-    return done.stdout.partition("workers: ")[2].partition("\n")[0]
+    """The cause that a command prints for the workers, in doctor's line of the services."""
+    return re.sub("(?s).*  services: ", "", done.stdout).partition("workers: ")[2].partition("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -370,3 +374,180 @@ def test_single_answer_of_another_program_hides_only_its_values(
     for page in ("a page", "empty parts"):
         stack.front.page = PAGES[page]
         assert stack.run("doctor").stderr == ""
+
+
+H100: Any = {
+    "ray.io/node-group": "h100",
+    "instance-type": "p5.48xlarge",
+    "ray.io/availability-zone": "us-east-1c",
+    "ray.io/market-type": "spot",
+}
+
+
+def test_pools_have_a_line_for_each_node_group(stack: Laptop) -> None:
+    stack.put_pools()
+    stack.head.add_worker(used=1.0)
+    stack.head.add_worker(**{"ray.io/availability-zone": "us-east-1b"})
+    stack.head.add_worker(used=4.0, gpus=8.0, **H100)
+    done = stack.run("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = shown(done)
+    usd = 0.192 + 3 * 1.006 + SPOT_USD
+    del found["head"], found["jobs"]
+    assert found == {
+        "default": "1 of 2 nodes in us-east-1a: 1 x g5.xlarge on demand, 1 of 1 GPUs in use; "
+        "1 of 2 nodes in us-east-1b: 1 x g5.xlarge on demand, 0 of 1 GPUs in use",
+        "h100": "1 of 2 nodes in us-east-1c: 1 x p5.48xlarge on spot, 4 of 8 GPUs in use",
+        "GPUs": "5 of 10 in use, 5 requested",
+        "ECS": "head 1 of 1 running, workers 2 of 2 running, h100-workers 1 of 1 running",
+        "EC2": "2 of 2 workers in service; 1 of 1 h100-worker in service",
+        "cost": f"{usd:.2f} USD an hour now (head 0.19, workers 2.01, workers-b 1.01, h100-workers 0.00); at most 2.20 "
+        "with all workers; disk space, NAT and traffic are extra",
+        "scale-in": "idle workers, workers-b and h100-workers stop after 30 minutes",
+    }
+
+
+def test_pool_without_nodes_says_what_it_would_start(stack: Laptop) -> None:
+    spread = {"zones": ["us-east-1c", "us-east-1d"], "types": ["p5.48xlarge", "p5en.48xlarge"], "gpu": "H100 or H200"}
+    cpu = {"pool": "prep", "types": ["c7i.large"], "gpu": "", "units": 2, "max": 1}
+    stack.put_pools({"h100-workers": spread, "prep-workers": cpu, "workers-b": {"max": 0}})
+    found = shown(stack.run("status"))
+    assert (
+        found["default"] == "0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); "
+        "0 of 0 nodes in us-east-1b: g5.xlarge (1 x A10G)"
+    )
+    assert found["h100"] == "0 of 2 nodes in us-east-1c or us-east-1d: p5.48xlarge or p5en.48xlarge (8 x H100 or H200)"
+    assert found["prep"] == "0 of 1 node in us-east-1c: c7i.large (2 CPUs)"
+    assert "no workers-b are configured (maxWorkers is 0)" in found["scale-in"]
+
+
+def test_zones_of_a_pool_are_together(stack: Laptop) -> None:
+    stack.put_pools(scaling={"workers": {}, "cpu-workers": {"units": 4, "max": 1}})
+    stack.head.add_worker(gpus=0.0, **{"ray.io/node-group": "cpu-workers", "instance-type": "c7i.large"})
+    done = stack.run("status")
+    found = shown(done)
+    assert re.findall("^  (default|cpu|h100)", done.stdout, re.MULTILINE) == ["default", "cpu", "h100"]
+    assert found["default"].count("0 of 2 nodes") == 2
+    assert found["cpu"] == "1 of 1 node in us-east-1a: 1 x c7i.large on demand, 0 of 4 CPUs in use"
+
+
+def test_pools_as_json(stack: Laptop) -> None:
+    stack.put_pools()
+    document = json.loads(stack.run("status", "--json").stdout)
+    kinds = ["workers", "workers-b", "h100-workers"]
+    assert [*document["services"]] == ["head", *kinds]
+    assert [*document["groups"]] == [*document["node_groups"]] == [*document["scale_in"]] == kinds
+    assert [group["pool"] for group in document["node_groups"].values()] == ["default", "default", "h100"]
+    assert document["groups"]["h100-workers"]["types"] == ["p5.48xlarge"]
+    usd = {"head": 0.192, "workers": 2.012, "h100-workers": 55.04}
+    assert document["hourly_usd_by_kind"] == pytest.approx(usd), "instances that have not joined are billed"
+    assert document["hourly_usd"] == pytest.approx(sum(usd.values()))
+    assert document["unknown"] == {}
+
+
+def test_one_question_asks_for_all_pools(stack: Laptop) -> None:
+    more = {f"p{number}-workers": {"pool": f"p{number}", "group": "absent"} for number in range(12)}
+    stack.put_pools(more)
+    stack.head.add_worker(**H100)
+    stack.front.asked.clear()
+    document = json.loads(stack.run("status", "--json").stdout)
+    assert [*document["services"]] == ["head", "workers", "workers-b", "h100-workers"], "the others are not in ECS"
+    operations = Counter(operation for operation, _ in stack.front.asked)
+    once = ("DescribeAutoScalingGroups", "DescribeSpotPriceHistory", "DescribeAlarms", "DescribeScalableTargets")
+    assert {name: operations[name] for name in once} == dict.fromkeys(once, 1)
+    assert operations["DescribeServices"] == 2, "ECS takes ten at a time"
+
+
+def test_missing_group_is_named(stack: Laptop) -> None:
+    stack.put_pools({"h100-workers": {"group": "another"}})
+    missing = "the Auto Scaling group of h100-workers is missing; pulumi up creates it"
+    assert shown(stack.run("status"))["EC2"] == f"2 of 2 workers in service; {missing}"
+    doctor = stack.run("doctor")
+    assert doctor.returncode == 1
+    assert missing in doctor.stdout
+    assert json.loads(stack.run("status", "--json").stdout)["groups"]["h100-workers"] is None
+
+
+def test_fault_of_a_pool_is_said_of_its_kind(stack: Laptop) -> None:
+    stack.put_pools()
+    stack.replace_service("h100-workers", 0)
+    stack.stop_task({"containers": [{"exitCode": 4}]})
+    found = shown(stack.run("status"))
+    assert "; h100-workers: the last task stopped: a GPU is missing" in found["ECS"]
+    assert "; workers:" not in found["ECS"]
+    doctor = stack.run("doctor")
+    assert "h100-workers: the last task stopped: a GPU is missing" in doctor.stdout
+
+
+def test_suspended_group_hinders_its_own_kind(stack: Laptop) -> None:
+    stack.put_pools()
+    autoscaling = stack.aws("autoscaling")
+    which = {"AutoScalingGroupName": group_name("h100-workers"), "ScalingProcesses": ["Terminate"]}
+    autoscaling.suspend_processes(**which)
+    stack.undo.callback(autoscaling.resume_processes, **which)
+    document = json.loads(stack.run("status", "--json").stdout)
+    assert [kind for kind, each in document["scale_in"].items() if each["is_hindered"]] == ["h100-workers"]
+    assert group_name("h100-workers") in document["scale_in"]["h100-workers"]["fix"]
+    found = shown(stack.run("status"))
+    assert found["EC2"] == "2 of 2 workers in service; 1 of 1 h100-worker in service; suspended: Terminate"
+    assert found["scale-in"].startswith("idle workers and workers-b stop after 30 minutes; idle h100-workers keep run")
+    assert "!   workers: " in stack.run("doctor").stdout
+
+
+def test_deployment_of_a_pool_keeps_its_idle_nodes(stack: Laptop) -> None:
+    stack.put_pools()
+    begun = datetime(2026, 2, 28, 11, 58, tzinfo=UTC).timestamp()
+    new = {"status": "PRIMARY", "rolloutState": "IN_PROGRESS", "createdAt": begun, "runningCount": 1}
+    stack.put_deployments("h100-workers", new)
+    stack.head.add_worker(gpus=8.0, **H100 | {"ray.io/market-type": "on-demand"})
+    line = shown(stack.run("status"))["scale-in"]
+    assert line.startswith(
+        "idle workers and workers-b stop after 30 minutes; idle h100-workers keep running: a deploym"
+    )
+    assert line.endswith("1 idle h100-worker costs 55.04 USD an hour meanwhile")
+
+
+@pytest.mark.parametrize("operation", ["DescribeAutoScalingGroups", "DescribeServices", "DescribeSpotPriceHistory"])
+def test_denied_question_hides_its_part_of_all_pools(stack: Laptop, operation: str) -> None:
+    stack.put_pools({"h100-workers": {"spot": True}})
+    stack.front.refused = {operation}
+    done = stack.run("status")
+    assert done.returncode == 0, done.stderr
+    hidden = {"DescribeAutoScalingGroups": "EC2", "DescribeServices": "ECS", "DescribeSpotPriceHistory": "cost"}
+    found = shown(done)
+    unknown = {title for title, text in found.items() if text.startswith("unknown (")}
+    assert unknown == {hidden[operation]}
+    assert {"default", "h100", "scale-in"} <= found.keys()
+    assert stack.run("doctor").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "pools", [None, [], "x", {"h100-workers": {}}, {"h100-workers": {"pool": "h100"}}, {"x": None}]
+)
+def test_broken_pools_in_the_parameter_are_reported(stack: Laptop, pools: object) -> None:
+    stack.put_workers(pools=pools)
+    done = stack.run("status")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "has no valid cluster info; pulumi up writes it" in shown(done)["scale-in"] or pools in ([],)
+
+
+def test_pools_of_a_bucket_are_those_of_the_heads_state(stack: Laptop) -> None:
+    stack.put_pools()
+    stack.head.add_worker(used=4.0, gpus=8.0, **H100)
+    stack.put_state()
+    address = f"s3://{stack.outputs['bucket']}"
+    done = stack.run_alone("status", RAY_ON_ECS_CLUSTER=address)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = shown(done)
+    assert found["h100"] == "1 of 2 nodes in us-east-1c: 1 x p5.48xlarge on spot, 4 of 8 GPUs in use"
+    assert found["default"].startswith("0 of 2 nodes in us-east-1a: g5.xlarge (1 x A10G); 0 of 2 nodes in us-east-1b: ")
+    assert "EC2" not in found
+
+
+def test_node_of_a_removed_pool_is_still_shown(stack: Laptop) -> None:
+    stack.put_pools()
+    stack.head.add_worker(gpus=8.0, **H100 | {"ray.io/node-group": "old"})
+    found = shown(stack.run("status"))
+    assert found["old-workers"] == "1 x p5.48xlarge on spot in us-east-1c: 0 of 8 GPUs in use"
+    assert found["cost"].startswith("unknown (the stack has no price of a node)")

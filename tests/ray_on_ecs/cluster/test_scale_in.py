@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ray_on_ecs.cluster.aws_status import Service
-from ray_on_ecs.cluster.scale_in import Facts, describe
+from ray_on_ecs.cluster.scale_in import Facts, ScaleIn, describe, in_words
 from ray_on_ecs.starting import states
 from ray_on_ecs.starting.deployments import in_progress
 from ray_on_ecs.starting.states import Phase
@@ -30,9 +30,10 @@ def deployed(*of_running: int, state: str = "IN_PROGRESS") -> Any:
 
 
 def line(**changed: Any) -> str:
+    limits = {"pool": "default", "min": 0, "max": 8, "idle_minutes": 30}
+    changed["scale"] = limits | changed.get("scale", {})
     facts: dict[str, Any] = {
         "kind": "workers",
-        "scale": {"min": 0, "max": 8, "idle_minutes": 30},
         "service": Service(8, 8, None),
         "alarm": ALARM,
         "target": TARGET,
@@ -115,5 +116,37 @@ def test_deployment_of_each_state(state: str) -> None:
 
 
 def test_kind_without_nodes_is_named() -> None:
-    said = line(scale={"min": 0, "max": 0, "idle_minutes": 0})
-    assert said.startswith("no workers are configured (maxWorkers is 0)")
+    assert line(scale={"max": 0}).startswith("no workers are configured (maxWorkers is 0)")
+    assert line(kind="cpu-workers", scale={"max": 0, "pool": "cpu"}) == ""
+    said = line(kind="h100-workers", scale={"max": 0, "pool": "h100"})
+    assert said.startswith("no h100-workers are configured (workerPools.h100.max is 0)")
+
+
+@pytest.mark.parametrize(
+    ("pool", "key"), [("default", "minWorkers"), ("cpu", "minCpuWorkers"), ("h100", "workerPools.h100.min")]
+)
+def test_minimum_is_named_by_its_key(pool: str, key: str) -> None:
+    service = Service(1, 1, None)
+    assert line(scale={"pool": pool, "min": 1}, service=service).startswith(f"1 workers keep running ({key})")
+    assert line(scale={"pool": pool, "min": 8}).startswith(f"all 8 workers keep running ({key})")
+    assert f", down to 1 ({key})" in line(scale={"pool": pool, "min": 1}, alarm=None)
+
+
+LINES = {
+    "workers": "idle workers stop after 30 minutes",
+    "workers-b": "idle workers-b stop after 30 minutes",
+    "h100-workers": "all 2 h100-workers keep running (workerPools.h100.min)",
+    "l4-workers-c": "idle l4-workers-c stop after 30 minutes",
+}
+SAID = {
+    ("workers",): "idle workers stop after 30 minutes",
+    ("workers", "workers-b"): "idle workers and workers-b stop after 30 minutes",
+    tuple(LINES): "idle workers, workers-b and l4-workers-c stop after 30 minutes; "
+    "all 2 h100-workers keep running (workerPools.h100.min)",
+    (): "",
+}
+
+
+@pytest.mark.parametrize("kinds", SAID)
+def test_same_line_of_several_kinds_is_said_once(kinds: tuple[str, ...]) -> None:
+    assert in_words({kind: ScaleIn(LINES[kind]) for kind in kinds}) == SAID[kinds]

@@ -8,7 +8,8 @@ import pytest
 from ray_on_ecs.cli.main import main as command
 from ray_on_ecs.command import RAY_SETTINGS
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import Interrupted
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.errors import Interrupted, ResourceError, UsageError
 from ray_on_ecs.run import admission, document
 from ray_on_ecs.run.__main__ import main
 from ray_on_ecs.run.code import archive
@@ -108,21 +109,108 @@ def test_interrupted_run_without_files_starts_anew(storage: Path) -> None:
     assert str(caught.value) == f"interrupted; nothing is stored yet, so {again}"
 
 
+def stack_with(**changed: Any) -> Any:
+    """A stack with two pools, the first of which a test changes."""
+    group = {"zones": ["us-west-2a"], "types": ["g5.xlarge"], "gpu": "A10G", "units": 1, "max": 4, "default_nodes": 2}
+    h100 = {**group, "pool": "h100", "gpu": "H100", "units": 8}
+    groups = {"workers": {**group, "pool": "default", **changed}}
+    return {"groups": groups if changed.get("gpu") == "" else {**groups, "h100-workers": h100}}
+
+
+@pytest.mark.parametrize(
+    ("given", "info", "line"),
+    [
+        ({"gpu": "L4"}, stack_with(), "--gpu: 'L4' is not a GPU of this stack"),
+        ({"pool": "a100"}, stack_with(), "--pool: 'a100' is not a pool of this stack"),
+        ({"num_workers": 33}, stack_with(), "--num-workers: 33 are more than a pool of the stack can hold"),
+        ({"gpu": "H100"}, None, "--gpu: the stack's pools can't be read (/ray/cluster-info)"),
+    ],
+)
+def test_run_without_its_pool_is_refused_at_admission(
+    storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, line: str
+) -> None:
+    monkeypatch.setattr(admission, "read_cluster_info", lambda: info)
+    monkeypatch.setattr(admission, "INFO_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
+    folder = RunStorage.open(str(storage), "mine")
+    config = RunConfig(command=("train.py",), run_name="mine", **given)
+    document.write(folder, config, given, Code(name="code", archive="a.tar.gz"), {})
+    with pytest.raises((UsageError, ResourceError)) as refused, admission.admit(folder.uri):
+        pass
+    assert str(refused.value).startswith(line)
+    assert not folder.exists("status.json")
+
+
+def test_pools_need_a_stack(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
+    folder = RunStorage.open(str(storage), "mine")
+    config = RunConfig(command=("train.py",), run_name="mine", pool="h100")
+    document.write(folder, config, ("pool",), Code(name="code", archive="a.tar.gz"), {})
+    with pytest.raises(UsageError, match="--pool: this cluster has no pools"), admission.admit(folder.uri):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--gpu", "H100"], "--gpu: this machine has no pools; leave it out"),
+        (["--pool", "h100"], "--pool: this machine has no pools; leave it out"),
+        (["--gpu", "H100", "--pool", "h100"], "--pool: can't be given with --gpu"),
+        (["--gpu", "H100", "--device", "cpu"], "--gpu: can't be given with --device cpu"),
+        (["--gpu", "H100,"], "--gpu: 'H100,' has an empty name"),
+        (["--gpu", ""], "--gpu: '' has an empty name"),
+        (["--pool", " "], "--pool: ' ' has an empty name"),
+        (["--gpu", "H100,h100"], "--gpu: 'H100,h100' has a name twice"),
+        (["--pool", "a,b,a"], "--pool: 'a,b,a' has a name twice"),
+        (["--driver", "--gpu", "H100"], "--gpu: leave it out; a Ray program chooses its nodes itself, by accelerator_"),
+        (
+            ["--driver", "--pool", "a"],
+            "--pool: leave it out; a Ray program chooses its nodes itself, by a label select",
+        ),
+    ],
+)
+def test_pools_that_cannot_be_meant_are_refused(
+    storage: Path, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["run", "--local", *flags, "train.py"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"ray-on-ecs: {line}")
+
+
+def test_document_has_the_pool_beside_what_the_command_wrote(storage: Path) -> None:
+    folder = RunStorage.open(str(storage), "mine")
+    config = RunConfig(command=("train.py",), run_name="mine", gpu="H100")
+    digest = document.write(folder, config, ("gpu",), Code(name="code", archive="a.tar.gz"), {})
+    first = document.RunDocument.read(folder.uri, {}, digest)
+    assert first.config.gpu_names == ("H100",)
+    first.keep_pool({"name": "h100", "zone": "us-west-2c"})
+    assert folder.read_json("run.json")["pool"] == {"name": "h100", "zone": "us-west-2c"}
+    again = document.RunDocument.read(folder.uri, {}, digest)
+    assert again.content == first.content, "a driver that is started again has the same document"
+    again.keep_pool({"name": "a100", "zone": "us-west-2a"})
+    assert folder.read_json("run.json")["pool"]["name"] == "a100"
+
+
 @pytest.mark.parametrize(
     ("given", "info", "workers"),
     [
-        ({}, {"default_gpus": 2}, 2),
-        ({}, {"default_gpus": 0}, None),  # a stack without GPUs
-        ({}, {}, None),  # one of an earlier version
+        ({}, stack_with(default_nodes=2), 2),
+        ({}, stack_with(default_nodes=0), None),  # one of an earlier version
+        ({}, stack_with(gpu=""), None),  # a stack without GPUs
         ({}, None, None),  # not a stack
-        ({"num_workers": "1:4"}, {"default_gpus": 2}, "1:4"),
-        ({"driver": True}, {"default_gpus": 2}, None),
+        ({"num_workers": "1:4"}, stack_with(), "1:4"),
+        ({"driver": True}, stack_with(), None),
+        ({"gpu": "A10G"}, stack_with(), 2),
+        ({"pool": "h100"}, stack_with(), 16),
     ],
 )
 def test_run_without_a_number_of_workers_has_the_stacks(
     storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, workers: Any
 ) -> None:
     monkeypatch.setattr(admission, "read_cluster_info", lambda: info)
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
     folder = RunStorage.open(str(storage), "default")
     config = RunConfig(command=("train.py",), run_name="default", **given)
     document.write(folder, config, given, Code(name="code", archive="a.tar.gz"), {})

@@ -28,6 +28,7 @@ OTHER: dict[str, Any] = {
     "command": ("train.py", "--lr", "0.1"),
     "num_workers": "1:4",
     "device": "cpu",
+    "pool": "h100,cpu",
     "worker_timeout": 5.0,
     "include": ("*.bin",),
     "exclude": ("*.npy", "x/"),
@@ -67,11 +68,13 @@ def test_settings_and_code_are_read_as_written(storage: RunStorage) -> None:
 
 def test_every_setting_is_written(storage: RunStorage) -> None:
     switches = ("no_python", "mpi", "per_node", "driver", "no_driver", "then_stop")
-    apart = {"run_name", "storage_path", "working_dir", *switches}
+    apart = {"run_name", "storage_path", "working_dir", "gpu", *switches}
     assert {spec.name for spec in SETTINGS} - apart <= OTHER.keys()
     for name in switches:
         written(storage, command=("a.py",), **{name: True})
         assert getattr(RunDocument.read(storage.uri, {}).config, name) is True
+    written(storage, command=("a.py",), gpu="H100,A100")  # which can't be given with a pool
+    assert RunDocument.read(storage.uri, {}).config.gpu_names == ("H100", "A100")
 
 
 def test_cluster_has_defaults_of_settings_that_are_not_given(storage: RunStorage) -> None:

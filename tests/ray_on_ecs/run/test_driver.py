@@ -28,6 +28,7 @@ from ray_on_ecs.run.group import (
     FilesStatus,
     GroupError,
     NoPlacesError,
+    OtherPlacesError,
     Peer,
     Place,
     WorkerRank,
@@ -611,6 +612,24 @@ def test_missing_places(tmp_path: Path, clock: Clock, has_nodes: bool, error: st
         run.driver._train_in_group()
     assert run.told == Directive(0)
     assert run.said == [line] * bool(line)
+
+
+def test_run_that_moves_waits_as_long_again(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path, worker_timeout=5.0)
+    run.home.nodes = False
+    moves = iter([True, True, False])
+    run.home.moves_on = lambda: next(moves)
+    run.home.why_waiting = lambda: "tried h100 and a100"
+    moved, timed_out = Workers(), Workers()
+    moved.fails, moved.ranks = OtherPlacesError("2 workers get places elsewhere"), []
+    timed_out.fails, timed_out.ranks = NoPlacesError("2 workers had no places within 5 s"), []
+    run.home.makes = iter([timed_out, moved, timed_out, timed_out, timed_out])
+    for _ in range(3):
+        run.driver._policy._requested_at -= 10  # by the policy's clock
+        run.driver._train_in_group()
+    run.driver._policy._requested_at -= 10
+    with pytest.raises(ResourceError, match="did not join the cluster within 5 s; tried h100 and a100"):
+        run.driver._train_in_group()
 
 
 def keep(run: Run, name: str = "last.ckpt") -> None:

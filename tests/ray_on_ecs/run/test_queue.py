@@ -1,17 +1,21 @@
 """Runs start in the order of their submission while the cluster has room, and a dead driver leaves the queue."""
 
+import fcntl
+import json
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ray_on_ecs.config import LOCAL_VARIABLE, RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.run import queue
-from ray_on_ecs.run.queue import Place, Ticket, predecessor
+from ray_on_ecs.run.queue import Place, Ticket, find_room
 from tests.waiting import until
 
 HOLDS = """
@@ -66,8 +70,92 @@ def ticket(name: str, workers: int | None, device: str = "auto", since: float = 
 def test_run_is_queued_behind_the_blocking_run(
     before: tuple[Ticket, ...], own: Ticket, gpus: int, behind: str | None
 ) -> None:
-    found = predecessor(before, own, gpus)
-    assert (found and found.run_name) == behind
+    found = find_room(before, own, {"default": gpus})
+    assert (found.run_name if isinstance(found, Ticket) else None) == behind
+
+
+POOLS = {"default": 4, "h100": 16, "a100": 8, "cpu": 0}
+H100, A100 = ("h100",), ("a100",)
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "found"),
+    [
+        ([("a", 4, ("default",), "default")], (4, H100), "h100"),
+        ([("a", 16, H100, "h100")], (4, ("default",)), "default"),
+        ([("a", 16, H100, "h100")], (8, ("h100", "a100")), "a100"),
+        ([("a", 8, H100, "h100")], (8, ("h100", "a100")), "h100"),
+        ([("a", 8, H100, "h100"), ("b", 16, H100, "")], (8, H100), "behind b"),
+        ([("a", 8, H100, "h100"), ("b", 16, H100, "")], (8, ("h100", "a100")), "a100"),
+        ([("a", 16, H100, "h100"), ("b", 8, A100, "a100")], (8, ("a100", "h100")), "behind b"),
+        ([("a", 16, H100, "h100"), ("b", 8, ("h100", "a100"), "")], (8, A100), "behind b"),
+        ([("a", 8, ("h100", "a100"), "a100")], (16, H100), "h100"),
+        ([("a", None, H100, "h100")], (1, H100), "behind a"),
+        ([("a", None, H100, "h100")], (1, ("default", "h100")), "default"),
+        ([("a", 0, H100, "")], (16, H100), "h100"),
+        ([("a", 2, ("cpu",), "cpu")], (2, ("cpu",)), "behind a"),
+        ([("a", 2, ("cpu",), "cpu")], (4, ("default",)), "default"),
+        ([("a", 4, ("removed",), "removed")], (4, ("default",)), "default"),
+        ([("a", 4, ("default",), "default")], (4, ("removed",)), "removed"),
+    ],
+)
+def test_each_pool_has_a_line(before: list[Any], own: Any, found: str) -> None:
+    tickets = [Ticket(name, "ada", 1.0, "auto", workers, pools, pool) for name, workers, pools, pool in before]
+    room = find_room(tickets, Ticket("own", "ada", 2.0, "auto", *own), POOLS)
+    assert (f"behind {room.run_name}" if isinstance(room, Ticket) else room) == found
+
+
+def test_run_that_has_begun_moves_to_a_pool_with_room(tmp_path: Path) -> None:
+    def of_pools(name: str, since: float, workers: int, *pools: str) -> Place:
+        return Place(Ticket(name, "ada", since, "auto", workers, pools), tmp_path)
+
+    with (
+        of_pools("own", 5.0, 8, "h100", "a100") as own,
+        of_pools("other", 4.0, 8, "a100") as other,
+        of_pools("later", 6.0, 8, "h100", "a100") as later,
+    ):
+        assert own.begin_if_free(POOLS) is None
+        assert own.pool == "h100"
+        assert other.begin_if_free(POOLS) is None
+        assert not own.move("a100", POOLS)
+        assert own.pool == "h100"
+        assert [each.pool for each in later.tickets_before()] == ["a100", "h100"]
+        assert own.move("default", {**POOLS, "default": 8}), "a later run that waits is no hindrance"
+        assert own.pool == "default"
+        assert later.begin_if_free(POOLS) is None
+        assert later.pool == "h100"
+
+
+def test_run_does_not_move_before_an_earlier_one_that_waits(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        places = [
+            held.enter_context(Place(Ticket(name, "ada", since, "auto", 8, pools), tmp_path))
+            for name, since, pools in [("blocks", 1.0, A100), ("waits", 2.0, A100), ("own", 3.0, H100)]
+        ]
+        assert [place.begin_if_free(POOLS) is None for place in places] == [True, False, True]
+        blocks, waits, own = places
+        blocks.__exit__()
+        assert not own.move("a100", POOLS)
+        assert waits.begin_if_free(POOLS) is None
+        waits.__exit__()
+        assert own.move("a100", POOLS)
+        own.__exit__()
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"pools": ["default"], "pool": "default"}, {"pools": ["default"], "pool": "default", "new": 1}]
+)
+def test_tickets_of_other_versions_are_read(tmp_path: Path, more: dict[str, Any]) -> None:
+    path = tmp_path / "begun-0000000000.500-1.ticket"
+    written = {"run_name": "old", "owner": "ada", "since": 0.5, "device": "auto", "workers": 4, **more}
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(written, file)
+        file.flush()
+        with Place(ticket("own", 1), tmp_path) as own:
+            [old] = own.tickets_before()
+            assert (old.run_name, old.lines) == ("old", ("default",))
+            assert own.begin_if_free({"default": 4}) == old
 
 
 def test_runs_wait_in_the_order_of_submission(tmp_path: Path) -> None:
@@ -84,11 +172,11 @@ def test_earlier_run_does_not_overtake_a_running_one(tmp_path: Path) -> None:
     later = Place(ticket("later", 4, since=20.0), tmp_path)
     earlier = Place(ticket("earlier", 4, since=10.0), tmp_path)  # its code took minutes to upload
     with later:
-        assert later.begin_if_free(4) is None
+        assert later.begin_if_free({"default": 4}) is None
         with earlier:
-            assert earlier.begin_if_free(4) == ticket("later", 4, since=20.0)
-            assert earlier.begin_if_free(8) is None
-            assert later.tickets_before() == [ticket("earlier", 4, since=10.0)]
+            assert earlier.begin_if_free({"default": 4}) == replace(ticket("later", 4, since=20.0), pool="default")
+            assert earlier.begin_if_free({"default": 8}) is None
+            assert [each.run_name for each in later.tickets_before()] == ["earlier"]
 
 
 def test_unreachable_cluster_starts_no_second_run(tmp_path: Path) -> None:
@@ -98,12 +186,13 @@ def test_unreachable_cluster_starts_no_second_run(tmp_path: Path) -> None:
     ):
         assert first.begin_if_free(None) is None
         assert second.begin_if_free(None) is not None
-        assert second.begin_if_free(8) is None
+        assert second.begin_if_free({"default": 8}) is None
 
 
 def test_unreachable_cluster_delays_no_ray_program() -> None:
-    assert predecessor((ticket("a", 4),), ticket("own", 4), None) == ticket("a", 4)
-    assert predecessor((ticket("a", 4),), ticket("own", 0), None) is None
+    assert find_room((ticket("a", 4),), ticket("own", 4), None) == ticket("a", 4)
+    assert find_room((ticket("a", 4),), ticket("own", 0), None) == "default"
+    assert find_room((ticket("a", 4),), replace(ticket("own", 4), pools=("h100",)), None) == "h100"
 
 
 def test_killed_driver_leaves_the_queue(tmp_path: Path) -> None:

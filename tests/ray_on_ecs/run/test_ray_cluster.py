@@ -1,5 +1,6 @@
 import threading
 from contextlib import nullcontext
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -7,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 from ray.exceptions import AuthenticationError
 
+from ray_on_ecs import pools
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import ResourceError, UsageError
@@ -43,21 +45,30 @@ def test_address_where_nothing_listens_is_named(monkeypatch: pytest.MonkeyPatch,
         ray_cluster.connect()
 
 
-def refuse_to_ask(bundles: list[dict[str, float]]) -> None:
+def refuse_to_ask(bundles: list[dict[str, float]], **more: Any) -> None:
     raise AssertionError(f"instances would be started for {bundles}")
+
+
+def nodes(*resources: dict[str, float], **labels: str) -> list[Any]:
+    """Ray's table of nodes with these resources."""
+    names = {name.replace("_", "-"): value for name, value in labels.items()}
+    return [
+        {"NodeID": str(index), "Alive": True, "Resources": each, "Labels": {f"ray.io/{k}": v for k, v in names.items()}}
+        for index, each in enumerate(resources)
+    ]
 
 
 def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
-    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD, G5_XLARGE])
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD, G5_XLARGE))
     assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
 def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool) -> None:
-    for name in ("placement_group", "remove_placement_group", "failover_of"):
-        monkeypatch.setattr(ray_cluster, name, lambda *given: None)
-    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+    for name in ("placement_group", "remove_placement_group", "shortage_of"):
+        monkeypatch.setattr(ray_cluster, name, lambda *given, **more: None)
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
     monkeypatch.setattr(ray_cluster, "time", Clock())
     waiting = Mock(side_effect=nullcontext)
     with pytest.raises(ResourceError):
@@ -67,34 +78,41 @@ def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, se
 
 def test_run_without_wait_requests_no_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "placement_group", refuse_to_ask)
-    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
     with pytest.raises(ResourceError):
         ray_cluster.wait_for_workers(RunConfig(), 0)
 
 
 @pytest.fixture
-def nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster of only a head, without new nodes."""
-    monkeypatch.setattr(ray_cluster, "_pending_placement_group", lambda config: nullcontext())
-    monkeypatch.setattr(ray_cluster, "_nodes", lambda: [HEAD])
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A cluster of only a head, without new nodes; returns the requests."""
+    made: list[Any] = []
+
+    def request(bundles: list[Any], bundle_label_selector: Any = None) -> None:
+        made.append((bundles, bundle_label_selector))
+
+    monkeypatch.setattr(ray_cluster, "placement_group", request)
+    monkeypatch.setattr(ray_cluster, "remove_placement_group", lambda group: made.append("removed"))
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
     monkeypatch.setattr(ray_cluster, "time", Clock())
+    return made
 
 
 class Capacity:
     """A watch that finds the shortage at its first look."""
 
     def __init__(self) -> None:
-        self.shortage = ""
+        self.line = ""
         self.looks = 0
 
     def look_if_due(self) -> None:
         self.looks += 1
-        self.shortage = "EC2 has no g5.xlarge [at all]"
+        self.line = "EC2 has no g5.xlarge [at all]"
 
 
-@pytest.mark.usefixtures("nothing_to_join")
+@pytest.mark.usefixtures("requested")
 def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: Capacity())
+    monkeypatch.setattr(ray_cluster, "shortage_of", lambda *given: Capacity())
     with pytest.raises(ResourceError) as error:
         ray_cluster.wait_for_workers(RunConfig(), 0.3)
     assert str(error.value) == (
@@ -103,7 +121,7 @@ def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch
     )
 
 
-@pytest.mark.usefixtures("nothing_to_join")
+@pytest.mark.usefixtures("requested")
 def test_waiting_job_logs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ResourceError):
         ray_cluster.wait_for_workers(RunConfig(), 0.05)
@@ -111,43 +129,104 @@ def test_waiting_job_logs_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == line
 
 
-@pytest.mark.usefixtures("nothing_to_join")
-def test_joined_workers_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    capacity = Capacity()
-    monkeypatch.setattr(ray_cluster, "failover_of", lambda *given: capacity)
-    seen = iter([[HEAD], [HEAD], [HEAD, G5_XLARGE]])
-    monkeypatch.setattr(ray_cluster, "_nodes", lambda: next(seen))
-    assert ray_cluster.wait_for_workers(RunConfig(), 60) == WorkerAllocation(*ON_A_GPU)
-    assert capacity.looks == 1, "a look may end instances, so none is allowed before the run"
-
-
-@pytest.mark.usefixtures("nothing_to_join")
+@pytest.mark.usefixtures("requested")
 def test_wait_without_a_stack_calls_no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(ResourceError, match=r"; ask for fewer workers, another --device, or add nodes$"):
         ray_cluster.wait_for_workers(RunConfig(), 0.05)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "use_gpu", "gpus", "needed"),
-    [(4, True, 1, 4), (4, True, 4, 1), (5, True, 4, 2), (8, False, 4, 1)],
-    ids=["a GPU each", "four GPUs", "rounded up", "without GPUs"],
-)
-def test_number_of_instances_for_the_workers(num_workers: int, use_gpu: bool, gpus: int, needed: int) -> None:
-    workers: Any = {"gpus": gpus}
-    assert ray_cluster._instances_needed(num_workers, use_gpu, workers) == needed
+def group(pool: str, gpu: str, zone: str, **changed: Any) -> Any:
+    return {"pool": pool, "gpu": gpu, "zones": [zone], "types": ["g5.xlarge"], "units": 1, "max": 4, **changed}
 
 
-@pytest.mark.usefixtures("nothing_to_join")
-@pytest.mark.parametrize(("given", "workers"), [({}, 1), ({"num_workers": 4}, 4), ({"num_workers": "2:4"}, 2)])
-def test_wait_watches_for_the_fewest_workers(
-    given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(ray_cluster, "failover_of", lambda *needs: asked.append(needs))
-    with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(**given), 0.05)
-    assert asked == [(workers, True)]
+STACK: Any = {
+    "groups": {
+        "workers": group("default", "A10G", "us-west-2a"),
+        "workers-b": group("default", "A10G", "us-west-2b"),
+        "cpu-workers": group("cpu", "", "us-west-2a", units=8),
+        "h100-workers": group("h100", "H100", "us-west-2c", units=8),
+    }
+}
+
+
+class Choice:
+    """A choice of a node group that moves when a test says so."""
+
+    def __init__(self, *kinds: str, at_look: int = 0, times_out: bool = False) -> None:
+        self.kinds, self.at_look, self.times_out = list(kinds), at_look, times_out
+        self.looks, self.waits, self.info, self.line = 0, 0, STACK, "EC2 has none; tried both"
+
+    @property
+    def kind(self) -> str:
+        return self.kinds[0]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return pools.selector(self.kind, STACK)
+
+    @property
+    def uses_gpus(self) -> bool:
+        return self.kind != "cpu-workers"
+
+    def look_if_due(self) -> None:
+        self.looks += 1
+        if self.looks == self.at_look:
+            self.kinds.pop(0)
+
+    def move_on(self, seconds: float) -> bool:
+        moves = self.times_out and len(self.kinds) > 1
+        if moves:
+            self.kinds.pop(0)
+        return moves
+
+    def wait_anew(self, since: datetime) -> None:
+        self.waits += 1
+
+
+IN_A = {"ray.io/node-group": "!in(cpu-workers,h100)", "ray.io/availability-zone": "us-west-2a"}
+IN_B = {**IN_A, "ray.io/availability-zone": "us-west-2b"}
+OF_H100 = {"ray.io/node-group": "h100"}
+ON_GPU = {"CPU": 1.0, "GPU": 1.0}
+
+
+@pytest.mark.parametrize("choice", [Choice("workers", "h100-workers", at_look=2), Choice("workers", "h100-workers")])
+def test_request_moves_with_the_choice(requested: list[Any], choice: Any) -> None:
+    choice.times_out = not choice.at_look
+    with pytest.raises(ResourceError) as error:
+        ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, choice=choice)
+    assert requested == [([ON_GPU] * 2, [IN_A] * 2), "removed", ([ON_GPU] * 2, [OF_H100] * 2), "removed"]
+    assert str(error.value).endswith("; EC2 has none; tried both")
+
+
+@pytest.mark.usefixtures("requested")
+def test_only_nodes_of_the_chosen_group_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = nodes(G5_XLARGE, availability_zone="us-west-2b")
+    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
+    cpu = nodes({"CPU": 8.0}, node_group="cpu-workers", availability_zone="us-west-2b")
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *p5, *cpu])
+
+    def found(kind: str, **settings: Any) -> Any:
+        try:
+            return ray_cluster.wait_for_workers(RunConfig(**settings), 0, choice=Choice(kind))
+        except ResourceError:
+            return None
+
+    assert found("workers") is None
+    assert found("workers-b") == WorkerAllocation(1, True, 4, node_labels=IN_B)
+    assert found("workers-b", num_workers=2) is None
+    assert found("h100-workers", gpu="H100") == WorkerAllocation(8, True, 24, node_labels=OF_H100)
+    of_cpu = {"ray.io/node-group": "cpu-workers"}
+    assert found("cpu-workers", pool="cpu") == WorkerAllocation(2, False, 4, node_labels=of_cpu)
+
+
+@pytest.mark.usefixtures("requested")
+def test_nodes_that_join_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([nodes(HEAD)] * 3 + [nodes(HEAD, G5_XLARGE, availability_zone="us-west-2a")] * 2)
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: next(seen))
+    choice = Choice("workers")
+    assert ray_cluster.wait_for_workers(RunConfig(), 60, choice=choice).num_workers == 1
+    assert choice.looks == 1
 
 
 OWN_JOB, OTHER_JOB = "01000000", "02000000"
@@ -195,7 +274,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     ("settings", "labels"),
     [
         ({}, {}),
-        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!cpu-workers"}),
+        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!in(cpu-workers)"}),
         ({"device": "cpu", "num_workers": 9}, {}),
     ],
 )
@@ -203,6 +282,18 @@ def test_cpu_workers_are_reserved_for_data(cluster: Cluster, settings: dict[str,
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
     allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0)
     assert allocation.node_labels == labels, "a pipeline would wait for a CPU forever"
+
+
+def test_run_on_cpus_leaves_other_pools(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "read_cluster_info", lambda: STACK)
+    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
+    cluster.nodes[2]["Labels"] = {"ray.io/node-group": "h100"}
+    labels = [
+        ray_cluster.wait_for_workers(RunConfig(device="cpu", num_workers=number), 0).node_labels for number in (4, 5)
+    ]
+    assert labels == [{"ray.io/node-group": "!in(cpu-workers,h100)"}, {"ray.io/node-group": "!in(h100)"}]
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(RunConfig(device="cpu", num_workers=13), 0)
 
 
 def test_moments_of_nodes_are_labels_and_joins(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,37 +313,54 @@ def test_moments_of_nodes_are_unknown_without_ray(
     assert ray_cluster.moments_of(["a", "b"]) == [{}, {}]
 
 
-def test_gpus_waiting_only_for_this_job_are_idle(cluster: Cluster) -> None:
-    assert ray_cluster.gpus_are_idle()
-    cluster.place(OTHER_JOB)
-    assert ray_cluster.gpus_are_idle(), "a waiting group holds no GPU"
-    cluster.place(OWN_JOB, "a")
-    assert ray_cluster.gpus_are_idle(), "GPUs of this job wait with it"
-    cluster.use("cpu-worker", {"CPU": 4.0})
-    assert ray_cluster.gpus_are_idle(), "a node without GPUs does not move with the workers"
+@pytest.mark.parametrize(
+    ("workers", "joined", "in_use", "placed", "needed"),
+    [
+        (1, 0, 0, 0, 1),
+        (4, 0, 0, 0, 4),
+        (1, 1, 0, 0, 1),
+        (2, 1, 0, 0, 2),
+        (1, 1, 1, 0, 2),
+        (2, 3, 2, 0, 4),
+        (2, 2, 0, 2, 2),
+        (4, 2, 1, 0, 4),
+        (9, 0, 0, 0, 4),
+    ],
+    ids=[
+        "nothing there",
+        "a gang",
+        "a free node",
+        "a part of it",
+        "a node in use",
+        "one of three is free",
+        "in use by this job",
+        "up to the maximum",
+        "more than the maximum",
+    ],
+)
+def test_instances_that_others_use_are_needed_too(
+    cluster: Cluster, workers: int, joined: int, in_use: int, placed: int, needed: int
+) -> None:
+    cluster.nodes = nodes(*[G5_XLARGE] * joined, availability_zone="us-west-2a")
+    cluster.free = {node["NodeID"]: dict(G5_XLARGE) for node in cluster.nodes}
+    names = [node["NodeID"] for node in cluster.nodes]
+    for name in names[:in_use]:
+        cluster.use(name, ON_GPU)
+    if placed:
+        cluster.place(OWN_JOB, *names[:placed])
+    assert ray_cluster.instances_needed(workers, "workers", STACK, use_gpu=True) == needed
+    assert ray_cluster.has_free_room(RunConfig(num_workers=workers), "workers", STACK, use_gpu=True) == (
+        workers <= joined - in_use
+    )
 
 
-@pytest.mark.parametrize("used", [{"GPU": 1.0}, {"GPU": 0.5}, {"CPU": 1.0}])
-def test_gpus_on_shared_nodes_are_not_idle(used: dict[str, float], cluster: Cluster) -> None:
-    cluster.place(OWN_JOB, "a")
-    cluster.use("b", used)
-    assert not ray_cluster.gpus_are_idle(), "its work would be lost"
-
-
-def test_gpus_of_another_job_are_not_idle(cluster: Cluster) -> None:
-    cluster.place(OTHER_JOB, "a")
-    assert not ray_cluster.gpus_are_idle()
-
-
-def test_only_other_jobs_with_gpu_requests_wait(cluster: Cluster) -> None:
-    cluster.place(OWN_JOB)
-    cluster.place(OTHER_JOB, "a")
-    assert not ray_cluster.other_jobs_wait(), "one group has its place, the other belongs to this job"
-    cluster.place(OTHER_JOB)
-    assert ray_cluster.other_jobs_wait()
-    for group in cluster.groups.values():
-        group["bundles"] = {index: {"CPU": 1.0} for index in group["bundles"]}
-    assert not ray_cluster.other_jobs_wait(), "they wait for CPUs"
+@pytest.mark.parametrize(("workers", "use_gpu", "needed"), [(8, True, 1), (9, True, 2), (1, True, 1), (64, False, 1)])
+def test_instance_has_a_worker_for_each_gpu(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, workers: int, use_gpu: bool, needed: int
+) -> None:
+    assert ray_cluster.instances_needed(workers, "h100-workers", STACK, use_gpu=use_gpu) == needed
+    monkeypatch.setattr(ray_cluster.ray, "nodes", Mock(side_effect=RuntimeError("the head does not answer")))
+    assert ray_cluster.instances_needed(workers, "h100-workers", STACK, use_gpu=use_gpu) == needed
 
 
 def test_instances_count_once_by_node_labels(cluster: Cluster) -> None:
@@ -280,10 +388,10 @@ def test_only_a_job_without_workers_waits(cluster: Cluster) -> None:
     assert not ray_cluster._is_waiting(), "the remaining workers may be saving a checkpoint"
 
 
-def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_lost_workers_looks_at_ec2(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([False, True, True, False, *[True] * 20])
     over = threading.Event()
-    watches: list[Capacity] = []
+    choice = Choice("workers")
 
     def is_waiting() -> bool:
         found = next(waits, None)
@@ -291,17 +399,10 @@ def test_wait_for_lost_workers_checks_ec2_capacity(monkeypatch: pytest.MonkeyPat
             over.set()
         return bool(found)
 
-    def watch(num_workers: int, use_gpu: bool) -> Capacity:
-        assert (num_workers, use_gpu) == (2, True)
-        watches.append(Capacity())
-        return watches[-1]
-
     monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "cluster-info")
     monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
-    monkeypatch.setattr(ray_cluster, "failover_of", watch)
     monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
-    with ray_cluster.zone_failover(WorkerAllocation(4, True, 4, limits=(2, 4))):
+    with ray_cluster.watching(choice, use_gpu=True):
         assert over.wait(LIMIT_SECONDS)
-    first, second = watches
-    assert second.looks > 0, "the next wait may try each zone again"
-    assert second.looks > first.looks, "starting workers are not a shortage"
+    assert choice.waits == 2, "the next wait may try each node group again"
+    assert choice.looks == 20, "starting workers are not a shortage"

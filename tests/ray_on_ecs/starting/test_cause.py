@@ -12,7 +12,7 @@ import pytest
 
 from ray_on_ecs.starting import states
 from ray_on_ecs.starting.cause import Nodes, explain
-from ray_on_ecs.starting.launches import RECENT, SLOW, without_ids
+from ray_on_ecs.starting.launches import RECENT, SLOW, way_out, without_ids
 from ray_on_ecs.starting.states import Phase
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -230,7 +230,7 @@ def test_launch_error_of_each_kind(kind: str, message: str, healthy: int, status
     error = states.LAUNCH_ERRORS[kind]
     line = said(short_group(healthy, launch(status, 1, message)))
     assert states.launch_error(message) is error
-    assert error.way_out in line
+    assert way_out(error, "default") in line
     if kind == "capacity":
         assert line.startswith(f"EC2 has {'only 1 of 2' if healthy else 'no'} g5.xlarge")
     elif kind != "quota":

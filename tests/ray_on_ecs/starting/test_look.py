@@ -11,19 +11,20 @@ import pytest
 from ray_on_ecs.aws import Refused
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.errors import ResourceError
-from ray_on_ecs.run.zone_failover import ZoneFailover
+from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.starting.cause import explain
-from ray_on_ecs.starting.look import Look, WorkersLook
+from ray_on_ecs.starting.launches import SLOW
+from ray_on_ecs.starting.look import Look, WorkersLook, facts_of
 from tests.log_lines import collect_lines
 
 NOW = datetime.now(UTC)
+GROUP = {"pool": "default", "gpu": "A10G", "units": 1, "types": ["g5.xlarge"], "zones": ["us-west-2a"]}
+H100 = {"pool": "h100", "gpu": "H100", "units": 8, "types": ["p5.48xlarge"], "zones": ["us-west-2b"]}
 INFO: Any = {
-    "group": "ray-workers-group",
-    "types": ["g5.xlarge"],
-    "gpus": 1,
-    "zones": [{"zone": "us-west-2a", "subnet_id": "subnet-1", "placement_group": None}],
-    "spot": False,
-    "spread": False,
+    "groups": {
+        "workers": {**GROUP, "group": "ray-workers-group", "provider": "of-workers"},
+        "h100-workers": {**H100, "group": "ray-h100-workers-group", "provider": "of-h100-workers"},
+    }
 }
 PREFIX = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:9f:autoScalingGroupName/ray"
 Answer = Callable[..., Any]
@@ -56,9 +57,12 @@ class Cloud:
 
     def list_services(self, cluster: str, nextToken: str = "") -> Any:
         assert cluster == "ray"
-        return {"serviceArns": ["workers"]} if nextToken else {"serviceArns": ["head"], "nextToken": "2"}
+        if nextToken:
+            return {"serviceArns": [*(f"p{number}-workers" for number in range(12)), "workers", "h100-workers"]}
+        return {"serviceArns": ["head"], "nextToken": "2"}
 
     def describe_services(self, cluster: str, services: list[str]) -> Any:
+        assert len(services) <= 10
         service = {"status": "ACTIVE", "runningCount": 1, "desiredCount": 2}
         return {
             "services": [
@@ -72,8 +76,8 @@ class Cloud:
         return {"capacityProviders": [{"autoScalingGroupProvider": {"autoScalingGroupArn": arn}}]}
 
     def list_tasks(self, cluster: str, serviceName: str, desiredStatus: str) -> Any:
-        assert (serviceName, desiredStatus) == ("workers", "STOPPED")
-        return {"taskArns": ["task"]}
+        assert desiredStatus == "STOPPED"
+        return {"taskArns": ["task"] if serviceName == "workers" else []}
 
     def describe_tasks(self, cluster: str, tasks: list[str]) -> Any:
         return {"tasks": [self.task]}
@@ -116,9 +120,8 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return Cloud()
 
 
-def waiting_run(cloud: Cloud) -> ZoneFailover:
-    look = WorkersLook(INFO, cloud.ask)
-    return ZoneFailover(INFO, 2, lambda: True, lambda: False, connect=lambda: cloud, now=lambda: NOW, workers_look=look)
+def waiting_run(cloud: Cloud) -> Shortage:
+    return Shortage(INFO, "workers", lambda: 2, NOW, cloud.ask, lambda: NOW)
 
 
 def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:
@@ -128,11 +131,30 @@ def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:
         run.look()
     look = Look(cloud.ask, "ray")
     [service] = look.services(["workers"])
-    of_status = explain(look.nodes(service, look.group("ray-workers-group"), types=["g5.xlarge"], gpus=1), NOW)
-    assert run.shortage == of_status
-    assert run.shortage.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
-    assert lines == [run.shortage]
+    of_status = explain(look.nodes(service, look.group("ray-workers-group"), **facts_of(INFO, "workers")), NOW)
+    assert run.line == of_status
+    assert run.line.startswith("the last task stopped: Ray's token, the head's version of Ray or the image's PyT")
+    assert lines == [run.line]
     assert cloud.asked.count("list_services") == 2, "two pages, once: the service's name is known then"
+
+
+def test_another_kind_has_its_own_answers(cloud: Cloud) -> None:
+    nodes = WorkersLook(INFO, "h100-workers", cloud.ask).nodes({"DesiredCapacity": 0, "MaxSize": 2}, [])
+    assert (nodes.kind, nodes.pool, nodes.types, nodes.gpus) == ("h100-workers", "h100", ["p5.48xlarge"], 8)
+    assert nodes.service
+    assert nodes.service["serviceName"] == "h100-workers"
+    assert explain(nodes, NOW, 3) == (
+        "the run needs 3 instances, and workerPools.h100.max is 2; raise it, or ask for fewer workers"
+    )
+    late = explain(nodes, NOW, 1, SLOW)
+    assert "alarm h100-workers-short is missing or disabled" in late
+
+
+def test_instances_of_all_kinds_are_listed_once(cloud: Cloud) -> None:
+    look = Look(cloud.ask, "ray")
+    for service in look.services():
+        look.nodes(service, None)
+    assert cloud.asked.count("list_container_instances") == 1
 
 
 ERRORS = {
@@ -147,7 +169,7 @@ ERRORS = {
 @pytest.mark.parametrize(
     "operation",
     [
-        *("list_services", "describe_services", "describe_capacity_providers", "list_tasks", "describe_tasks"),
+        *("list_services", "describe_services", "list_tasks", "describe_tasks"),
         *("list_container_instances", "describe_container_instances"),
     ],
 )
@@ -156,30 +178,28 @@ def test_refused_question_is_named_and_the_others_are_asked(operation: str, said
     run = waiting_run(cloud)
     run.look()
     action = "ecs:" + "".join(word.capitalize() for word in operation.split("_"))
-    assert run.shortage.endswith(f"AWS does not tell more: {action} {said}")
+    assert run.line.endswith(f"AWS does not tell more: {action} {said}")
     if operation.endswith("instances"):
-        assert run.shortage.startswith("the last task stopped: Ray's token")
+        assert run.line.startswith("the last task stopped: Ray's token")
     cloud.failures.clear()
     run.look()
-    assert "AWS does not tell more" not in run.shortage, "it is asked again"
+    assert "AWS does not tell more" not in run.line, "it is asked again"
 
 
 @pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_scaling_activities"])
-def test_denied_group_hides_no_task(operation: str, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> None:
-        raise RuntimeError(f"not authorized to perform {operation}")
-
+def test_denied_group_hides_no_task(operation: str, cloud: Cloud) -> None:
     lines = collect_lines()
-    monkeypatch.setattr(cloud, operation, refuse)
+    cloud.failures[operation] = Refused("AccessDenied", "autoscaling: not authorized")
     run = waiting_run(cloud)
     run.look_if_due()
-    assert run.shortage.startswith("the last task stopped: Ray's token")
-    assert operation in lines[0]
-    assert lines[1:] == [run.shortage]
+    assert run.line.startswith("the last task stopped: Ray's token")
+    assert f"autoscaling:{''.join(map(str.capitalize, operation.split('_')))} is denied" in run.line
+    assert lines == [run.line]
 
 
 def test_run_outside_a_stack_asks_nothing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOCUMENTS_VARIABLE)
     run = waiting_run(cloud)
     run.look()
-    assert (run.shortage, cloud.asked) == ("", [])
+    assert run.line == ""
+    assert cloud.asked == ["describe_auto_scaling_groups", "describe_scaling_activities"]

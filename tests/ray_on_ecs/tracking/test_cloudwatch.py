@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from ray_on_ecs import aws
 from ray_on_ecs.node import metrics
+from ray_on_ecs.node.demand import Need
 from ray_on_ecs.tracking import cloudwatch
 from ray_on_ecs.tracking.cloudwatch import Publisher
 from ray_on_ecs.tracking.run_monitor import RunMonitor
@@ -60,6 +61,27 @@ def finish(monitor: RunMonitor, epoch: int, **metrics: float) -> None:
 def test_a_run_that_begins_is_progress(publisher: Publisher, published: Published) -> None:
     publisher.publish()
     assert published() == {"RunProgress": (1, 1, "Count")}
+
+
+@pytest.mark.parametrize(
+    "kinds", [("workers",), ("h100-workers",), ("workers-b", "h100-workers"), ("workers", "h100-workers")]
+)
+def test_progress_is_that_of_the_kind_of_node(
+    monitor: RunMonitor, namespace: str, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    sent: list[Any] = []
+    publisher = Publisher(monitor, namespace, lambda: kinds)
+    monkeypatch.setattr(publisher, "_put", sent.append)
+    finish(monitor, 0)
+    publisher.publish()
+    [progress, *others] = sent
+    dimensions = [each.get("Dimensions", "the idle alarm of the kind `workers`") for each in progress]
+    assert dimensions == [
+        "the idle alarm of the kind `workers`" if kind == "workers" else [{"Name": "Workers", "Value": kind}]
+        for kind in kinds
+    ]
+    assert {each["MetricName"] for each in progress} == {"RunProgress"}
+    assert not any("Dimensions" in datum for data in others for datum in data)
 
 
 def test_the_steps_since_the_last_time_are_published(
@@ -202,9 +224,10 @@ def test_name_that_cloudwatch_refuses_hides_no_other(
 
 
 def test_names_of_the_head_are_known() -> None:
-    source = inspect.getsource(metrics)
-    names = set(re.findall(r'"((?:GPU|CPU|Run)\w+)": ', source))
-    assert names == cloudwatch.OF_HEAD
+    need = Need(requested=0, available=0, in_use=0)
+    counts = [each for kind in ("workers", "cpu-workers") for each in metrics.of_kind(kind, need, kind == "workers")]
+    of_gpus = re.findall(r'"(GPU\w+)": ', inspect.getsource(metrics))
+    assert {each["MetricName"] for each in counts} | set(of_gpus) == cloudwatch.OF_HEAD
 
 
 def test_refused_metric_is_dropped_once(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:

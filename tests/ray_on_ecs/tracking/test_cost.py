@@ -14,15 +14,25 @@ from tests.aws import REGION, client
 
 NAME = "workers-of-the-tests"
 WORKERS = {
-    "group": "workers",
     "types": ["g5.xlarge", "g6.xlarge"],
     "zones": [{"zone": f"{REGION}a", "subnet_id": "subnet-a", "placement_group": None}],
     "spot": False,
     "spread": False,
     "prices": {"g5.xlarge": 1.006, "g6.xlarge": 0.8048},
     "head_usd": 0.192,
-    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, "group": "g", "provider": "p"}},
     "gpus": 1,
+}
+H100 = {
+    **{"pool": "h100", "zones": [f"{REGION}b"], "types": ["p5.48xlarge"], "gpu": "H100", "units": 8, "spot": True},
+    **{"min": 0, "max": 2, "default_nodes": 2, "idle_minutes": 30, "group": "g", "provider": "p", "disk_usd": 0.5},
+}
+POOLS = {
+    "prices": {"g5.xlarge": 1.006, "p5.48xlarge": 55.04, "c7i.large": 0.09},
+    "pools": {
+        "h100-workers": H100,
+        "prep-workers": {**H100, "pool": "prep", "types": ["c7i.large"], "gpu": "", "spot": False},
+    },
 }
 G5 = InstanceKind("g5.xlarge", "on-demand")
 G5_SPOT = InstanceKind("g5.xlarge", "spot")
@@ -55,29 +65,59 @@ def test_cost_is_hours_times_price(put: Callable[..., Any]) -> None:
         "usd": 0.503,
         "on_demand_usd": 0.503,
         "instance_hours": 0.5,
-        "instances": [{"instance_type": "g5.xlarge", "market": "on-demand", "hours": 0.5, "hourly_usd": 1.006}],
+        "instances": [
+            {
+                **{"pool": "default", "zones": [f"{REGION}a"], "instance_type": "g5.xlarge", "market": "on-demand"},
+                **{"hours": 0.5, "hourly_usd": 1.006},
+            }
+        ],
     }
     assert cost_line(cost) == ", 0.50 USD for 0.50 h of g5.xlarge"
 
 
-def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spot_price_is_of_the_workers_zones(put: Callable[..., Any]) -> None:
     put()
     cost = cost_of({G5_SPOT: 1000.0})
     assert cost is not None
     assert cost["instances"][0]["hourly_usd"] == 0.00001
     assert cost["usd"] == 0.01
     put(zones=[{"zone": "us-west-2z", "subnet_id": "subnet-z", "placement_group": None}])
-    assert cost_of({G5_SPOT: 1000.0}) == cost
-    monkeypatch.setattr(cluster_info.time, "monotonic", lambda: 1e12)
-    assert cost_of({G5_SPOT: 1000.0}) == cost
     cluster_info._answers.clear()
     assert cost_of({G5_SPOT: 1000.0}) is None
 
 
+@pytest.mark.parametrize("answer", [None, {"SpotPriceHistory": []}], ids=["refused", "empty"])
+def test_last_spot_price_stays_without_an_answer(
+    put: Callable[..., Any], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put()
+    cost = cost_of({G5_SPOT: 1000.0})
+    assert cost
+    monkeypatch.setattr(cluster_info.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(cost_module, "ask_aws", lambda *_, **__: answer)
+    assert cost_of({G5_SPOT: 1000.0}) == cost
+
+
 @pytest.fixture
-def prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EC2 knows the price of a type on spot."""
-    monkeypatch.setattr(cost_module, "spot_prices", lambda answer, info: {"g5.xlarge": 0.41})
+def prices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """EC2 knows the prices on spot: of one type in two zones, and of another."""
+    found = [
+        ("g5.xlarge", "a", "0.41"),
+        ("g5.xlarge", "b", "0.99"),
+        ("p5.48xlarge", "b", "20"),
+        ("p5.48xlarge", "a", "9"),
+    ]
+    entries = [
+        {"InstanceType": name, "AvailabilityZone": f"{REGION}{zone}", "SpotPrice": usd} for name, zone, usd in found
+    ]
+    asked: list[Any] = []
+
+    def ask(service: str, method: str, **question: Any) -> Any:
+        asked.append(question["InstanceTypes"])
+        return {"SpotPriceHistory": [each for each in entries if each["InstanceType"] in question["InstanceTypes"]]}
+
+    monkeypatch.setattr(cost_module, "ask_aws", ask)
+    return asked
 
 
 @pytest.mark.usefixtures("prices")
@@ -121,6 +161,39 @@ def test_unlabelled_instance_is_the_stacks_first_choice(
 def test_missing_price_makes_the_cost_unknown(hours: dict[InstanceKind, float], put: Callable[..., Any]) -> None:
     put()
     assert cost_of(hours) is None
+
+
+def test_pools_have_prices_of_their_own_zones_types_and_disks(put: Callable[..., Any], prices: list[Any]) -> None:
+    put(**POOLS, disk_usd=0.01)
+    h100, prep = InstanceKind(kind="h100-workers"), InstanceKind(kind="prep-workers")
+    cost = cost_of({G5_SPOT: 2.0, h100: 1.0, prep: 3.0, InstanceKind("p5.48xlarge", "on-demand", "h100-workers"): 0.5})
+    assert cost
+    assert [
+        (each["pool"], each["zones"], each["instance_type"], each["market"], each["hourly_usd"])
+        for each in cost["instances"]
+    ] == [
+        ("default", [f"{REGION}a"], "g5.xlarge", "spot", pytest.approx(0.42)),
+        ("h100", [f"{REGION}b"], "p5.48xlarge", "spot", 20.5),
+        ("prep", [f"{REGION}b"], "c7i.large", "on-demand", 0.09),
+        ("h100", [f"{REGION}b"], "p5.48xlarge", "on-demand", 55.04),
+    ]
+    assert cost["usd"] == pytest.approx(2 * 0.42 + 20.5 + 3 * 0.09 + 0.5 * 55.04)
+    assert prices == [["g5.xlarge", "p5.48xlarge"]], "one question"
+
+
+@pytest.mark.usefixtures("prices")
+@pytest.mark.parametrize(
+    "instance",
+    [
+        InstanceKind("g5.xlarge", "spot", "l4-workers"),  # the pool has been removed meanwhile
+        InstanceKind("g5.xlarge", "on-demand", "l4-workers"),
+        InstanceKind(kind="cpu-workers"),  # the stack does not tell their types
+        InstanceKind("p4d.24xlarge", "spot", "h100-workers"),
+    ],
+)
+def test_instance_of_an_unknown_kind_makes_the_cost_unknown(instance: InstanceKind, put: Callable[..., Any]) -> None:
+    put(**POOLS)
+    assert cost_of({G5: 1.0, instance: 1.0}) is None
 
 
 @pytest.mark.parametrize("text", ["null", "no JSON", '{"group": "workers"}', None])

@@ -237,3 +237,23 @@ def test_report_has_the_parts_of_each_start(write: Callable[..., str], document:
         "Starts\n2026-11-23 18:15:00 UTC\n2 min 35 s = alarm 1:04, instance 1:31\n"
         "2026-11-23 19:00:00 UTC\n0 min 3 s so far = workers 0:03\n"
     ) in shown
+
+
+def test_page_names_pool_type_and_zone(write: Callable[..., str]) -> None:
+    chosen = {
+        "name": "h100",
+        "zone": "us-west-2c",
+        "instance_types": ["p5.48xlarge"],
+        "reason": "<b>first</b> of --gpu",
+    }
+    instance = {"instance_type": "p5.48xlarge", "market": "spot", "hours": 2.0, "hourly_usd": 0.5}
+    instances = [{**instance, "pool": "h100", "zones": ["us-west-2c"]}]
+    for documents in (
+        {"status": {**STATUS, "pool": chosen, "instances": instances}},
+        {"result": {**RESULT, "pool": chosen, "cost": {"usd": 1.0, "on_demand_usd": 2.0, "instances": instances}}},
+    ):
+        page = write(**documents)
+        assert "<dd>h100: p5.48xlarge in us-west-2c</dd>" in page
+        assert "&lt;b&gt;first&lt;/b&gt; of --gpu" in page
+        assert "p5.48xlarge, spot, h100" in page
+    assert "<dt>pool</dt>" not in write(result=RESULT)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ray_on_ecs.pools import Condition, Request
 from tests.lazy import Lazy
 from tests.run_folders import Clock
 
@@ -30,8 +31,9 @@ class Program:
         self.told: list[Any] = []
         self.nodes: set[str] = set()
         self.draining: set[str] = set()
+        self.requests: list[Request] = []
         self.watch = program_resources.ProgramWatch(
-            self.told.append, self._read, lambda pid: self.nodes, lambda: self.draining
+            self.told.append, self._read, lambda pid: self.nodes, lambda: self.draining, lambda pid: self.requests
         )
 
     def _read(self, pid: int) -> Any:
@@ -71,6 +73,85 @@ def test_wait_is_limited(clock: Clock) -> None:
     program.watch.look()
     assert program.watch.shortage(10) is None
     assert program.watch.waits_since is None
+
+
+def group(pool: str, gpu: str, units: int) -> Any:
+    return {
+        "pool": pool,
+        "gpu": gpu,
+        "units": units,
+        "zones": ["us-west-2a"],
+        "types": ["p5.48xlarge"],
+        "max": 2,
+        "spot": False,
+    }
+
+
+STACK: Any = {"groups": {"workers": group("default", "A10G", 1), "h100-workers": group("h100", "H100", 8)}}
+H100 = Condition("ray.io/node-group", frozenset(["h100"]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        (
+            Request({"GPU": 16}),
+            "no node of the stack can have 16 GPU: it has default (2 x p5.48xlarge: A10G) and h100 (",
+        ),
+        (
+            Request({"GPU": 1, "accelerator_type:B200": 0.001}),
+            "no node of the stack can have 1 GPU and B200: it has default (",
+        ),
+        (
+            Request({"GPU": 1}, (Condition("ray.io/node-group", frozenset(["b200"])),)),
+            "no node of the stack can have 1 GPU and ray.io/node-group in (b200): it has default (",
+        ),
+    ],
+)
+def test_request_that_no_pool_can_hold_is_named(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, request_: Request, line: str
+) -> None:
+    monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
+    monkeypatch.setattr(program_resources, "shortage_of", lambda *given: pytest.fail("there is no group to look at"))
+    program = Program()
+    program.needs, program.requests = GPUS, [Request({"GPU": 1}), request_]
+    program.watch.look()
+    program.watch.look()
+    assert program.watch.unmet.startswith(line)
+    clock.now += 10
+    assert f"but the cluster has nothing; {line}" in program.watch.shortage(10)
+    program.needs = Counter()
+    program.watch.look()
+    assert program.watch.unmet == ""
+
+
+def test_group_of_the_first_request_is_looked_at(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
+    monkeypatch.setattr(program_resources, "shortage_of", lambda *given: asked.append(given))
+    program = Program()
+    on_h100 = Request({"GPU": 4}, (H100,))
+    program.needs, program.requests = GPUS, [on_h100, Request({"GPU": 1}), on_h100]
+    program.watch.look()
+    program.watch.look()
+    assert asked == [(on_h100, 8)]
+
+
+def test_kinds_are_those_of_the_nodes_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"a": {}, "b": {"ray.io/node-group": "h100"}, "c": {"ray.io/node-group": "another"}}
+    table = [{"NodeID": name, "Labels": each} for name, each in labels.items()]
+    monkeypatch.setattr(program_resources, "alive_nodes", lambda: table)
+    monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
+    for names, kinds in {
+        "a": {"workers"},
+        "ab": {"workers", "h100-workers"},
+        "bc": {"h100-workers"},
+        "": set(),
+    }.items():
+        monkeypatch.setattr(program_resources, "nodes", lambda pid, names=names: set(names))
+        assert program_resources.kinds(1) == kinds
+    monkeypatch.setattr(program_resources, "read_cluster_info", lambda: None)
+    assert program_resources.kinds(1) == set()
 
 
 def test_failed_query_ends_no_program(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

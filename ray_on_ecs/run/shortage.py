@@ -1,0 +1,99 @@
+"""Reason why EC2 starts no workers in a node group while a run waits there. Nothing here changes anything in AWS.
+
+The Auto Scaling group tries again by itself. But what it lacks stands only in its activities, where a user who waits
+for a run does not look.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from ray_on_ecs.cluster_info import ClusterInfo
+from ray_on_ecs.errors import one_line
+from ray_on_ecs.starting.cause import Nodes, explain, members
+from ray_on_ecs.starting.launches import newest_failure, without_ids
+from ray_on_ecs.starting.look import ACTIVITIES, Ask, Look, WorkersLook, ask_soon
+from ray_on_ecs.starting.states import OF_PLACE, Phase, launch_error
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 20.0  # AWS throttles more frequent requests
+
+
+class Shortage:
+    """Looks at a node group while a run waits for its nodes.
+
+    Args:
+        info: The workers as the stack has them.
+        kind: The kind of node.
+        needed: Returns the number of the group's instances with which the run has room.
+        since: When the run began to wait there; an earlier refusal is not of its attempt.
+        ask: Asks AWS.
+        now: Returns the time.
+
+    Attributes:
+        line: Why the workers don't start, and the way out, on one line; empty while nothing is known to be wrong.
+        refusal: AWS's words if it refuses instances for what another type or zone may have, such as capacity; or empty.
+        most: The most instances that the group has had.
+    """
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        kind: str,
+        needed: Callable[[], int],
+        since: datetime,
+        ask: Ask = ask_soon,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._group = info["groups"][kind]
+        self._ask, self._workers_look = ask, WorkersLook(info, kind, ask)
+        self._needed, self._since, self._now = needed, since, now
+        self._next_look_at = 0.0
+        self._shown = {""}
+        self.line = self.refusal = ""
+        self.most = 0
+
+    def look_if_due(self) -> None:
+        """Look if the last time is a while ago. A look that fails changes nothing, and the wait continues."""
+        if time.monotonic() < self._next_look_at:
+            return
+        try:
+            self.look()
+        except Exception as cause:
+            logger.debug(f"AWS does not tell how the workers are doing ({one_line(cause)})")
+        self._next_look_at = time.monotonic() + POLL_SECONDS
+
+    def look(self) -> None:
+        """Look at the group; print a line that is new."""
+        nodes, needed, now = self._ask_aws(), self._needed(), self._now()
+        number = len(members(nodes.group, Phase.RUNNING, Phase.STARTING))
+        self.most = max(self.most, number)
+        # With as many as the run needs, they are about to join; the group may ask for more.
+        failure = newest_failure(nodes.activities or (), self._since) if nodes.group and number < needed else None
+        self.refusal = failure if failure and launch_error(failure) in OF_PLACE else ""
+        if nodes.group is None and not nodes.unknown:
+            self._show(f"Auto Scaling group {self._group['group']} not found; pulumi up creates it")
+        else:
+            self._show(explain(nodes, now, needed, max(now - self._since, timedelta())))
+        logger.debug(f"{self._group['group']}: {number} of {needed} instances, {failure or 'no failure'}")
+
+    def _ask_aws(self) -> Nodes:
+        name, look = self._group["group"], Look(self._ask, "")
+        group = look.group(name)
+        which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
+        asks = group is not None
+        activities = look.listed("autoscaling", "describe_scaling_activities", "Activities", **which) if asks else None
+        nodes = self._workers_look.nodes(group, activities)
+        return replace(nodes, unknown={**look.unknown, **nodes.unknown})
+
+    def _show(self, line: str) -> None:
+        self.line = line
+        known = without_ids(line)
+        if known not in self._shown:
+            self._shown.add(known)
+            logger.info(line)

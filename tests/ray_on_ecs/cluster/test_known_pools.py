@@ -1,0 +1,103 @@
+"""A command refuses GPUs and pools that the cluster does not have, as far as its machine knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cluster import aws, clusters
+from ray_on_ecs.cluster.clusters import BucketCluster, ComposeCluster, HeadCluster, LocalCluster, StackCluster
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
+from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError
+from ray_on_ecs.jobs.documents import HeadState
+
+GROUP: dict[str, Any] = {
+    "zones": ["us-west-2a"],
+    "types": ["p5.48xlarge"],
+    "units": 8,
+    "max": 2,
+    "min": 0,
+    "spot": False,
+}
+GROUP |= {"default_nodes": 1, "idle_minutes": 60, "group": "h100", "provider": "h100", "disk_usd": 0.0}
+INFO: Any = {"groups": {"h100-workers": {**GROUP, "pool": "h100", "gpu": "H100"}}}
+
+
+def config(**settings: Any) -> RunConfig:
+    return RunConfig(command=("train.py",), **settings)
+
+
+class Remote(BucketCluster):
+    """A cluster whose bucket has this state of the head."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__("s3://the-bucket")
+        self._given_state = state
+
+    def jobs(self, say: Any = None) -> Any:
+        return self
+
+    def state(self) -> Any:
+        if isinstance(self._given_state, Exception):
+            raise self._given_state
+        return self._given_state, 1.0
+
+
+def on_stack(monkeypatch: pytest.MonkeyPatch, answer: Any) -> StackCluster:
+    def workers(stack: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(aws, "workers", workers)
+    cluster = StackCluster.__new__(StackCluster)
+    cluster._stack, cluster.name = None, "stack dev"  # ty: ignore[invalid-assignment]
+    return cluster
+
+
+@pytest.mark.parametrize("how", ["stack", "head", "bucket"])
+def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
+    monkeypatch.setattr(clusters, "read_cluster_info", lambda: INFO)
+    cluster = {
+        "stack": lambda: on_stack(monkeypatch, INFO),
+        "head": HeadCluster,
+        "bucket": lambda: Remote(HeadState(ray=INFO)),
+    }[how]()
+    for settings in ({}, {"gpu": "h100"}, {"pool": "h100"}, {"device": "cpu"}):
+        cluster.check_pools(config(**settings))
+    for settings, line in {
+        ("gpu", "A100"): r"--gpu: 'A100' is not a GPU of this stack; .*it has h100 \(2 x p5.48xlarge",
+        ("pool", "a100"): r"--pool: 'a100' is not a pool of this stack; .*it has h100 \(2 x p5.48xlarge",
+    }.items():
+        with pytest.raises(UsageError, match=line):
+            cluster.check_pools(config(**dict([settings])))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        HeadUnavailable("no head has written it yet"),
+        HeadState(),
+        HeadState(ray={"groups": None}),
+        HeadState(ray={"groups": {}}),
+        HeadState(ray={"groups": ["h100"]}),
+        HeadState(ray={"groups": {"h100": "8 x H100"}}),
+    ],
+)
+def test_state_of_another_head_refuses_nothing(state: Any) -> None:
+    Remote(state).check_pools(config(gpu="A100"))
+
+
+def test_stack_that_is_denied_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_stack(monkeypatch, ResourceError("ssm: access denied")).check_pools(config(gpu="A100"))
+
+
+@pytest.mark.parametrize("settings", [{"gpu": "H100"}, {"pool": "default"}])
+@pytest.mark.parametrize("kind", [LocalCluster, ComposeCluster, HeadCluster])
+def test_cluster_without_a_stack_has_no_pools(monkeypatch: pytest.MonkeyPatch, settings: Any, kind: Any) -> None:
+    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
+    with pytest.raises(UsageError, match=r"has no pools; leave it out"):
+        kind().check_pools(config(**settings))
