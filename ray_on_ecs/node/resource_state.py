@@ -138,7 +138,7 @@ def _request(request: Any) -> Request:
     is_not = _messages("common").LabelSelectorOperator.Value("LABEL_OPERATOR_NOT_IN")
     selectors = [
         tuple(
-            Condition(each.label_key, frozenset(each.label_values), each.operator == is_not)
+            Condition(each.label_key, tuple(each.label_values), each.operator == is_not)
             for each in selector.label_constraints
         )
         for selector in request.label_selectors

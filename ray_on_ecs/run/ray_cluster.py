@@ -417,5 +417,5 @@ def _request_of(*, use_gpu: bool) -> Request:
     """Return the request of a worker of a run without a choice of pools."""
     if use_gpu:
         return Request({"CPU": 1, "GPU": 1})
-    others = Condition(NODE_GROUP_LABEL, frozenset(_labels_of_others()), is_not=True)
+    others = Condition(NODE_GROUP_LABEL, tuple(_labels_of_others()), is_not=True)
     return Request({"CPU": 1}, (others,))

@@ -28,7 +28,7 @@ SINGLE = workers(workers=node_group())
 
 
 def of(*words: str, is_not: bool = False, label: str = GROUP) -> Condition:
-    return Condition(label, frozenset(words), is_not)
+    return Condition(label, tuple(words), is_not)
 
 
 # Runs

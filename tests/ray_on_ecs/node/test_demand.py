@@ -49,7 +49,7 @@ def asks(gpus: float = 0, cpus: float = 0, *conditions: Condition, count: int = 
 
 
 def of(*pools: str, is_not: bool = False) -> Condition:
-    return Condition(GROUP, frozenset(pools), is_not)
+    return Condition(GROUP, tuple(pools), is_not)
 
 
 def state(*nodes: Node, pending: Any = (), requested: Any = ()) -> ResourceState:
@@ -183,7 +183,7 @@ POOLS = workers(
     cpu_workers=cpu_group(),
     h100_workers=node_group("h100", "p5.48xlarge", units=8, max=2, zone="us-west-2c"),
 )
-ZONE_B = Condition(ZONE_LABEL, frozenset(["us-west-2b"]))
+ZONE_B = Condition(ZONE_LABEL, tuple(["us-west-2b"]))
 H100 = Request({"GPU": 1, f"{GPU_RESOURCE}H100": 0.001})
 
 
