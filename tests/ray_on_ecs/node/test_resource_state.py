@@ -54,7 +54,7 @@ def test_ray_has_the_clients_calls() -> None:
     calls = ("get_cluster_resource_state", "internal_kv_get", "internal_kv_put")
     assert all(hasattr(raylet.InnerGcsClient, name) for name in calls)
     assert "get_cluster_resource_state" in inspect.getsource(sdk.get_cluster_resource_state)
-    assert AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+    assert isinstance(AUTOSCALER_RESOURCE_REQUEST_CHANNEL, bytes)
     source = inspect.getsource(commands.request_resources)
     assert "AUTOSCALER_RESOURCE_REQUEST_CHANNEL" in source
     assert 'to_request_v1 = [req["resources"] for req in to_request]' in source, "selectors are not stored"
