@@ -196,7 +196,7 @@ def _fits(resources: Mapping[str, float], conditions: Iterable[Condition], group
     if resources.get("GPU", 0) > gpus_of(group):
         return False
     gpus = (name.removeprefix(GPU_RESOURCE) for name in resources if name.startswith(GPU_RESOURCE))
-    of_gpu = (Condition(GPU_LABEL, tuple([name])) for name in gpus)
+    of_gpu = (Condition(GPU_LABEL, (name,)) for name in gpus)
     return all(_holds(condition, group) for condition in (*conditions, *of_gpu))
 
 

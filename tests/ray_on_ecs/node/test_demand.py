@@ -183,7 +183,7 @@ POOLS = workers(
     cpu_workers=cpu_group(),
     h100_workers=node_group("h100", "p5.48xlarge", units=8, max=2, zone="us-west-2c"),
 )
-ZONE_B = Condition(ZONE_LABEL, tuple(["us-west-2b"]))
+ZONE_B = Condition(ZONE_LABEL, ("us-west-2b",))
 H100 = Request({"GPU": 1, f"{GPU_RESOURCE}H100": 0.001})
 
 

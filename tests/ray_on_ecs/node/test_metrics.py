@@ -114,7 +114,7 @@ def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
         used_node(gpus=8, pool="h100", used=False),
         used_node(cpus=64, pool="big"),
     )
-    in_b = Condition(ZONE_LABEL, tuple(["us-west-2b"]))
+    in_b = Condition(ZONE_LABEL, ("us-west-2b",))
     found = ResourceState(nodes=nodes, pending=((Request({"GPU": 1}, (in_b,)), 9),))
     monkeypatch.setattr(resource_state, "read", lambda gcs: found)
     monkeypatch.setattr(metrics, "read_cluster_info", lambda: info)

@@ -97,7 +97,7 @@ def test_requests_with_their_selectors_and_fallbacks() -> None:
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_SPREAD"])
 def test_bundles_of_a_group_have_their_own_selectors(strategy: str) -> None:
     bundles = [request({"GPU": 1}, {GROUP: "h100"}), request({"CPU": 2})]
-    of_h100 = Request({"GPU": 1}, (Condition(GROUP, tuple(["h100"])),))
+    of_h100 = Request({"GPU": 1}, (Condition(GROUP, ("h100",)),))
     assert pending_of(gang(strategy, *bundles)) == [(of_h100, 1), (Request({"CPU": 2}), 1)]
     assert pending_of(gang(strategy, *bundles, selected=False)) == [(Request({"GPU": 1}), 1), (Request({"CPU": 2}), 1)]
 
@@ -110,7 +110,7 @@ def test_bundles_for_one_node_are_one_request() -> None:
     ]
     [(found, count)] = pending_of(gang("STRICT_PACK", *bundles))
     assert (found.resources, count) == ({"GPU": 5, "CPU": 1}, 1)
-    assert found.conditions == (Condition(GROUP, tuple(["h100"])),)
+    assert found.conditions == (Condition(GROUP, ("h100",)),)
 
 
 def test_requests_of_programs_from_both_places() -> None:
@@ -118,5 +118,5 @@ def test_requests_of_programs_from_both_places() -> None:
     constraint.resource_requests.add(request=request({"GPU": 2}, {GROUP: "h100"}), count=2)
     state = messages.ClusterResourceState(cluster_resource_constraints=[constraint])
     found = resource_state.parse(state, [{"GPU": 1}, {"GPU": 1}]).requested
-    of_h100 = Request({"GPU": 2}, (Condition(GROUP, tuple(["h100"])),))
+    of_h100 = Request({"GPU": 2}, (Condition(GROUP, ("h100",)),))
     assert found == ((Request({"GPU": 1}), 1), (Request({"GPU": 1}), 1), (of_h100, 2))

@@ -88,7 +88,7 @@ def group(pool: str, gpu: str, units: int) -> Any:
 
 
 STACK: Any = {"groups": {"workers": group("default", "A10G", 1), "h100-workers": group("h100", "H100", 8)}}
-H100 = Condition("ray.io/node-group", tuple(["h100"]))
+H100 = Condition("ray.io/node-group", ("h100",))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ H100 = Condition("ray.io/node-group", tuple(["h100"]))
             "no node of the stack can have 1 GPU and B200: it has default (",
         ),
         (
-            Request({"GPU": 1}, (Condition("ray.io/node-group", tuple(["b200"])),)),
+            Request({"GPU": 1}, (Condition("ray.io/node-group", ("b200",)),)),
             "no node of the stack can have 1 GPU and ray.io/node-group in (b200): it has default (",
         ),
     ],
