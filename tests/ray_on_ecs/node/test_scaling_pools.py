@@ -105,8 +105,7 @@ def test_shares_of_any_demand_keep_to_the_maximum() -> None:
         held = [max(each.in_use, min(number, each.nodes)) for each, number in zip(needs, least, strict=True)]
         assert all(number <= share <= 4 for number, share in zip(held, granted, strict=True))
         given = [
-            max(number, min(each.requested, share))
-            for each, number, share in zip(needs, held, granted, strict=True)
+            max(number, min(each.requested, share)) for each, number, share in zip(needs, held, granted, strict=True)
         ]
         assert sum(given) <= max(4, sum(held))
 
@@ -243,12 +242,12 @@ def test_a_minimum_that_ec2_lacks_leaves_its_place_to_another_zone() -> None:
 
 @pytest.mark.parametrize(("record", "left"), [(["default", "h100"], 0), (["h100"], 1)])
 def test_a_pool_that_its_run_has_left_stops_at_its_end(record: list[str], left: int) -> None:
-    moving = run(2, then_stop=True)
+    moving = run(2, then_stop=True, seconds=400)
     parts = two_pools([moving], (), shortage=1)
     parts[1].shortage = 2
     stack = Stack(*parts, pools_of=lambda job: record).stay(600)
     stack.move(moving, A, "h100-workers")
-    stack.stay(1200 + 900)
+    stack.stay(1000)
     assert moving.ended_at is not None
     assert [len(part.counted()) for part in parts] == [left, 0]
 
