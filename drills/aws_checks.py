@@ -33,7 +33,8 @@ def start(site: Site) -> Answer:
         "run", "--detach", "--run-name", site.name, "--pool", "default", "--num-workers", "1", SCRIPT, script=SLEEP
     )
     # EC2 may have an instance in any of the pool's zones.
-    services = [site.stack.services[kind] for kind in kinds_by_pool(site.info)[DEFAULT_POOL]]
+    kinds = kinds_by_pool(site.info)[DEFAULT_POOL]
+    services = [name for kind, name in site.stack.services.items() if kind in kinds]
     for _ in every(START_SECONDS):
         if arns := [arn for each in services for arn in site.ecs("list_tasks", serviceName=each)["taskArns"]]:
             for found in site.ecs("get_task_protection", tasks=arns)["protectedTasks"]:

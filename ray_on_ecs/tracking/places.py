@@ -35,7 +35,8 @@ def places_in(document: Mapping[str, Any]) -> Places:
     rows = [each for each in _list(_get(cost, "instances")) if isinstance(each, dict) and "pool" in each]
     chosen = document.get("pool")
     if not rows and isinstance(chosen, dict):
-        row = {"pool": chosen.get("name"), "zones": str(chosen.get("zone") or "").split(",")}
+        zone = chosen.get("zone")
+        row = {"pool": chosen.get("name"), "zones": zone.split(",") if isinstance(zone, str) else []}
         rows = [{**row, "instance_type": each} for each in _list(chosen.get("instance_types")) or [None]]
     return Places(
         pools=_names(each["pool"] for each in rows),

@@ -22,6 +22,7 @@ CHOSEN = {
         ({"pool": CHOSEN}, "h100: p5.48xlarge in us-west-2c"),
         ({"pool": {**CHOSEN, "instance_types": []}}, "h100: us-west-2c"),
         ({"pool": {**CHOSEN, "zone": "a, b"}}, "h100: p5.48xlarge in a, b"),
+        ({"pool": {**CHOSEN, "zone": 7}}, "h100: p5.48xlarge"),
         ({"pool": CHOSEN, "instances": []}, "h100: p5.48xlarge in us-west-2c"),
         ({"pool": CHOSEN, "instances": None}, "h100: p5.48xlarge in us-west-2c"),
         ({"pool": CHOSEN, "instances": [L4]}, "l4: g6.xlarge in us-west-2a, us-west-2b"),
