@@ -13,7 +13,7 @@ import yaml
 from component.generate import files
 from infra.config import RayClusterArgs
 from infra.config.args import defaults
-from infra.config.fields import key_of
+from ray_on_ecs.contract import key_of
 from infra.config.worker_pool import WorkerPoolArgs
 from infra.errors import Refusal, SettingError
 from infra.types import Alerts, Scale

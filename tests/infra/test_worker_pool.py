@@ -12,7 +12,7 @@ import pytest
 from component.__main__ import Host
 from component.ray_cluster import RayCluster as HostedCluster
 from infra.config import RayClusterArgs
-from infra.config.worker_pool import WorkerPoolArgs, field_of, pool_defaults
+from infra.config.worker_pool import WorkerPoolArgs, pool_defaults
 from infra.errors import Refusal, SettingError
 from infra.types import Scale, kind_of
 from tests.infra.fake_aws import Cloud
