@@ -42,7 +42,7 @@ def from_text(name: str, text: str, default: Any) -> Any:
                 return float(text)
         case tuple() | dict() if text.startswith(("[", "{")):
             example = "a,b" if isinstance(default, tuple) else "a=1,b=2"
-            raise SettingError(name, text, "is JSON", f"use text separated by commas, as in {example}")
+            raise SettingError(name, text, "is JSON", f"use text without brackets, separated by commas, as in {example}")
         case tuple():
             return tuple(parts)
         case dict():
