@@ -22,13 +22,15 @@ def body(*, region: str, namespace: str, cluster: str, services: dict[str, str])
 
     `services` has the names of the ECS services by kind, e.g. "head", "workers", "cpu-workers" and "h100-workers".
     """
-    graphs = {**_training(namespace), **_gpus(namespace), **_ecs(cluster, services)}
+    others = services.keys() - {"head", WORKERS, CPU_WORKERS}
+    gpus = _gpus(namespace, f"GPUs of {WORKERS}" if others else "GPUs")
+    graphs = {**_training(namespace), **gpus, **_ecs(cluster, services)}
     if CPU_WORKERS in services:
         graphs["CPUs of the CPU workers"] = [
             _own(namespace, "CPUs", "in the cluster"),
             _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
         ]
-    if services.keys() - {"head", WORKERS, CPU_WORKERS}:
+    if others:
         graphs["GPUs and CPUs of the other node groups"] = [_of_others(namespace)]
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
@@ -41,7 +43,7 @@ def _training(namespace: str) -> dict[str, Lines]:
     }
 
 
-def _gpus(namespace: str) -> dict[str, Lines]:
+def _gpus(namespace: str, title: str) -> dict[str, Lines]:
     return {
         "GPU use": [
             _own(namespace, "GPUUtilization", "mean"),
@@ -51,7 +53,7 @@ def _gpus(namespace: str) -> dict[str, Lines]:
             _own(namespace, "GPUMemoryUtilization", "mean"),
             _own(namespace, "GPUMemoryUtilization", "fullest", "Maximum"),
         ],
-        "GPUs of the workers": [
+        title: [
             _own(namespace, "GPUs", "in the cluster"),
             _own(namespace, "GPUsUsed", "used", "Maximum"),
             _own(namespace, "GPUsRequested", "requested by jobs", "Maximum"),
