@@ -42,8 +42,8 @@ class ClusterInfo(pulumi.ComponentResource):
             cluster=args.cluster,
             zone=args.network.zone,
             subnets=dict(args.network.subnets),
-            group_names=dict(args.group_names),
-            provider_names=dict(args.provider_names),
+            group_names={kind: args.group_names[kind] for kind in args.scales},
+            provider_names={kind: args.provider_names[kind] for kind in args.scales},
             placement_groups=dict(args.placement_groups),
         )
         parameter = aws.ssm.Parameter(
