@@ -668,7 +668,6 @@ def test_preview_evaluates_with_unknown_values(name: str) -> None:
         ("workerInstanceTypes", "p4d.24xlarge"),  # exceeds the default quota of 64 vCPUs
         ("workerCount", "-1"),
         ("maxWorkers", "1"),
-        ("maxWorkers", "1"),
         ("idleTimeoutMinutes", "1"),
         ("vpcId", "vpc-0a1b"),
         ("maxHourlyUsd", "1.5"),

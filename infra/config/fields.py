@@ -41,8 +41,8 @@ def from_text(name: str, text: str, default: Any) -> Any:
             with suppress(ValueError):
                 return float(text)
         case tuple() | dict() if text.startswith(("[", "{")):
-            example = "a,b" if isinstance(default, tuple) else "a=1,b=2"
-            raise SettingError(name, text, "is JSON", f"use text without brackets, separated by commas, as in {example}")
+            hint = "use text without brackets, separated by commas, as in "
+            raise SettingError(name, text, "is JSON", hint + ("a,b" if isinstance(default, tuple) else "a=1,b=2"))
         case tuple():
             return tuple(parts)
         case dict():

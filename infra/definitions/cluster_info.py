@@ -6,10 +6,12 @@ Head, runs and command line read it: see ray_on_ecs/cluster_info.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from infra.types import NodeSpec, Scale
 from ray_on_ecs.contract import CPU_WORKERS, WORKERS, gpu_name
+
+if TYPE_CHECKING:
+    from infra.types import NodeSpec, Scale
 
 
 def document(

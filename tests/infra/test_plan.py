@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from infra.config import RayClusterArgs
 from infra.config.plan import Plan, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
-from infra.types import Price
+from infra.types import NodeSpec, Price
 from tests.infra.fake_aws import CLUSTER, REGION, Cloud
 
 ZONES = ["us-west-2a", "us-west-2a"]
@@ -92,7 +93,7 @@ def test_a_type_without_a_price_leaves_the_others_theirs(cloud: Cloud, warnings:
 
 
 def test_order_of_zones_changes_only_numbers(cloud: Cloud) -> None:
-    def of(*zones: str) -> dict[str, Any]:
+    def of(*zones: str) -> Mapping[str, NodeSpec]:
         return plan(cloud, **pools(h100={**H100, "min": 1, "zones": zones})).nodes
 
     first, second = of("us-west-2a", "us-west-2c"), of("us-west-2c", "us-west-2a")
