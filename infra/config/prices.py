@@ -46,17 +46,19 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     names = {name for node in nodes for name in node.instance_types}
     used = {name for node in nodes if node.max_count for name in node.instance_types}
     on_demand: dict[str, float] = {}
+    unknown = []
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
         for name in sorted(names):
             try:
                 on_demand[name] = hourly_usd(price_list, region, name)
             except LookupError as cause:  # as of types that are only sold in Capacity Blocks
-                if name in used:
-                    warn(f"cost estimate is not available (pricing:GetProducts: {error_reason(cause)}); continuing")
+                unknown += [error_reason(cause)] if name in used else []
     except UNREADABLE as cause:
         warn(f"cost estimate is not available (pricing:GetProducts: {error_reason(cause)}); continuing")
         return list(nodes)
+    if unknown:
+        warn(f"cost estimate is not available (pricing:GetProducts: {', '.join(unknown)}); continuing")
     disk_usd = _disk_usd(price_list, region, *nodes)
     on_spot: dict[str, dict[str, float]] = {}
     priced = []
