@@ -18,9 +18,10 @@ from typing import Any, get_args
 import yaml
 
 from infra.config.args import RayClusterArgs, defaults
-from infra.config.fields import Text, key_of
+from infra.config.fields import Text
 from infra.config.worker_pool import Pools, WorkerPoolArgs, pool_defaults
 from infra.ray_cluster import RayCluster
+from ray_on_ecs.contract import key_of
 
 ROOT = Path(__file__).parents[1]
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "list", dict: "pairs", Pools: "object"}

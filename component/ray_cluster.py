@@ -28,7 +28,7 @@ class WorkerPool(TypedDict, total=False):
     spot: bool
     """Run the workers on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand: int
-    """Number of workers kept on demand when spot is true."""
+    """Number of workers kept on demand when spot is true, in the first zone."""
     root_volume_gib: int
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
     # end of the pool's keys
@@ -51,13 +51,13 @@ class Args(TypedDict, total=False):
     min_workers: int
     """Minimum number of GPU workers, kept by the idle scale-in."""
     max_workers: int
-    """Maximum number of GPU workers that jobs may request, at least worker_count; 0 means worker_count."""
+    """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: int
     """Idle time in minutes (15 to 1440) after which workers are scaled in; 0 disables the scale-in."""
     spot: bool
     """Run GPU workers on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
-    """Number of GPU workers kept on demand when spot is true."""
+    """Number of GPU workers kept on demand when spot is true, in the first zone."""
     cpu_worker_instance_types: list[str]
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: int
@@ -65,7 +65,7 @@ class Args(TypedDict, total=False):
     min_cpu_workers: int
     """Minimum number of CPU workers, kept by the idle scale-in."""
     max_cpu_workers: int
-    """Maximum number of CPU workers that jobs may request, at least cpu_worker_count; 0 means cpu_worker_count."""
+    """Maximum number of CPU workers that jobs may request; 0 means cpu_worker_count, or min_cpu_workers if larger."""
     worker_pools: dict[str, WorkerPool]
     """Further pools of workers by name, e.g. h100, among which runs choose; an object for each, with its own keys."""
     redeploy_workers: str
@@ -79,7 +79,7 @@ class Args(TypedDict, total=False):
     subnet_ids: list[pulumi.Input[str]]
     """Private subnets of that VPC for all instances and tasks, in different availability zones."""
     availability_zones: list[str]
-    """Zones, e.g. us-west-2b, by default one; the first has all nodes but GPU workers, which have a group in each."""
+    """Zones in order of preference, e.g. us-west-2b; GPU workers have a group in each, other nodes are in the first."""
     spread_zones: bool
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool

@@ -1,26 +1,24 @@
-"""SSM parameter with the workers' pools, instance types, zones, prices, groups and limits.
-
-Head, runs and command line read it: see ray_on_ecs/cluster_info.py.
-"""
+"""SSM parameter with the workers' pools, instance types, zones, prices, groups and limits."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.definitions.cluster_info import document
 from infra.tags import tags
-from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale, in_zone
-from ray_on_ecs.contract import CPU_WORKERS, WORKERS, gpu_name
+from infra.types import NetworkRef, NodeSpec, ResourceRef, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInfoArgs:
     """Inputs of ClusterInfo: ECS cluster, network, and by kind nodes, scales, Auto Scaling groups, capacity providers.
 
-    `placement_groups` are those of `workers` by zone, which a head of an earlier version reads.
+    `placement_groups` are those of `workers` by zone.
     """
 
     cluster: pulumi.Input[str]
@@ -40,89 +38,24 @@ class ClusterInfo(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ClusterInfoArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:ClusterInfo", name, None, opts)
+        names = pulumi.Output.all(
+            cluster=args.cluster,
+            zone=args.network.zone,
+            subnets=dict(args.network.subnets),
+            group_names={kind: args.group_names[kind] for kind in args.scales},
+            provider_names={kind: args.provider_names[kind] for kind in args.scales},
+            placement_groups=dict(args.placement_groups),
+        )
         parameter = aws.ssm.Parameter(
             f"{name}-parameter",
             description="Instance types, zones, prices, groups and scaling of the Ray workers",
             type="String",
             # Not a secret, so a preview can show its changes.
-            insecure_value=pulumi.Output.json_dumps(_document(args)),
+            insecure_value=names.apply(
+                lambda names: json.dumps(document(args.nodes, args.scales, args.default_gpus, **names))
+            ),
             tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parameter = ResourceRef(name=parameter.name, arn=parameter.arn)
         self.register_outputs({"parameter_name": parameter.name})
-
-
-def _document(args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
-    """Content of the parameter.
-
-    Its own keys describe `workers` and `cpu-workers`, as they did before there were other pools, so that a stack
-    without these keeps its document, and a head that has not restarted can read it. `pools` has the other kinds.
-    """
-    worker, network = args.nodes[WORKERS], args.network
-    own = {kind: scale for kind, scale in args.scales.items() if kind in (WORKERS, CPU_WORKERS)}
-    pools = {kind: _node_group(kind, args) for kind in args.scales if kind not in own}
-    # A placement group would only limit the capacity for a single worker.
-    placement_groups = args.placement_groups if worker.max_count > 1 else {}
-    return {
-        "cluster": args.cluster,
-        "group": args.group_names[WORKERS],
-        "types": list(worker.instance_types),
-        "gpus": worker.task.gpus,
-        **({"gpu": worker.gpu} if worker.gpu != gpu_name(list(worker.instance_types)) else {}),
-        "default_gpus": args.default_gpus,
-        "zones": [
-            {
-                "zone": zone,
-                "subnet_id": in_zone(network.subnets, zone),
-                "placement_group": in_zone(placement_groups, zone) if placement_groups else None,
-            }
-            for zone in network.zones(worker.zones)
-        ],
-        "spot": worker.spot_count > 0,
-        "spread": worker.spread,
-        "prices": _prices(*(node for kind, node in args.nodes.items() if kind != "head")),
-        "disk_usd": worker.disk_usd,
-        "head_usd": max((price.on_demand for price in (args.nodes["head"].prices or {}).values()), default=None),
-        "scaling": {
-            kind: {
-                "min": scale.min_count,
-                "max": scale.max_count,
-                "idle_minutes": scale.idle_minutes,
-                "units": args.nodes[kind].units,
-                "group": args.group_names[kind],
-                "provider": args.provider_names[kind],
-            }
-            for kind, scale in own.items()
-        },
-        **({"pools": pools} if pools else {}),
-    }
-
-
-def _node_group(kind: str, args: ClusterInfoArgs) -> dict[str, pulumi.Input[object]]:
-    node, scale = args.nodes[kind], args.scales[kind]
-    return {
-        "pool": node.pool,
-        "zones": list(args.network.zones(node.zones)),
-        "types": list(node.instance_types),
-        "gpu": node.gpu,
-        "units": node.units,
-        "spot": node.spot_count > 0,
-        "min": scale.min_count,
-        "max": scale.max_count,
-        "default_nodes": scale.default_job_count,
-        "idle_minutes": scale.idle_minutes,
-        "group": args.group_names[kind],
-        "provider": args.provider_names[kind],
-        "disk_usd": node.disk_usd,
-    }
-
-
-def _prices(*nodes: NodeSpec) -> dict[str, float] | None:
-    """On-demand prices by instance type; None unless all are known."""
-    prices: dict[str, float] = {}
-    for node in nodes:
-        if node.prices is None:
-            return None
-        prices |= {name: price.on_demand for name, price in node.prices.items()}
-    return prices

@@ -67,6 +67,7 @@ class NodeGroup(pulumi.ComponentResource):
         placement_groups = self._placement_groups(name, args)
         self.placement_groups = {zone: group.name for zone, group in placement_groups.items()}
         # EC2 refuses to delete a placement group in use, so the group depends on it, also where its zone is an Output.
+        # In another zone the old one is deleted after the update, and with workers in it `pulumi up` ends in an error.
         needed = [*role_policies, *self._key_grants(name, args), *placement_groups.values()]
         self._group = self._auto_scaling_group(name, args, template, needed)
         self.group = ResourceRef(name=self._group.name, arn=self._group.arn)
@@ -290,7 +291,8 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
         return {"launch_template": aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, **latest)}
     distribution = aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
         on_demand_allocation_strategy="prioritized",
-        on_demand_base_capacity=node.on_demand_count if node.spot_count else 0,
+        # Of the groups of a pool, the first zone's alone: each starts its own base, also while the others have theirs.
+        on_demand_base_capacity=node.on_demand_count if node.spot_count and not node.shares else 0,
         on_demand_percentage_above_base_capacity=0 if node.spot_count else 100,
         spot_allocation_strategy="price-capacity-optimized",
     )

@@ -26,7 +26,7 @@ from infra.node_scaling import NodeScaling, NodeScalingArgs
 from infra.service import Service, ServiceArgs
 from infra.sessions import Sessions, SessionsArgs
 from infra.storage import Storage, StorageArgs
-from infra.tags import add_tags, name_prefix
+from infra.tags import add_tags, kind_in_names, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
 from ray_on_ecs.contract import WORKERS
@@ -123,7 +123,7 @@ class RayCluster(pulumi.ComponentResource):
             groups={kind: group.group for kind, group in node_groups.items()},
         )
         tasks = {
-            kind: TaskDefinition(f"{prefix}-{_singular(kind)}-task", kind_args, opts)
+            kind: TaskDefinition(f"{prefix}-{_singular(kind_in_names(prefix, kind))}-task", kind_args, opts)
             for kind, kind_args in task_args.items()
         }
         # Every service depends on the policies of all kinds, since a run needs all kinds of nodes until its end:
@@ -228,7 +228,8 @@ class RayCluster(pulumi.ComponentResource):
                 security=self._args.security,
                 managed_scaling=kind in self._plan.scales,
             )
-            node_groups[kind] = NodeGroup(f"{self._prefix}-{kind}", args, self._opts)
+            name = kind_in_names(self._prefix, kind)
+            node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)
         return node_groups
 
     def _cluster_info(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> ClusterInfo:
@@ -257,7 +258,7 @@ class RayCluster(pulumi.ComponentResource):
         """ECS services by kind, the head's first, and the scaling of the workers' services."""
         services = {}
         for kind, node in self._plan.nodes.items():
-            scale = self._plan.scales.get(kind)
+            scale, name = self._plan.scales.get(kind), kind_in_names(self._prefix, kind)
             # Nodes read the token only when they start, so a new token redeploys all of them.
             triggers = {"token": self._args.rotate_token}
             if scale:
@@ -274,7 +275,7 @@ class RayCluster(pulumi.ComponentResource):
                 registry_arn=None if scale else discovery.registry_arn,
                 after=after,
             )
-            services[kind] = Service(f"{self._prefix}-ray-{kind}", args, self._opts)
+            services[kind] = Service(f"{self._prefix}-ray-{name}", args, self._opts)
             if scale and scale.max_count:
                 scaling_args = NodeScalingArgs(
                     cluster=cluster.ref,
@@ -286,7 +287,7 @@ class RayCluster(pulumi.ComponentResource):
                     kind=kind,
                     node=node,
                 )
-                NodeScaling(f"{self._prefix}-{kind}-scaling", scaling_args, self._opts)
+                NodeScaling(f"{self._prefix}-{name}-scaling", scaling_args, self._opts)
         return services
 
     def _connection(self, **names: Any) -> pulumi.Output[dict[str, Any]]:

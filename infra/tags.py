@@ -12,6 +12,8 @@ import pulumi
 # IAM's limit of 64 characters, minus the longest suffix of a role ("-worker-task-execution") and Pulumi's ("-1a2b3c4").
 # The limit of 63 for buckets and DNS labels leaves more.
 LONGEST_PREFIX = 34
+# The longest prefix with a kind of node, before "-instance-role-1a2b3c4".
+LONGEST_KIND = 42
 HASH_LENGTH = 8
 # Prefixes that AWS reserves in names of capacity providers, parameters, documents, security groups or buckets.
 RESERVED = ("amazon", "aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "sthree-")
@@ -43,6 +45,16 @@ def name_prefix(name: str) -> str:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:HASH_LENGTH]
     return f"{allowed[: LONGEST_PREFIX - HASH_LENGTH - 1].rstrip('-')}-{digest}"
+
+
+def kind_in_names(prefix: str, kind: str) -> str:
+    """Kind of node in logical names; with a hash if the names of its roles would be too long for IAM."""
+    room = LONGEST_KIND - len(prefix) - 1
+    if len(kind) <= room:
+        return kind
+    # One less, since the longest suffix, "-task-execution", follows the singular of other kinds.
+    digest = hashlib.sha256(kind.encode()).hexdigest()[:6]
+    return f"{kind[: room - 8].rstrip('-')}-{digest}" if room > 8 else digest
 
 
 def birth_name() -> str:

@@ -17,7 +17,7 @@ def known(value: pulumi.Input[str]) -> str:
 
 
 def kind_of(pool: str, zone: str = "") -> str:
-    """Kind of a pool's nodes, e.g. h100-workers; in another zone than the pool's first, h100-workers-c."""
+    """Kind of a pool's nodes, e.g. h100-workers; in a zone of its own, h100-workers-c."""
     kind = {DEFAULT_POOL: WORKERS, CPU_POOL: CPU_WORKERS}.get(pool, f"{pool}-{WORKERS}")
     return f"{kind}-{zone[-1]}" if zone else kind
 
@@ -43,7 +43,6 @@ class Location:
         candidates: The zones among them of which the first `pulumi up` chooses one.
         existing: Existing network, or None if the cluster creates one.
         endpoints: Names of the endpoint services by AWS service, for a VPC without a NAT gateway.
-        offers: Zones that offer a type of a pool, and endpoints, by each pool without zones in `worker_pools`.
     """
 
     partition: str
@@ -55,7 +54,6 @@ class Location:
     candidates: tuple[str, ...] = ()
     existing: ExistingNetwork | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,25 @@ WORKERS, CPU_WORKERS = "workers", "cpu-workers"
 # Names of these two pools; `workerPools` adds others. A node's label NODE_GROUP_LABEL is the name of its pool, but the
 # default pool's nodes don't have it, and that of the CPU workers is CPU_WORKERS.
 DEFAULT_POOL, CPU_POOL = "default", "cpu"
+# Fields of the stack's arguments that are keys of these two pools; other keys are the default pool's.
+SETTINGS = {
+    DEFAULT_POOL: {
+        "instance_types": "worker_instance_types",
+        "zones": "availability_zones",
+        "min": "min_workers",
+        "initial": "worker_count",
+        "max": "max_workers",
+        "spot": "spot",
+        "on_demand": "on_demand_workers",
+        "root_volume_gib": "root_volume_gib",
+    },
+    CPU_POOL: {
+        "instance_types": "cpu_worker_instance_types",
+        "min": "min_cpu_workers",
+        "initial": "cpu_worker_count",
+        "max": "max_cpu_workers",
+    },
+}
 # GPUs by instance family, as EC2 names them; the stack stores others' names in the cluster info.
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html
 GPUS = {
@@ -91,6 +110,18 @@ def gpu_name(instance_types: list[str]) -> str:
 def label_of_pool(pool: str) -> str:
     """Return the label NODE_GROUP_LABEL of a pool's nodes; empty if they don't have it."""
     return {DEFAULT_POOL: "", CPU_POOL: CPU_WORKERS}.get(pool, pool)
+
+
+def field_of(pool: str, key: str) -> str:
+    """Return the field of the stack's arguments that is a pool's key, e.g. worker_pools.h100.max for `max`."""
+    own = SETTINGS.get(pool)
+    return own.get(key, SETTINGS[DEFAULT_POOL][key]) if own else f"worker_pools.{pool}.{key}"
+
+
+def key_of(field: str) -> str:
+    """Return the configuration key of a field, in camel case."""
+    first, *others = field.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in others)
 
 
 # Step adjustments of a scaling policy.

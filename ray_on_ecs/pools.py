@@ -12,12 +12,12 @@ from difflib import get_close_matches
 
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import (
-    CPU_POOL,
-    DEFAULT_POOL,
     INSTANCE_LABELS,
     NODE_GROUP_LABEL,
     ON_DEMAND,
     SPOT,
+    field_of,
+    key_of,
     label_of_pool,
 )
 from ray_on_ecs.errors import UsageError, counted
@@ -29,18 +29,6 @@ MARKET_LABEL = INSTANCE_LABELS["market"]
 GPU_LABEL, GPU_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
 # Name of a GPU that neither the stack nor `contract.GPUS` names; it may be any.
 UNKNOWN_GPU = "GPU"
-
-# Keys of the stack's configuration for the two pools that it describes outside `workerPools`.
-SETTINGS = {
-    DEFAULT_POOL: {
-        "min": "minWorkers",
-        "max": "maxWorkers",
-        "instanceTypes": "workerInstanceTypes",
-        "zones": "availabilityZones or subnetIds",
-        "spot": "spot",
-    },
-    CPU_POOL: {"min": "minCpuWorkers", "max": "maxCpuWorkers", "instanceTypes": "cpuWorkerInstanceTypes"},
-}
 
 
 @dataclass(frozen=True)
@@ -83,8 +71,7 @@ def kinds_by_pool(info: ClusterInfo) -> dict[str, list[str]]:
 
 def setting(pool: str, key: str) -> str:
     """Return the configuration key of a pool's value, such as `maxWorkers` or `workerPools.h100.max` for `max`."""
-    own = SETTINGS.get(pool)
-    return own.get(key, SETTINGS[DEFAULT_POOL][key]) if own else f"workerPools.{pool}.{key}"
+    return key_of(field_of(pool, key))
 
 
 def gpus_of(group: NodeGroup) -> int:

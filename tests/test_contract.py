@@ -324,7 +324,7 @@ def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
     (statements, allowed), (sessions, of_sessions) = allowed_by("trainer"), allowed_by("sessions")
     called = set()
     for path in (ROOT / "ray_on_ecs").rglob("*.py"):
-        for service, method in re.findall(r'\bcall\(\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', path.read_text()):
+        for service, method in re.findall(r'\bcall[(,]\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', path.read_text()):
             action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
             called.add(ACTIONS.get(action, action))
     assert called, "the calls are written in another way"

@@ -116,7 +116,10 @@ ACTIONS: dict[str, dict[str, str]] = {
     },
     "aws:ecs/clusterCapacityProviders:ClusterCapacityProviders": {
         # Before a provider leaves the cluster, its services are deleted (infra/config/services.py).
-        "ecs": "DeleteService DescribeClusters DescribeServices ListServices PutClusterCapacityProviders",
+        "ecs": (
+            "DeleteService DescribeClusters DescribeServices GetTaskProtection ListServices ListTasks "
+            "PutClusterCapacityProviders"
+        ),
     },
     "aws:ecs/service:Service": {
         "ecs": f"CreateService DeleteService DescribeServices UpdateService {TAGGED}",

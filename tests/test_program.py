@@ -667,7 +667,6 @@ def test_preview_evaluates_with_unknown_values(name: str) -> None:
         ("workerInstanceTypes", "p3dn.24xlarge"),
         ("workerInstanceTypes", "p4d.24xlarge"),  # exceeds the default quota of 64 vCPUs
         ("workerCount", "-1"),
-        ("minWorkers", "3"),
         ("maxWorkers", "1"),
         ("idleTimeoutMinutes", "1"),
         ("vpcId", "vpc-0a1b"),
@@ -740,12 +739,12 @@ POOLS = {
     "workers": ("worker", None),
     "workers-a": ("worker-a", None),
     "cpu-workers": ("cpu-worker", "cpu-workers"),
-    "h100-workers": ("h100-worker", "h100"),
+    "h100-workers-a": ("h100-worker-a", "h100"),
     "h100-workers-b": ("h100-worker-b", "h100"),
     "l4-workers": ("l4-worker", "l4"),
     "prep-workers": ("prep-worker", "prep"),
 }
-ZONES = {"workers-a": "a", "h100-workers": "a", "h100-workers-b": "b"}
+ZONES = {"workers-a": "a", "h100-workers-a": "a", "h100-workers-b": "b"}
 
 
 @pytest.fixture
@@ -780,7 +779,7 @@ def test_node_groups_of_a_pool_share_its_maximum(pools: Cloud) -> None:
         "workers": (0, 2, 4),
         "workers-a": (0, 0, 4),
         "cpu-workers": (0, 1, 1),
-        "h100-workers": (0, 0, 2),
+        "h100-workers-a": (0, 0, 2),
         "h100-workers-b": (0, 0, 2),
         "l4-workers": (1, 1, 3),
         "prep-workers": (0, 0, 2),
@@ -835,7 +834,7 @@ def test_runs_find_every_kind_in_the_cluster_info(pools: Cloud) -> None:
         "workers": ("default", ["us-west-2c"], "A10G", 1),
         "workers-a": ("default", ["us-west-2a"], "A10G", 1),
         "cpu-workers": ("cpu", ["us-west-2c"], "", 8),
-        "h100-workers": ("h100", ["us-west-2a"], "H100", 8),
+        "h100-workers-a": ("h100", ["us-west-2a"], "H100", 8),
         "h100-workers-b": ("h100", ["us-west-2b"], "H100", 8),
         "l4-workers": ("l4", ["us-west-2c"], "L4", 1),
         "prep-workers": ("prep", ["us-west-2c"], "", 32),

@@ -16,9 +16,8 @@ from typing import Annotated, Any, cast
 import pulumi
 
 from infra.config import rules
-from infra.config.fields import TYPES, Text, checked, key_of
+from infra.config.fields import Text, checked, from_text
 from infra.config.worker_pool import (
-    OWN_FIELDS,
     Pools,
     WorkerPoolArgs,
     check_pools,
@@ -28,7 +27,7 @@ from infra.config.worker_pool import (
 )
 from infra.errors import AS_WRITTEN, Refusal, SettingError
 from infra.types import Alerts, Scale, SecurityOptions
-from ray_on_ecs.contract import DEFAULT_POOL
+from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, key_of
 
 # Namespaces of keys that belong to providers and to Pulumi instead of a project.
 PROVIDERS = ("aws", "awsx", "pulumi")
@@ -54,13 +53,13 @@ class RayClusterArgs:
     min_workers: Annotated[int, rules.at_least_0] = 0
     """Minimum number of GPU workers, kept by the idle scale-in."""
     max_workers: Annotated[int, rules.at_least_0] = 0
-    """Maximum number of GPU workers that jobs may request, at least worker_count; 0 means worker_count."""
+    """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: Annotated[int, rules.idle_timeout] = 30
     """Idle time in minutes (15 to 1440) after which workers are scaled in; 0 disables the scale-in."""
     spot: bool = False
     """Run GPU workers on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
-    """Number of GPU workers kept on demand when spot is true."""
+    """Number of GPU workers kept on demand when spot is true, in the first zone."""
     cpu_worker_instance_types: Sequence[str] = ()
     """EC2 instance types of the CPU workers for data preprocessing, e.g. c6i.2xlarge; empty for no CPU workers."""
     cpu_worker_count: Annotated[int, rules.at_least_0] = 0
@@ -68,7 +67,7 @@ class RayClusterArgs:
     min_cpu_workers: Annotated[int, rules.at_least_0] = 0
     """Minimum number of CPU workers, kept by the idle scale-in."""
     max_cpu_workers: Annotated[int, rules.at_least_0] = 0
-    """Maximum number of CPU workers that jobs may request, at least cpu_worker_count; 0 means cpu_worker_count."""
+    """Maximum number of CPU workers that jobs may request; 0 means cpu_worker_count, or min_cpu_workers if larger."""
     worker_pools: Mapping[str, WorkerPoolArgs | Mapping[str, Any]] = field(default_factory=Pools)
     """Further pools of workers by name, e.g. h100, among which runs choose; an object for each, with its own keys."""
     redeploy_workers: str = ""
@@ -82,7 +81,7 @@ class RayClusterArgs:
     subnet_ids: Sequence[Text] = ()
     """Private subnets of that VPC for all instances and tasks, in different availability zones."""
     availability_zones: Sequence[str] = ()
-    """Zones, e.g. us-west-2b, by default one; the first has all nodes but GPU workers, which have a group in each."""
+    """Zones in order of preference, e.g. us-west-2b; GPU workers have a group in each, other nodes are in the first."""
     spread_zones: bool = False
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool = True
@@ -178,7 +177,7 @@ class RayClusterArgs:
         """Pools by name: `default`, `cpu` if there are CPU workers, and those of worker_pools."""
         own = {
             pool: WorkerPoolArgs(**{key: getattr(self, name) for key, name in keys.items()})
-            for pool, keys in OWN_FIELDS.items()
+            for pool, keys in SETTINGS.items()
             if pool == DEFAULT_POOL or self.cpu_worker_instance_types
         }
         return {**own, **cast("Pools", self.worker_pools)}  # checked by __post_init__
@@ -241,35 +240,8 @@ def _read(name: str, default: Any) -> Any:
         except pulumi.ConfigTypeError as error:
             hint = f"use e.g. `pulumi config set --path '{key}.h100.instanceTypes[0]' p5.48xlarge`"
             raise SettingError(name, error.value, "is not an object", hint) from error
-    getters = {bool: config.get_bool, int: config.get_int, float: config.get_float}
-    try:
-        value = getters.get(type(default), config.get)(key)
-    except pulumi.ConfigTypeError as error:
-        _, problem, hint = TYPES[type(default)]
-        raise SettingError(name, error.value, problem, hint.format(default or 5)) from error
-    if not isinstance(value, str):
-        return value
-    if isinstance(default, tuple | dict) and value.strip().startswith(("[", "{")):
-        hint = f"use `pulumi config set {key} {'a,b' if isinstance(default, tuple) else 'a=1,b=2'}`, without --path"
-        raise SettingError(name, value, "is JSON", hint)
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    match default:
-        case tuple():
-            return tuple(parts)
-        case dict():
-            pairs = [_pair(name, part) for part in parts]
-            for key, _ in pairs:
-                if [other for other, _ in pairs].count(key) > 1:
-                    raise SettingError(name, key, "is set twice", "set each name once")
-            return dict(pairs)
-    return value.strip()
-
-
-def _pair(name: str, text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise SettingError(name, text, "is not key=value", "use key=value pairs, separated by commas")
-    return key.strip(), value.strip()
+    text = config.get(key)
+    return text if text is None else from_text(name, text, default)
 
 
 def _check_keys() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, get_args
 
 import pulumi
@@ -22,10 +24,42 @@ TYPES: dict[type, tuple[tuple[type, ...], str, str]] = {
 }
 
 
-def key_of(name: str) -> str:
-    """Configuration key of a field, in camel case."""
-    first, *rest = name.split("_")
-    return first + "".join(word.title() for word in rest)
+def from_text(name: str, text: str, default: Any) -> Any:
+    """Value of a configuration's text in the type of its default; the text itself if it is of another type.
+
+    Raises:
+        SettingError: The text is JSON, or a pair lacks its key or has that of another.
+    """
+    text = text.strip()
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    match default:
+        case bool():
+            return {"true": True, "false": False}.get(text, text)
+        case int() if re.fullmatch("-?[0-9]{1,9}", text):
+            return int(text)
+        case float():
+            with suppress(ValueError):
+                return float(text)
+        case tuple() | dict() if text.startswith(("[", "{")):
+            hint = "use text without brackets, separated by commas, as in "
+            raise SettingError(name, text, "is JSON", hint + ("a,b" if isinstance(default, tuple) else "a=1,b=2"))
+        case tuple():
+            return tuple(parts)
+        case dict():
+            return _pairs(name, parts)
+    return text
+
+
+def _pairs(name: str, parts: Iterable[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = (text.strip() for text in part.partition("="))
+        if not equals:
+            raise SettingError(name, part, "is not key=value", "use key=value pairs, separated by commas")
+        if key in pairs:
+            raise SettingError(name, key, "is set twice", "set each name once")
+        pairs[key] = value
+    return pairs
 
 
 def checked(name: str, value: Any, default: Any, annotation: Any) -> Any:

@@ -5,7 +5,6 @@ of rules and subnets (one in each zone).
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_LaunchTemplateOverrides.html
 https://docs.aws.amazon.com/systems-manager/latest/userguide/parameter-store-advanced-parameters.html
-https://docs.aws.amazon.com/general/latest/gr/ecs-service.html
 """
 
 from __future__ import annotations
@@ -15,24 +14,22 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from infra.config.args import RayClusterArgs
-from infra.config.worker_pool import FIELD, OWN_FIELDS
+from infra.config.worker_pool import FIELD
 from infra.definitions import policies
-from infra.errors import Refusal, SettingError
-from infra.types import Location, NodeSpec, known
-from ray_on_ecs.contract import CPU_WORKERS, WORKERS, secrets_prefix
+from infra.definitions.cluster_info import document
+from infra.errors import Refusal
+from infra.types import Location, NodeSpec, Scale, known
+from ray_on_ecs.contract import SETTINGS, WORKERS, secrets_prefix
 
 # The most tags that the stack and ECS add to one resource, e.g. Name, project and stack.
 OWN_TAGS = 6
-# Sizes of a task definition without `environment`, and of ClusterInfo's parameter without types and zones.
-OWN_DEFINITION, OWN_PARAMETER = 6000, 500
+# Size of a task definition without `environment`.
+OWN_DEFINITION = 6000
 # The longest that Pulumi and the program add to a cluster's prefix in a name: "-cluster-info-parameter-1a2b3c4".
 SUFFIX = 32 * "x"
 # What they add to a prefix with a kind of worker in the names of group, capacity provider and service.
 GROUP_SUFFIX, PROVIDER_SUFFIX, SERVICE_SUFFIX = "-group-1a2b3c4", "-capacity-provider-1a2b3c4", "-ray-service-1a2b3c4"
-# IAM's limit of a role's name, and the longest that follows a kind of worker in one: "-instance-role-1a2b3c4".
-LONGEST_ROLE, ROLE_SUFFIX = 64, len("-instance-role-1a2b3c4")
-# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-quotas.html
-MOST_PROVIDERS = 20
+FEWER_POOLS = "use fewer pools, or fewer zones of a pool"
 
 
 class Limit(NamedTuple):
@@ -51,11 +48,11 @@ def check(
     prefix: str,
     location: Location,
     nodes: Mapping[str, NodeSpec],
+    scales: Mapping[str, Scale],
     default_tags: Mapping[str, str],
 ) -> None:
     """Raise a Refusal for a setting beyond a limit; `nodes` are head and workers, and Outputs are not counted."""
-    _check_names(prefix, nodes)
-    for limit in (*_of_roles(args, prefix, location, nodes), *_of_nodes(prefix, location, nodes)):
+    for limit in (*_of_roles(args, prefix, location, nodes), *_of_nodes(prefix, location, nodes, scales)):
         _compare(limit)
     tags = len({*args.tags, *default_tags})
     less = "use fewer, here or in the AWS provider's default tags (aws:defaultTags)"
@@ -72,55 +69,30 @@ def _compare(limit: Limit) -> None:
         raise Refusal(limit.field, text)
 
 
-def _check_names(prefix: str, nodes: Mapping[str, NodeSpec]) -> None:
-    """Refuse names of pools that are too long for the names of their roles."""
-    for kind, node in sorted(nodes.items(), key=lambda item: -len(item[0])):  # the longest of a pool first
-        size = len(f"{prefix}-{kind}") + ROLE_SUFFIX
-        if size > LONGEST_ROLE and node.pool:
-            most = len(node.pool) - (size - LONGEST_ROLE)
-            is_long = node.pool not in OWN_FIELDS and most > 0
-            hint = f"use at most {most} characters" if is_long else "use a shorter name of the cluster"
-            problem = f"makes names of {size} characters for roles, of at most {LONGEST_ROLE}"
-            raise SettingError(node.key if node.pool in OWN_FIELDS else FIELD, node.pool, problem, hint)
-
-
-def _of_nodes(prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:
+def _of_nodes(
+    prefix: str, location: Location, nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale]
+) -> Iterator[Limit]:
     for node in nodes.values():
         count = len(node.instances)
         yield Limit(node.key, count, count, 40, "instance types of an Auto Scaling group")
-    pools = {node.pool for node in nodes.values()} - OWN_FIELDS.keys() - {""}
-    less = "use fewer pools, or fewer zones of a pool"
-    yield Limit(FIELD, len(pools), len(nodes), MOST_PROVIDERS, "capacity providers of a cluster", less)
-    # The document of infra/cluster_info.py.
-    names = {kind: (f"{prefix}-{kind}{GROUP_SUFFIX}", f"{prefix}-{kind}{PROVIDER_SUFFIX}") for kind in nodes}
+    zones = {zone for node in nodes.values() for zone in node.zones} | {f"{location.region}a"}
+    content = document(
+        nodes,
+        scales,
+        1000,
+        cluster=prefix + SUFFIX,
+        zone=f"{location.region}a",
+        subnets=dict.fromkeys(zones, f"subnet-{17 * '0'}"),
+        group_names={kind: f"{prefix}-{kind}{GROUP_SUFFIX}" for kind in nodes},
+        provider_names={kind: f"{prefix}-{kind}{PROVIDER_SUFFIX}" for kind in nodes},
+        placement_groups={zone: f"{prefix}-{WORKERS}-placement-{zone}-1a2b3c4" for zone in zones},
+    )
+    pools = {node.pool for node in nodes.values()} - SETTINGS.keys() - {""}
     workers = nodes[WORKERS]
-    types = dict.fromkeys(name for node in nodes.values() if node.pool for name in node.instance_types)
-    zone = {"zone": "ap-southeast-2a", "subnet_id": f"subnet-{17 * '0'}", "placement_group": prefix + SUFFIX}
-    parts: list[object] = [workers.instance_types, dict.fromkeys(types, 123.456)]
-    parts.append([zone] * (len(location.worker_zones) if workers.spread else 1))
-    parts.append([names[kind] for kind in (WORKERS, CPU_WORKERS) if kind in nodes])
-    others = {kind: node for kind, node in nodes.items() if node.pool and kind not in (WORKERS, CPU_WORKERS)}
-    if others:
-        parts.append({"pools": {kind: _described(node, *names[kind]) for kind, node in others.items()}})
-    size = OWN_PARAMETER + len(json.dumps(parts))
-    field, count, less = (FIELD, len(pools), less) if pools else (workers.key, len(types), "use fewer")
+    count = len(dict.fromkeys(name for node in nodes.values() if node.pool for name in node.instance_types))
+    field, count, less = (FIELD, len(pools), FEWER_POOLS) if pools else (workers.key, count, "use fewer")
+    size = len(json.dumps(content))
     yield Limit(field, count, size, 4096, "characters of the cluster's SSM parameter", less)
-
-
-def _described(node: NodeSpec, group: str, provider: str) -> dict[str, object]:
-    """Node group in the SSM parameter, with the longest values."""
-    numbers = dict.fromkeys(("units", "min", "max", "default_nodes", "idle_minutes"), 1000)
-    return {
-        "pool": node.pool,
-        "zones": node.zones or ["ap-southeast-2a"],
-        "types": node.instance_types,
-        "gpu": node.gpu,
-        "spot": False,
-        **numbers,
-        "group": group,
-        "provider": provider,
-        "disk_usd": 0.0123,
-    }
 
 
 def _of_roles(args: RayClusterArgs, prefix: str, location: Location, nodes: Mapping[str, NodeSpec]) -> Iterator[Limit]:
@@ -164,13 +136,13 @@ def _of_roles(args: RayClusterArgs, prefix: str, location: Location, nodes: Mapp
         if node.pool
     ]
     parts = {"data_buckets": (buckets, len("".join(buckets))), "job_secrets": (secrets, len("".join(secrets)))}
-    pools = [pool for pool in args.pools if pool not in OWN_FIELDS]
+    pools = [pool for pool in args.pools if pool not in SETTINGS]
     if pools:
         parts[FIELD] = (pools, sum(scaling))
     field = max(parts, key=lambda name: parts[name][1])
     less = "use fewer, whole buckets in place of prefixes, or a managed policy (task_policy_arns)"
     if field == FIELD:
-        less = "use fewer pools, or fewer zones of a pool"
+        less = FEWER_POOLS
     what = "characters of a role's inline policies"
     yield Limit(field, len(parts[field][0]), own + sum(scaling), 10240, what, less)
 

@@ -6,21 +6,21 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import pool_zones
 from infra.config.args import RayClusterArgs
 from infra.config.lookups import REFUSE, WARN, Question, ask
-from infra.config.pool_zones import Offerings
-from infra.config.worker_pool import OWN_FIELDS, field_of
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.errors import Refusal, SettingError, error_reason, warn
 from infra.types import ExistingNetwork, Location
+from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, field_of
 
+# Availability zones by instance type or endpoint service.
+Offerings = dict[str, set[str]]
 # https://www.pulumi.com/registry/packages/aws/installation-configuration/
 ALLOWED = "aws:allowedAccountIds"
 # Services that agents, containers and jobs call. S3 always has a gateway endpoint.
@@ -152,31 +152,23 @@ def locate(
     by_type = _offerings(args, caller.region, worker_zones, opts)
     suitable = _common_zones(args, caller.region, zones, by_type, by_service)
     _check_zones(args, caller.region, zones, worker_zones, suitable, by_type, by_service, existing)
-    offers = pool_zones.check(args, zones, by_type, by_service, existing)
-    location = Location(
+    _check_zones_of_pools(args, caller.region, zones, by_type, existing)
+    return Location(
         **vars(caller),
         zones=zones,
         worker_zones=worker_zones,
         suitable=suitable,
+        candidates=() if existing else worker_zones[:1] or _best(args, suitable, by_type),
         existing=existing,
         endpoints=endpoints,
-        offers=offers,
     )
-    if worker_zones:
-        pool_zones.check_without(args, location, worker_zones[0])
-        return replace(location, candidates=() if existing else worker_zones[:1])
-    suitable = tuple(zone for zone in suitable if all(zone in offered for offered in offers.values()))
-    if not suitable:
-        pool_zones.check_without(args, location, location.suitable[0])
-    return replace(location, suitable=suitable, candidates=_best(args, suitable, by_type))
 
 
 def check_zone(args: RayClusterArgs, location: Location, zone: str) -> str:
     """Zone that the state keeps, if it still suits; SettingError otherwise."""
     if not location.worker_zones and zone not in location.suitable:
-        pool_zones.check_without(args, location, zone)
         problem = f"is empty, and the cluster's zone {zone} does not offer {_types(args)}"
-        hint = f"use {' or '.join(location.suitable)}, and the cluster moves there"
+        hint = f"use {' or '.join(location.suitable)}, and the cluster moves there{_or_zones(args)}"
         raise SettingError("availability_zones", "", problem, hint)
     return zone
 
@@ -252,10 +244,10 @@ def _endpoints(
 def _common_zones(
     args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, by_service: Offerings
 ) -> tuple[str, ...]:
-    """Zones with subnets that offer all endpoints, and a type of head, GPU and CPU workers each; never none."""
+    """Zones with subnets that offer all endpoints, and a type of the head and of each pool there; never none."""
     needs = [
         (key, ",".join(names), set().union(*(by_type[name] for name in names)))
-        for key, names in _own_types(args).items()
+        for key, names in _types_by_field(args).items()
     ]
     needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
     common, others = {*zones}, [region]
@@ -268,7 +260,8 @@ def _common_zones(
             problem = f"is not offered in any zone of {region}" + (
                 f" together with {' and '.join(others[1:])}" if others[1:] else ""
             )
-            raise SettingError(key, value, problem, "use another type or another region")
+            hint = f"use another type or another region{_or_zones(args)}"
+            raise SettingError(key, value, problem, hint)
         common &= offered
         others.append(value)
     return tuple(sorted(common))
@@ -289,7 +282,9 @@ def _check_zones(
         problem = f"must be zones of subnet_ids, {', '.join(existing.subnets)}"
         hint = "use some of these, or leave it empty for all"
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
-    for_workers = set[str]().union(*(by_type[name] for name in args.worker_instance_types))
+    for_workers = {*zones}
+    if args.pools[DEFAULT_POOL].most:
+        for_workers &= set[str]().union(*(by_type[name] for name in args.worker_instance_types))
     for_workers = for_workers.intersection(*by_service.values())
     field = "subnet_ids" if existing and not args.availability_zones else "availability_zones"
     for number, zone in enumerate(zones):
@@ -301,26 +296,52 @@ def _check_zones(
             types = " or ".join(args.worker_instance_types) if number else _types(args)
             subnet = existing.subnets[zone] if existing and field == "subnet_ids" else zone
             problem = f"does not offer {types}" if subnet == zone else f"is in {zone}, which does not offer {types}"
-            hint = f"use {' or '.join(sorted(fit))}, or another type"
+            hint = f"use {' or '.join(sorted(fit))}, or another type{'' if number else _or_zones(args)}"
+            if field == "subnet_ids":
+                hint += ", or name the zones of the others in availability_zones"
             raise SettingError(field, subnet if isinstance(subnet, str) else zone, problem, hint)
 
 
+def _check_zones_of_pools(
+    args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, existing: ExistingNetwork | None
+) -> None:
+    """Refuse zones of a pool in `worker_pools` without a subnet or its types."""
+    for name, pool in args.pools.items():
+        if name in SETTINGS:
+            continue
+        offered = set[str]().union(*(by_type[each] for each in pool.instance_types)) if pool.most else {*zones}
+        for zone in pool.zones:
+            if zone not in offered.intersection(zones):
+                absent = "has no subnet in subnet_ids" if existing else f"is not an availability zone of {region}"
+                lacking = f"does not offer {' or '.join(pool.instance_types)}"
+                hint = f"use {' or '.join([*sorted(offered.intersection(zones)), 'another type'])}"
+                raise SettingError(field_of(name, "zones"), zone, lacking if zone in zones else absent, hint)
+
+
 def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, set[str]]) -> tuple[str, ...]:
-    """Zones that offer most of the workers' types: these are the capacity pools, for on-demand and spot alike."""
-    variety = Counter(zone for name in args.worker_instance_types for zone in by_type[name])
+    """Zones that offer most of the types: these are the capacity pools, for on-demand and spot alike."""
+    variety = Counter(zone for names in _types_by_field(args).values() for name in names for zone in by_type[name])
     most = max(variety[zone] for zone in suitable)
     return tuple(zone for zone in suitable if variety[zone] == most)
 
 
 def _types(args: RayClusterArgs) -> str:
-    """Instance types of head, GPU and CPU workers, and endpoints, for messages."""
-    types = " and ".join(sorted({" or ".join(names) for names in _own_types(args).values()}))
+    """Instance types that the head's zone offers, and endpoints, for messages."""
+    types = " and ".join(sorted({" or ".join(names) for names in _types_by_field(args).values()}))
     return types if args.nat_gateway else f"{types} and VPC endpoints"
 
 
-def _own_types(args: RayClusterArgs) -> dict[str, Sequence[str]]:
-    """Instance types of head, GPU and CPU workers, by field."""
-    own = {
-        field_of(name, "instance_types"): pool.instance_types for name, pool in args.pools.items() if name in OWN_FIELDS
+def _types_by_field(args: RayClusterArgs) -> dict[str, Sequence[str]]:
+    """Instance types by field of what is in the head's zone: the head, and pools without other zones."""
+    there = {
+        field_of(name, "instance_types"): pool.instance_types
+        for name, pool in args.pools.items()
+        if pool.most and (name == DEFAULT_POOL or not pool.zones)
     }
-    return {"head_instance_type": (args.head_instance_type,), **own}
+    return {"head_instance_type": (args.head_instance_type,), **there}
+
+
+def _or_zones(args: RayClusterArgs) -> str:
+    """Way out for a type of a pool in `worker_pools` that the head's zone lacks."""
+    are_there = any(name not in SETTINGS and pool.most and not pool.zones for name, pool in args.pools.items())
+    return ", or set the pool's zones" if are_there else ""

@@ -238,11 +238,11 @@ def dhcp_options(cidr_block: str) -> list[Rule]:
     ]
 
 
-def subnet(vpc_id: str, nodes: int) -> list[Rule]:
+def subnet(vpc_id: str, nodes_in: Callable[[str], int]) -> list[Rule]:
     """Rules for a subnet; in awsvpc mode a node takes an address for its instance and one for its task."""
 
-    def has_room(cidr: str) -> bool:
-        return ipaddress.ip_network(cidr).num_addresses - 5 >= 2 * nodes
+    def has_room(cidr: str, zone: str) -> bool:
+        return ipaddress.ip_network(cidr).num_addresses - 5 >= 2 * nodes_in(zone)
 
     return [
         Rule("vpc_id", (vpc_id,), "is part of {}"),
@@ -250,7 +250,7 @@ def subnet(vpc_id: str, nodes: int) -> list[Rule]:
         Rule("outpost_arn", EMPTY, "is on an Outpost"),
         Rule("ipv6_native", (False,), "has no IPv4 addresses"),
         warning("map_public_ip_on_launch", (False,), "is public, and the instances have no public addresses", PRIVATE),
-        warning("cidr_block", has_room, f"({{}}) has too few addresses for {nodes} nodes"),
+        warning("cidr_block availability_zone", has_room, "({}) has too few addresses for the nodes in its zone"),
         warning("available_ip_address_count", lambda free: free >= 2, "has {} free addresses, and a node takes two"),
     ]
 

@@ -18,12 +18,12 @@ import pulumi_aws as aws
 from infra.config import buckets
 from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
-from infra.config.worker_pool import field_of
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
 from infra.errors import SettingError, error_reason, is_absent, warn
 from infra.types import ExistingNetwork, NodeSpec, known
+from ray_on_ecs.contract import DEFAULT_POOL, field_of
 
 if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
@@ -158,7 +158,7 @@ def _key(args: RayClusterArgs) -> Iterator[Question]:
         call = partial(aws.kms.get_key, key_id=key)
         yield Question("kms_key_arn", key, "kms:DescribeKey", call, rules.KEY)
     roles = {"AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com"} if args.kms_key_arn else {}
-    on_spot = [field_of(name, "spot") for name, pool in args.pools.items() if pool.spot]
+    on_spot = [field_of(name, "spot") for name, pool in args.pools.items() if pool.spot_count]
     if on_spot:
         roles["AWSServiceRoleForEC2Spot"] = "spot.amazonaws.com"
     for name, service in roles.items():
@@ -198,7 +198,8 @@ def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[
     if image and image["account"] == caller.account:
         which = {"image_digest": digest} if digest else {"image_tag": name[image.end() :].lstrip(":")}
         call = partial(aws.ecr.get_image, repository_name=image["name"], region=image["region"], **which)
-        field, disk_gib = min((_disk(args, name) for name in ("", *args.pools)), key=lambda disk: disk[1])
+        pools = [name for name, pool in args.pools.items() if pool.most]
+        field, disk_gib = min((_disk(args, name) for name in ("", *pools)), key=lambda disk: disk[1])
         conditions = rules.ecr_image(field, disk_gib)
         hint = "push it first, or leave it empty to build docker/"
         found = ask(Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint), opts)
@@ -216,7 +217,8 @@ def check_machine_images(args: RayClusterArgs, nodes: Iterable[NodeSpec], opts: 
     """Look up the nodes' AMIs: those of the settings, and those that public SSM parameters name now."""
     kinds: dict[str, list[NodeSpec]] = {}
     for node in nodes:
-        kinds.setdefault(node.ami_id, []).append(node)
+        if node.max_count:
+            kinds.setdefault(node.ami_id, []).append(node)
     for ami_id, group in kinds.items():
         gpus = any(node.task.gpus for node in group)
         field = "worker_ami_id" if gpus else "head_ami_id"
@@ -252,8 +254,8 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
         call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
         ask(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, rules.dhcp_options(vpc.cidr_block)), opts)
-    conditions = rules.subnet(vpc_id, 1 + sum(pool.most for pool in args.pools.values()))
     subnets: dict[str, pulumi.Input[str]] = {}
+    conditions = rules.subnet(vpc_id, lambda zone: _most_in(args, zone, [*args.availability_zones, *subnets, zone][0]))
     for name in _known(*args.subnet_ids):
         call, hint = partial(aws.ec2.get_subnet, id=name), f"use another subnet of {vpc_id}"
         question = Question("subnet_ids", name, "ec2:DescribeSubnets", call, conditions, hint, denied=REFUSE)
@@ -264,6 +266,13 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
         call = partial(_route_table, name, vpc.main_route_table_id if vpc else "")
         ask(Question("subnet_ids", name, "ec2:DescribeRouteTables", call, rules.ROUTES, absent=IGNORE), opts)
     return ExistingNetwork(vpc_id=vpc_id, subnets=subnets)
+
+
+def _most_in(args: RayClusterArgs, zone: str, first: str) -> int:
+    """Maximum number of nodes in a zone; the first has the head and pools without zones."""
+    zones = {name: pool.zones or (first,) for name, pool in args.pools.items()}
+    zones[DEFAULT_POOL] = args.availability_zones or (zone,)
+    return (zone == first) + sum(pool.most for name, pool in args.pools.items() if zone in zones[name])
 
 
 def _route_table(subnet_id: str, main_id: str, opts: Options) -> Any:
@@ -305,6 +314,7 @@ def instance_types(
 
 def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType:
     gpu = answer.gpuses[0] if answer.gpuses else None
+    others = answer.neuron_devices, answer.inference_accelerators, answer.fpgas, answer.media_accelerators
     return InstanceType(
         name=name,
         vcpus=answer.default_vcpus,
@@ -317,6 +327,7 @@ def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType
         boot_modes=tuple(answer.boot_modes or ()),
         tpm=answer.nitro_tpm_support != "unsupported",
         disk_mb=answer.ebs_performance_maximum_throughput or 0,
+        accelerators=tuple(dict.fromkeys(device.name for devices in others for device in devices or ())),
     )
 
 

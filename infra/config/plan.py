@@ -15,14 +15,13 @@ import pulumi_aws as aws
 from infra.config import docker, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
-from infra.config.worker_pool import OWN_FIELDS, field_of
 from infra.definitions.addresses import private_addresses
 from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
 from infra.definitions.user_data import machine_image
 from infra.errors import SettingError, warn
 from infra.tags import stack_tags
 from infra.types import Location, NodeSpec, Scale, kind_of
-from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, WORKERS
+from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS, WORKERS, field_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,8 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     tags = aws.get_default_tags(opts=opts).tags
     rules.default_tags(tags, {*args.tags, "Name", *stack_tags()})
     nodes = dict(zip(nodes, priced, strict=True))
-    limits.check(args, prefix, location, nodes, tags)
+    scales = _scales(args, nodes)
+    limits.check(args, prefix, location, nodes, scales, tags)
     _warn_of_unused(args, nodes)
     if pulumi.runtime.is_dry_run():
         for line in prices.lines(*priced):
@@ -104,7 +104,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     return Plan(
         location=location,
         nodes=nodes,
-        scales=_scales(args, nodes),
+        scales=scales,
         gpus=args.scale(DEFAULT_POOL).default_job_count * nodes[WORKERS].task.gpus,
         image_uri=image_uri,
         default_tags=tags,
@@ -118,7 +118,7 @@ def _warn_of_unused(args: RayClusterArgs, nodes: Mapping[str, NodeSpec]) -> None
     if not any(node.max_count and node.task.gpus for node in nodes.values()):
         warn("max_workers: is 0, like worker_count, so that no run can have a GPU; set it, e.g. to 2")
     for name, pool in args.pools.items():
-        if name not in OWN_FIELDS and not pool.most:
+        if name not in SETTINGS and not pool.most:
             field = field_of(name, "max")
             warn(f"{field}: is 0, like initial and min, so that no run can use the pool; set it, e.g. to 2")
 
@@ -147,7 +147,11 @@ def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec]) -> None:
 
 
 def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions | None) -> dict[str, NodeSpec]:
-    """Node specifications by kind. A pool without zones is in the head's, which is the first of the default pool."""
+    """Node specifications by kind. A pool without zones is in the head's, which is the first of the default pool.
+
+    A kind with a zone has its letter, so that another order of a pool's zones replaces nothing. Only the default pool's
+    first zone has none.
+    """
     here, key = location.worker_zones[:1], "head_instance_type"
     answers: dict[str, Any] = {}  # of EC2 by instance type, which several pools may have
     instances = lookups.instance_types(
@@ -164,15 +168,15 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     )
     nodes = {"head": head}
     for name, pool in args.pools.items():
-        spread = args.spread_zones and name == DEFAULT_POOL
-        node = _node(args, name, location.region, opts, answers)
-        zones = location.worker_zones if name == DEFAULT_POOL else pool.zones or here
-        if spread or not zones:
-            nodes[kind_of(name)] = replace(node, zones=zones, spread=spread)
-            continue
-        for number, zone in enumerate(zones):
-            kind = kind_of(name, zone if number else "")
-            nodes[kind] = replace(node, zones=(zone,), shares=number > 0)
+        node, zones = _node(args, name, location.region, opts, answers), pool.zones
+        if name == DEFAULT_POOL:
+            first, zones = (location.worker_zones, ()) if args.spread_zones else (here, location.worker_zones[1:])
+            nodes[WORKERS] = replace(node, zones=first, spread=args.spread_zones)
+        elif not zones:
+            nodes[kind_of(name)] = replace(node, zones=here)
+        for zone in zones:
+            shares = name == DEFAULT_POOL or zone != zones[0]
+            nodes[kind_of(name, zone)] = replace(node, zones=(zone,), shares=shares)
     return nodes
 
 

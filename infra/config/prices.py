@@ -41,19 +41,31 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
 
     `zones` are those of nodes whose zone the state keeps. The node groups of a pool have the spot prices of all of its
     zones, since each can have all of its instances.
-    Without all on-demand prices, the nodes are returned unchanged, with one warning.
+    A node with a type whose price is unknown is returned without prices, as are all if the list can't be read.
     """
     names = {name for node in nodes for name in node.instance_types}
+    used = {name for node in nodes if node.max_count for name in node.instance_types}
+    on_demand: dict[str, float] = {}
+    unknown = []
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
-        on_demand = {name: hourly_usd(price_list, region, name) for name in sorted(names)}
+        for name in sorted(names):
+            try:
+                on_demand[name] = hourly_usd(price_list, region, name)
+            except LookupError as cause:  # as of types that are only sold in Capacity Blocks
+                unknown += [error_reason(cause)] if name in used else []
     except UNREADABLE as cause:
         warn(f"cost estimate is not available (pricing:GetProducts: {error_reason(cause)}); continuing")
         return list(nodes)
+    if unknown:
+        warn(f"cost estimate is not available (pricing:GetProducts: {', '.join(unknown)}); continuing")
     disk_usd = _disk_usd(price_list, region, *nodes)
     on_spot: dict[str, dict[str, float]] = {}
     priced = []
     for node in nodes:
+        if not on_demand.keys() >= {*node.instance_types}:
+            priced.append(node)
+            continue
         if spot and node.spot_count and node.pool not in on_spot:
             of_pool = sorted({zone for other in nodes if other.pool == node.pool for zone in other.zones})
             on_spot[node.pool] = _spot_prices(region, node, of_pool or zones)
@@ -114,30 +126,35 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         return
     estimated = estimate(*nodes)
     if estimated is None:
+        types = " and ".join(" or ".join(node.instance_types) for node in nodes if node.max_count and not node.prices)
         hint = "grant the caller pricing:GetProducts, or set it to 0 for no limit"
-        raise SettingError("max_hourly_usd", limit, "can't be checked without prices", hint)
+        raise SettingError("max_hourly_usd", limit, f"can't be checked without the prices of {types}", hint)
     if estimated <= limit:
         return
     counted = [node for node in nodes if node.max_count and not node.shares]
     problem = f"is below the {estimated:g} USD per hour of {' and '.join(map(str, counted))}"
-    dearest = max(counted, key=lambda node: (bool(node.pool), estimate(node) or 0))
-    fewer = f"fewer ({counts_of(dearest.pool)}) or smaller instances" if dearest.pool else "a smaller instance"
+    most_expensive = max(counted, key=lambda node: (bool(node.pool), estimate(node) or 0))
+    pool = most_expensive.pool
+    fewer = f"fewer ({counts_of(pool)}) or smaller instances" if pool else "a smaller instance"
     raise SettingError("max_hourly_usd", limit, problem, f"raise it, or use {fewer}")
 
 
 def lines(*nodes: NodeSpec) -> list[str]:
-    """A line for each pool that can have nodes: name, instances and the most that they cost."""
+    """Lines for the head, each pool that can have nodes, and all: instances and the most that they cost."""
     texts = []
     for node in nodes:
-        if not node.pool or node.shares or not node.max_count:
+        if node.shares or not node.max_count:
             continue
-        usd = estimate(node)
-        cost = "cost unknown" if usd is None else f"at most {usd:.2f} USD per hour"
         markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
-        texts.append(f"pool {node.pool}: {instances}, {market}, {cost}")
-    return texts
+        texts.append(f"{f'pool {node.pool}' if node.pool else 'head'}: {instances}, {market}, {_cost(node)}")
+    return [*texts, f"all instances: {_cost(*nodes)}"]
+
+
+def _cost(*nodes: NodeSpec) -> str:
+    usd = estimate(*nodes)
+    return "cost unknown" if usd is None else f"at most {usd:.2f} USD per hour"
 
 
 def spot_usd(ec2: Any, instance_types: Collection[str], zones: Collection[str]) -> dict[str, float]:

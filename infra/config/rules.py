@@ -239,11 +239,9 @@ def role_path(field: str, value: str) -> None:
 
 def combinations(args: RayClusterArgs) -> None:
     """Refuse fields that contradict each other."""
-    _counts("worker_count", "min_workers", "max_workers", args)
-    _counts("cpu_worker_count", "min_cpu_workers", "max_cpu_workers", args)
-    max_cpu_workers = args.max_cpu_workers or args.cpu_worker_count
+    max_cpu_workers = max(args.max_cpu_workers, args.cpu_worker_count, args.min_cpu_workers)
     if max_cpu_workers and not args.cpu_worker_instance_types:
-        hint = "use a type, e.g. c6i.2xlarge, or set cpu_worker_count and max_cpu_workers to 0"
+        hint = "use a type, e.g. c6i.2xlarge, or set the numbers of CPU workers to 0"
         raise SettingError(
             "cpu_worker_instance_types", "", f"is required for up to {max_cpu_workers} CPU workers", hint
         )
@@ -265,15 +263,6 @@ def combinations(args: RayClusterArgs) -> None:
     if args.registry_secret_arn and ECR_IMAGE.match(known(args.image_uri)):
         hint = "leave it empty: the execution role pulls from ECR without a password"
         _exclude(args, "registry_secret_arn", "image_uri", hint)
-
-
-def _counts(count: str, minimum: str, maximum: str, args: RayClusterArgs) -> None:
-    """Minimum <= count <= maximum, where 0 is no maximum."""
-    number, least, most = (getattr(args, name) for name in (count, minimum, maximum))
-    if least > number:
-        raise SettingError(minimum, least, f"must not exceed {count} ({number})", f"lower it, or raise {count}")
-    if most and most < number:
-        raise SettingError(maximum, most, f"must be at least {count} ({number})", f"raise it, or lower {count}")
 
 
 def _require(args: RayClusterArgs, name: str, other: str, reason: str) -> None:

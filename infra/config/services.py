@@ -21,10 +21,11 @@ from infra.errors import Refusal, error_reason
 def end_services(region: str) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
     """Hook before an update of a cluster's providers: it deletes the services of those that the update removes.
 
-    It waits until their tasks have stopped. Pulumi then finds these services deleted.
+    It waits until their tasks have stopped. Pulumi then finds these services deleted. A task that protects itself after
+    this function has looked is stopped, too.
 
     Raises:
-        Refusal: ECS refuses, or does not answer.
+        Refusal: A run uses one of them, ECS refuses, or ECS does not answer.
     """
 
     async def end(update: pulumi.ResourceHookArgs) -> None:
@@ -38,10 +39,11 @@ def end_services(region: str) -> Callable[[pulumi.ResourceHookArgs], Awaitable[N
             # In a thread: the program's event loop registers other resources meanwhile.
             await asyncio.to_thread(_end, client("ecs", region), before["clusterName"], removed)
         except (BotoCoreError, ClientError) as error:
+            command = f"aws ecs delete-service --force --cluster {before['clusterName']} --service NAME"
             raise Refusal(
                 "ECS",
                 f"the services of {' and '.join(sorted(removed))} could not be deleted ({error_reason(error)}); delete "
-                "them with `aws ecs delete-service --force`, and run `pulumi up` again",
+                f"each with `{command}`, and run `pulumi up` again",
             ) from error
 
     return end
@@ -56,10 +58,26 @@ def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:
         names = page["serviceArns"]
         found = ecs.describe_services(cluster=cluster, services=names)["services"] if names else []
         ending |= {service["serviceArn"]: service["status"] for service in found if _uses(service, providers)}
-    for service in [name for name, status in ending.items() if status == "ACTIVE"]:
+    active = [service for service, status in ending.items() if status == "ACTIVE"]
+    for service in active:
+        _refuse_in_use(ecs, cluster, service)
+    for service in active:
         ecs.delete_service(cluster=cluster, service=service, force=True)
     for service in ending:
         ecs.get_waiter("services_inactive").wait(cluster=cluster, services=[service])
+
+
+def _refuse_in_use(ecs: Any, cluster: str, service: str) -> None:
+    """Raise a Refusal if a task of the service has protected itself (ray_on_ecs/node/protection.py)."""
+    # As many tasks as GetTaskProtection takes.
+    pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=service)
+    for page in pages:
+        tasks = page["taskArns"]
+        protected = ecs.get_task_protection(cluster=cluster, tasks=tasks)["protectedTasks"] if tasks else []
+        if any(task["protectionEnabled"] for task in protected):
+            name = service.rpartition("/")[2]
+            hint = "stop it (`ray-on-ecs runs`, `ray-on-ecs stop NAME`) or wait, and run `pulumi up` again"
+            raise Refusal("ECS", f"the service {name} of a removed pool or zone is in use by a run; {hint}")
 
 
 def _logical_name(provider: str) -> str:

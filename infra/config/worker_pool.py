@@ -12,33 +12,16 @@ from typing import Annotated, Any
 import pulumi
 
 from infra.config import rules
-from infra.config.fields import checked, key_of, later
+from infra.config.fields import checked, from_text, later
 from infra.errors import SettingError, warn
 from infra.types import Scale
-from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL
+from ray_on_ecs.contract import CPU_WORKERS, DEFAULT_POOL, SETTINGS, field_of, key_of
 
 FIELD = "worker_pools"
-NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
-# Names of pools that the cluster's own fields describe, of the head, and of the label of the CPU workers.
-RESERVED = (DEFAULT_POOL, CPU_POOL, "head", CPU_WORKERS)
-# Fields of RayClusterArgs that are a pool's keys.
-OWN_FIELDS: dict[str, dict[str, str]] = {
-    DEFAULT_POOL: {
-        "instance_types": "worker_instance_types",
-        "zones": "availability_zones",
-        "min": "min_workers",
-        "initial": "worker_count",
-        "max": "max_workers",
-        "spot": "spot",
-        "on_demand": "on_demand_workers",
-    },
-    CPU_POOL: {
-        "instance_types": "cpu_worker_instance_types",
-        "min": "min_cpu_workers",
-        "initial": "cpu_worker_count",
-        "max": "max_cpu_workers",
-    },
-}
+NAME = r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?"
+# Names of pools that the cluster's own fields describe, of the head, of the CPU workers' label, and a part of the names
+# of services.
+RESERVED = (*SETTINGS, "head", CPU_WORKERS, "ray")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +41,7 @@ class WorkerPoolArgs:
     spot: bool = False
     """Run the workers on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand: Annotated[int, rules.at_least_0] = 0
-    """Number of workers kept on demand when spot is true."""
+    """Number of workers kept on demand when spot is true, in the first zone."""
     root_volume_gib: Annotated[int, rules.pool_volume] = 0
     """Root EBS volume of each instance in GiB; 0 means the cluster's root_volume_gib."""
 
@@ -94,11 +77,6 @@ def pool_defaults() -> dict[str, Any]:
     return {item.name: item.default for item in fields(WorkerPoolArgs)}
 
 
-def field_of(pool: str, key: str) -> str:
-    """Field of RayClusterArgs that is a pool's key, for messages."""
-    return OWN_FIELDS.get(pool, {}).get(key, f"{FIELD}.{pool}.{key}")
-
-
 def counts_of(pool: str) -> str:
     """Fields of a pool's number of workers, for the way out of a message."""
     return f"{field_of(pool, 'max')} and {field_of(pool, 'initial')}"
@@ -123,11 +101,10 @@ def check_pools(value: Any) -> Pools:
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        hint = "use lower-case letters, digits and hyphens, first a letter and last no hyphen, e.g. h100"
+        hint = "use up to 32 lower-case letters, digits and hyphens, first a letter and last not a hyphen, e.g. h100"
         raise SettingError(FIELD, name, "is not a name of a pool", hint)
     if name in RESERVED:
-        own = {DEFAULT_POOL: "worker_instance_types", CPU_POOL: "cpu_worker_instance_types"}.get(name)
-        hint = f"its field is {own}" if own else "use another name"
+        hint = f"its field is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
         raise SettingError(FIELD, name, "is a reserved name", hint)
 
 
@@ -166,12 +143,11 @@ def combinations(pools: Mapping[str, WorkerPoolArgs]) -> None:
     """Refuse keys of a pool that contradict each other, and warn about pools that nothing distinguishes."""
     alike: dict[Any, str] = {}
     for name, pool in pools.items():
-        for key in ("initial", "min") if name not in OWN_FIELDS else ():  # theirs also count without instance types
-            number = getattr(pool, key)
+        for key in ("initial", "min"):
+            number, field = getattr(pool, key), field_of(name, key)
             if pool.max and pool.max < number:
-                problem = f"must be at least {field_of(name, key)} ({number})"
-                hint = f"raise it, or lower {field_of(name, key)}"
-                raise SettingError(field_of(name, "max"), pool.max, problem, hint)
+                hint = f"raise it, or lower {field}"
+                raise SettingError(field_of(name, "max"), pool.max, f"must be at least {field} ({number})", hint)
         on_demand, spot = field_of(name, "on_demand"), field_of(name, "spot")
         if pool.on_demand and not pool.spot:
             hint = "set both or neither: without spot all workers run on demand"
@@ -179,8 +155,12 @@ def combinations(pools: Mapping[str, WorkerPoolArgs]) -> None:
         if pool.most and pool.on_demand > pool.most:
             problem = f"must not exceed the maximum of {pool.most} workers"
             raise SettingError(on_demand, pool.on_demand, problem, f"lower it, or raise {field_of(name, 'max')}")
-        zones = pool.zones or pools[DEFAULT_POOL].zones[:1]
-        other = alike.setdefault((frozenset(pool.instance_types), frozenset(zones), pool.spot), name)
+        if not pool.most:
+            continue
+        default = pools[DEFAULT_POOL]
+        disk, zones = pool.root_volume_gib or default.root_volume_gib, pool.zones or default.zones[:1]
+        key = (frozenset(pool.instance_types), frozenset(zones), pool.spot, pool.on_demand, disk)
+        other = alike.setdefault(key, name)
         if other != name:
             warn(
                 f"{field_of(name, 'instance_types')}: are those of the pool {other}, in the same zones and market; one "
@@ -208,19 +188,5 @@ def _from_object(name: str, pool: Mapping[str, Any]) -> dict[str, Any]:
     read = {}
     for key, value in pool.items():
         field, default = defaults[key]
-        read[field] = _from_text(f"{FIELD}.{name}.{field}", value, default) if isinstance(value, str) else value
+        read[field] = from_text(field_of(name, field), value, default) if isinstance(value, str) else value
     return read
-
-
-def _from_text(path: str, text: str, default: Any) -> Any:
-    text = text.strip()
-    match default:
-        case bool():
-            return {"true": True, "false": False}.get(text, text)
-        case int() if re.fullmatch(r"-?[0-9]{1,9}", text):
-            return int(text)
-        case tuple() if text.startswith(("[", "{")):
-            raise SettingError(path, text, "is JSON", "use a list, or text separated by commas")
-        case tuple():
-            return tuple(part.strip() for part in text.split(",") if part.strip())
-    return text

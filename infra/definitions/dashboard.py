@@ -18,18 +18,20 @@ Lines = list[list[Any]]
 
 
 def body(*, region: str, namespace: str, cluster: str, services: dict[str, str]) -> dict[str, Any]:
-    """Dashboard with a row each for training, GPUs and ECS, and with the CPUs of CPU workers and of other pools.
+    """Dashboard with a row each for training, GPUs and ECS, and with graphs of the CPU workers and other node groups.
 
     `services` has the names of the ECS services by kind, e.g. "head", "workers", "cpu-workers" and "h100-workers".
     """
-    graphs = {**_training(namespace), **_gpus(namespace), **_ecs(cluster, services)}
+    others = services.keys() - {"head", WORKERS, CPU_WORKERS}
+    gpus = _gpus(namespace, f"GPUs of {WORKERS}" if others else "GPUs")
+    graphs = {**_training(namespace), **gpus, **_ecs(cluster, services)}
     if CPU_WORKERS in services:
         graphs["CPUs of the CPU workers"] = [
             _own(namespace, "CPUs", "in the cluster"),
             _own(namespace, "CPUsRequested", "requested by jobs", "Maximum"),
         ]
-    if services.keys() - {"head", WORKERS, CPU_WORKERS}:
-        graphs["GPUs and CPUs of the other pools"] = [_of_pools(namespace)]
+    if others:
+        graphs["GPUs and CPUs of the other node groups"] = [_of_others(namespace)]
     return {"widgets": [_graph(index, title, lines, region) for index, (title, lines) in enumerate(graphs.items())]}
 
 
@@ -41,7 +43,7 @@ def _training(namespace: str) -> dict[str, Lines]:
     }
 
 
-def _gpus(namespace: str) -> dict[str, Lines]:
+def _gpus(namespace: str, title: str) -> dict[str, Lines]:
     return {
         "GPU use": [
             _own(namespace, "GPUUtilization", "mean"),
@@ -51,7 +53,7 @@ def _gpus(namespace: str) -> dict[str, Lines]:
             _own(namespace, "GPUMemoryUtilization", "mean"),
             _own(namespace, "GPUMemoryUtilization", "fullest", "Maximum"),
         ],
-        "GPUs": [
+        title: [
             _own(namespace, "GPUs", "in the cluster"),
             _own(namespace, "GPUsUsed", "used", "Maximum"),
             _own(namespace, "GPUsRequested", "requested by jobs", "Maximum"),
@@ -76,7 +78,7 @@ def _ecs(cluster: str, services: dict[str, str]) -> dict[str, Lines]:
     return {"Tasks": tasks, "CPU and memory": utilization, "Network of the workers": network}
 
 
-def _of_pools(namespace: str) -> list[Any]:
+def _of_others(namespace: str) -> list[Any]:
     """Search for the metrics of all kinds that have the dimension, in place of lines for each of them."""
     names = " OR ".join(f'"{resource}{suffix}"' for resource in ("GPUs", "CPUs") for suffix in ("", "Requested"))
     search = f"SEARCH('{{\"{namespace}\",{KIND_DIMENSION}}} MetricName=({names})', 'Maximum')"

@@ -30,6 +30,7 @@ class InstanceType:
     """Attributes of an EC2 instance type that determine task size, disk and machine image.
 
     `disk_mb` is the most that EBS reads or writes for it, in MB/s; some types have it for half an hour a day.
+    `accelerators` are the names of those that are not GPUs: AWS Trainium and Inferentia, FPGAs, video.
     """
 
     name: str
@@ -43,6 +44,7 @@ class InstanceType:
     boot_modes: tuple[str, ...] = ()
     tpm: bool = False
     disk_mb: float = 0
+    accelerators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def head_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
 def cpu_worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
     """Size of a CPU worker's task; SettingError for `key` if a type is unsuitable."""
     for instance in instances:
-        _check_architecture(key, instance)
+        _check_processors(key, instance)
     return _fits_all(instances, gpus=0)
 
 
@@ -100,7 +102,7 @@ def worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
     All types share one task definition, which has a fixed number of GPUs.
     """
     for instance in instances:
-        _check_architecture(key, instance)
+        _check_processors(key, instance)
         _check_gpus(key, instance)
     first, *others = instances
     for other in others:
@@ -127,10 +129,13 @@ def task_memory_mib(nominal_mib: int) -> int:
     return usable // 256 * 256
 
 
-def _check_architecture(key: str, instance: InstanceType) -> None:
+def _check_processors(key: str, instance: InstanceType) -> None:
     if ARCHITECTURE not in instance.architectures:
         problem = f"is {', '.join(instance.architectures)}, but the image is built for {ARCHITECTURE}"
         raise SettingError(key, instance.name, problem, "use an Intel or AMD type")
+    if instance.accelerators:
+        problem = f"has {' and '.join(instance.accelerators)}, which the image does not support"
+        raise SettingError(key, instance.name, problem, "use a type with NVIDIA GPUs, or without accelerators")
 
 
 def _check_gpus(key: str, instance: InstanceType) -> None:

@@ -270,7 +270,7 @@ CAPACITY = _error(
     r"Insufficient\w*Capacity|UnfulfillableCapacity|not have sufficient (?!permission)|no Spot capacity|"
     r"Server\.SpotInstance(Termination|Shutdown)",
     "EC2 has no capacity",
-    "add zones ({zones}), or types",
+    "add zones ({zones} or subnetIds), or types",
 )
 QUOTA = _error(
     r"VcpuLimitExceeded|vCPU limit|Max\s?Spot\s?Instance\s?Count|InstanceLimitExceeded",
@@ -319,7 +319,7 @@ LAUNCH_ERRORS = {
     "addresses": _error(
         r"InsufficientFreeAddressesInSubnet|not enough free addresses|PrivateIpAddressLimitExceeded",
         "the subnet has no free address",
-        "add zones ({zones}), or free addresses",
+        "add zones ({zones} or subnetIds), or free addresses",
     ),
     "network interfaces": _error(
         r"NetworkInterfaceLimitExceeded|network interface limit",
@@ -336,7 +336,7 @@ LAUNCH_ERRORS = {
         r"InvalidFleetConfiguration|\bUnsupported|not supported in your requested Availability Zone|"
         r"InvalidInstanceType",
         "the zone does not offer the type",
-        "add zones ({zones}), or types",
+        "add zones ({zones} or subnetIds), or types",
     ),
     "placement group": _error(
         r"InvalidPlacementGroup|placement group\b.*(not exist|unknown|deleted)",

@@ -36,7 +36,9 @@ RUNS = {
         "--then",
         f"stack=prod,workerCount=3,rootVolumeGib=200,{CPU_WORKERS},availabilityZones=us-west-2a,us-west-2b",
         f"--then=workerPools={json.dumps(POOLS)}",
-        "--then=availabilityZones=us-west-2a,workerPools={},cpuWorkerInstanceTypes=,cpuWorkerCount=0",
+        # CPU workers stay: without them the head has another task definition, and for its replacement beside deletions
+        # Terraform finds no order, as it deletes what nothing needs any more before updates.
+        "--then=availabilityZones=us-west-2a,workerPools={}",
     ],
     "everything": [f"--config={key}={value}" for key, value in ALL.items()],
 }

@@ -331,7 +331,17 @@ class Cloud(mocks.Mocks):
             }
             for gpu in facts.get("GpuInfo", {}).get("Gpus", [])
         ]
+        others = {
+            key: [{"name": device["Name"]} for device in facts.get(info, {}).get(devices, [])]
+            for key, info, devices in (
+                ("neuronDevices", "NeuronInfo", "NeuronDevices"),
+                ("inferenceAccelerators", "InferenceAcceleratorInfo", "Accelerators"),
+                ("fpgas", "FpgaInfo", "Fpgas"),
+                ("mediaAccelerators", "MediaAcceleratorInfo", "Accelerators"),
+            )
+        }
         return {
+            **others,
             "instanceType": name,
             "defaultVcpus": facts["VCpuInfo"]["DefaultVCpus"],
             "memorySize": facts["MemoryInfo"]["SizeInMiB"],

@@ -13,10 +13,10 @@ import yaml
 from component.generate import files
 from infra.config import RayClusterArgs
 from infra.config.args import defaults
-from infra.config.fields import key_of
 from infra.config.worker_pool import WorkerPoolArgs
 from infra.errors import Refusal, SettingError
 from infra.types import Alerts, Scale
+from ray_on_ecs.contract import key_of
 from tests.infra.fake_aws import Cloud
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,6 @@ BAD = [
     ("vpcCidr", "8.8.0.0/16", "is public"),
     ("vpcCidr", "172.32.0.0/16", "is public"),
     ("minWorkers", "-1", "must not be negative"),
-    ("minWorkers", "3", "must not exceed workerCount (2)"),
     ("minWorkers", "few", "is not an integer"),
     ("maxWorkers", "-1", "must not be negative"),
     ("maxWorkers", "1", "must be at least workerCount (2)"),
@@ -57,7 +56,7 @@ BAD = [
     ("alertEmail", "a@example.com, b@example.com", "is not a valid email address"),
     ("workerInstanceTypes", "g5.xlarge,g5.xlarge", "contains a value twice"),
     ("cpuWorkerCount", "-1", "must not be negative"),
-    ("minCpuWorkers", "1", "must not exceed cpuWorkerCount (0)"),
+    ("minCpuWorkers", "-1", "must not be negative"),
     ("maxCpuWorkers", "-1", "must not be negative"),
     ("spot", "often", "is not a boolean"),
     ("onDemandWorkers", "1", "requires spot"),
@@ -323,7 +322,7 @@ def test_names_are_checked_also_of_later_values(cloud: Cloud, field: str, value:
 )  # fmt: skip
 def test_lists_as_json_are_refused(cloud: Cloud, key: str, value: str) -> None:
     with pytest.raises(
-        SettingError, match=rf"^{key}: .* is JSON; use `pulumi config set {key} a[,=].*`, without --path"
+        SettingError, match=rf"^{key}: .* is JSON; use text without brackets, separated by commas, as in a[,=]"
     ):
         load(cloud, **{key: value})
 
@@ -396,10 +395,8 @@ PYTHON: list[tuple[str, Any, str]] = [
     ("environment", {"RAY_AUTH_TOKEN": "x"}, "'RAY_AUTH_TOKEN' is reserved for the cluster's containers; "),
     ("data_buckets", [later("one"), None], "None is not a string; use text"),
     ("subnet_ids", later(["subnet-a"]), "must be known while Pulumi plans, and is an Output; use a plain value"),
-    ("min_workers", 3, "3 must not exceed worker_count (2); lower it, or raise worker_count"),
     ("max_workers", 1, "1 must be at least worker_count (2); raise it, or lower worker_count"),
     ("cpu_worker_count", -1, "-1 must not be negative; use a number, or 0"),
-    ("min_cpu_workers", 1, "1 must not exceed cpu_worker_count (0); lower it, or raise cpu_worker_count"),
     ("on_demand_workers", 1, "1 requires spot; set both or neither"),
     ("vpc_id", "vpc-0a1b", "'vpc-0a1b' requires subnet_ids; set both or neither"),
 ]
@@ -414,10 +411,10 @@ def test_python_is_told_of_its_fields(field: str, value: Any, line: str) -> None
 
 
 def test_both_spellings_are_for_their_own_users(cloud: Cloud) -> None:
-    with pytest.raises(SettingError, match=r"^minWorkers: 3 must not exceed workerCount \(2\); "):
-        load(cloud, minWorkers="3")
-    with pytest.raises(SettingError, match=r"^min_workers: 3 must not exceed worker_count \(2\); "):
-        RayClusterArgs(min_workers=3)
+    with pytest.raises(SettingError, match=r"^maxWorkers: 1 must be at least workerCount \(2\); "):
+        load(cloud, maxWorkers="1")
+    with pytest.raises(SettingError, match=r"^max_workers: 1 must be at least worker_count \(2\); "):
+        RayClusterArgs(max_workers=1)
 
 
 def test_values_keep_their_spelling(cloud: Cloud) -> None:
@@ -472,6 +469,7 @@ def scale(initial: int, fewest: int, most: int, job: int, idle: int = 30) -> Sca
         ({"workerCount": "0", "maxWorkers": "4"}, scale(0, 0, 4, 4)),
         ({"minWorkers": "1", "maxWorkers": "4"}, scale(2, 1, 4, 2)),
         ({"minWorkers": "2"}, scale(2, 2, 2, 2)),
+        ({"minWorkers": "3"}, scale(3, 3, 3, 3)),
         ({"idleTimeoutMinutes": "0"}, scale(2, 0, 2, 2, idle=0)),
         ({"idleTimeoutMinutes": "60"}, scale(2, 0, 2, 2, idle=60)),
     ],
@@ -522,10 +520,14 @@ ELSEWHERE = "registry.example/ray:1"
             "tags: 'team=a' has a key that differs only in case from another",
         ),
         (
-            {"minCpuWorkers": "-2"},
-            "minCpuWorkers: -2 must not be negative; use a number, or 0",
+            {"minCpuWorkers": "1"},
+            "cpuWorkerInstanceTypes: '' is required for up to 1 CPU workers; use a type, e.g. c6i.2xlarge",
         ),
-        ({"cpuWorkerCount": "2", "maxCpuWorkers": "1"}, "maxCpuWorkers: 1 must be at least cpuWorkerCount (2)"),
+        ({"minWorkers": "3", "maxWorkers": "2"}, "maxWorkers: 2 must be at least minWorkers (3); raise it, or"),
+        (
+            {"cpuWorkerInstanceTypes": "c6i.large", "cpuWorkerCount": "2", "maxCpuWorkers": "1"},
+            "maxCpuWorkers: 1 must be at least cpuWorkerCount (2)",
+        ),
         (
             {"subnetIds": "subnet-0c2d,subnet-0c2d", "vpcId": "vpc-0a1b"},
             "subnetIds: 'subnet-0c2d,subnet-0c2d' contains",

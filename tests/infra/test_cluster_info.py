@@ -54,10 +54,22 @@ def facts(cloud: Cloud, worker: NodeSpec, head: NodeSpec = HEAD, **more: Any) ->
     return json.loads(document(cloud, worker, head, **more))
 
 
-@pytest.mark.parametrize("usd", [1.006, None])
-def test_cluster_info_has_prices_or_none(cloud: Cloud, usd: float | None) -> None:
-    prices = facts(cloud, node_spec("g5.xlarge", gpus=1, usd=usd))["prices"]
-    assert prices == ({"g5.xlarge": 1.006} if usd else None)
+@pytest.mark.parametrize(
+    ("usd", "of_cpu_workers", "prices"),
+    [
+        (1.0, 0.3, {"g5.xlarge": 1.0, "c6i.2xlarge": 0.3}),
+        (None, 0.3, {"c6i.2xlarge": 0.3}),
+        (1.0, None, {"g5.xlarge": 1.0}),
+        (None, None, None),
+    ],
+)
+def test_cluster_info_has_the_prices_that_are_known(
+    cloud: Cloud, usd: float | None, of_cpu_workers: float | None, prices: dict[str, float] | None
+) -> None:
+    worker, cpu_worker = node_spec("g5.xlarge", gpus=1, usd=usd), node_spec("c6i.2xlarge", 1, usd=of_cpu_workers)
+    nodes = {"head": HEAD, "workers": worker, "cpu-workers": cpu_worker}
+    scales = {"workers": FIXED, "cpu-workers": FIXED}
+    assert facts(cloud, worker, nodes=nodes, scales=scales)["prices"] == prices
 
 
 # The document of every stack with these workers before there were other pools, byte by byte.
@@ -177,6 +189,6 @@ def test_cluster_info_of_the_stack_is_readable(cloud: Cloud) -> None:
     assert info.keys() == cluster_info.ClusterInfo.__annotations__.keys()
     assert info["groups"]["workers"].keys() == NodeGroup.__annotations__.keys()
     made = json.loads(text)
-    for key in made.keys() - {"default_gpus", "disk_usd", "cluster", "group"}:
+    for key in made.keys() - {"default_gpus", "disk_usd", "cluster", "group", "gpus"}:
         lacking = json.dumps({name: value for name, value in made.items() if name != key})
         assert parse_cluster_info(lacking) is None, key

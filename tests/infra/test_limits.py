@@ -11,10 +11,8 @@ import pulumi
 import pytest
 
 from infra.config import RayClusterArgs, limits
-from infra.errors import Refusal, SettingError
-from infra.tags import LONGEST_PREFIX
-from infra.types import Location, NodeSpec, kind_of
-from ray_on_ecs.cluster_info import NodeGroup
+from infra.errors import Refusal
+from infra.types import Location, NodeSpec, Price, Scale, kind_of
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud, instance_type, node_spec
 from tests.infra.stacks import EVERYTHING, STACKS, deploy
 
@@ -30,7 +28,13 @@ POLICIES = [f"arn:aws:iam::{ACCOUNT}:policy/{number}" for number in range(10)]
 def of_types(count: int, key: str = "workerInstanceTypes", pool: str = "default") -> NodeSpec:
     """Nodes of a number of instance types."""
     types = tuple(instance_type(f"{key[0]}6e-flex.{number:02d}xlarge") for number in range(count))
-    return replace(node_spec(key=key, pool=pool), instances=types)
+    prices = {each.name: Price(on_demand=123.456) for each in types}
+    return replace(node_spec(key=key, pool=pool), instances=types, prices=prices)
+
+
+def scales_of(nodes: dict[str, NodeSpec]) -> dict[str, Scale]:
+    scale = Scale(initial_count=0, min_count=0, max_count=100, default_job_count=100, idle_minutes=30)
+    return {kind: scale for kind, node in nodes.items() if node.pool}
 
 
 def check(
@@ -42,7 +46,7 @@ def check(
     """Hold settings against the table."""
     nodes = nodes or (HEAD, node_spec(zones=ZONES[:1], pool="default"))
     by_kind = dict(zip(("head", "workers", "cpu-workers"), nodes, strict=False))
-    limits.check(RayClusterArgs(**settings), PREFIX, location, by_kind, default_tags or {})
+    limits.check(RayClusterArgs(**settings), PREFIX, location, by_kind, scales_of(by_kind), default_tags or {})
 
 
 @pytest.mark.parametrize(
@@ -83,8 +87,8 @@ def check(
             {"nodes": (HEAD, node_spec(pool="default"), of_types(41, "cpuWorkers", "cpu"))},
             "cpuWorkers: its 41 values make 41",
         ),
-        ({"nodes": (HEAD, replace(of_types(40), spread=True), of_types(20, "cpuWorkers", "cpu"))},
-         {"nodes": (HEAD, replace(of_types(40), spread=True), of_types(40, "cpuWorkers", "cpu"))},
+        ({"nodes": (HEAD, replace(of_types(40), spread=True, zones=ZONES), of_types(20, "cpuWorkers", "cpu"))},
+         {"nodes": (HEAD, replace(of_types(40), spread=True, zones=ZONES), of_types(40, "cpuWorkers", "cpu"))},
          "workerInstanceTypes: its 80 values make "),
     ],
 )  # fmt: skip
@@ -100,13 +104,13 @@ def with_pools(**zones: int) -> dict[str, Any]:
     nodes = {"head": HEAD, "workers": node_spec(pool="default")}
     for name, count in zones.items():
         for number, zone in enumerate(ZONES[:count]):
-            kind = kind_of(name, zone if number else "")
+            kind = kind_of(name, zone)
             nodes[kind] = node_spec("p5.48xlarge", pool=name, gpus=8, shares=number > 0, zones=(zone,))
     return {"nodes": nodes, "worker_pools": {name: {"instance_types": ["p5.48xlarge"]} for name in zones}}
 
 
-def check_pools(prefix: str = PREFIX, *, nodes: dict[str, NodeSpec], **settings: Any) -> None:
-    limits.check(RayClusterArgs(**settings), prefix, LOCATION, nodes, {})
+def check_pools(*, nodes: dict[str, NodeSpec], **settings: Any) -> None:
+    limits.check(RayClusterArgs(**settings), PREFIX, LOCATION, nodes, scales_of(nodes), {})
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def check_pools(prefix: str = PREFIX, *, nodes: dict[str, NodeSpec], **settings:
         ),
         (
             with_pools(a=1, b=4),
-            with_pools(a=4, b=4, c=3),
+            with_pools(a=4, b=4, c=4),
             r"worker_pools: its 3 values make 4\d{3} characters of the cl",
         ),
         (
@@ -139,44 +143,6 @@ def test_pools_up_to_the_limits_pass(below: dict[str, Any], above: dict[str, Any
     check_pools(**below)
     with pytest.raises(Refusal, match=f"^{line}"):
         check_pools(**above)
-
-
-def test_a_cluster_has_at_most_20_capacity_providers() -> None:
-    for count, fits in ((18, True), (19, False)):
-        settings = with_pools(**{f"p{number}": 1 for number in range(count)})
-        args = RayClusterArgs(worker_pools=settings["worker_pools"])
-        [row] = [row for row in limits._of_nodes(PREFIX, LOCATION, settings["nodes"]) if "providers" in row.what]
-        assert (row.field, row.count, row.size, row.most) == ("worker_pools", count, count + 2, 20)
-        assert (row.size <= row.most) is fits
-        assert len(args.worker_pools) == count
-
-
-@pytest.mark.parametrize(
-    ("prefix", "zones", "most"), [(PREFIX, 1, 23), (PREFIX, 2, 21), ("p" * 30, 1, 3), ("p", 4, 30)]
-)
-def test_roles_have_room_for_the_names_of_pools(prefix: str, zones: int, most: int) -> None:
-    check_pools(prefix, **with_pools(**{"x" * most: zones}))
-    for name in ("x" * (most + 1), "x" * (most + 9)):
-        with pytest.raises(SettingError) as refused:
-            check_pools(prefix, **with_pools(**{name: zones}))
-        assert str(refused.value).startswith(f"worker_pools: '{name}' makes names of ")
-        assert str(refused.value).endswith(f" characters for roles, of at most 64; use at most {most} characters")
-
-
-def test_a_long_name_of_the_cluster_leaves_no_room_for_pools() -> None:
-    check_pools("p" * LONGEST_PREFIX, nodes={"head": HEAD, "workers": node_spec(pool="default")})
-    with pytest.raises(
-        SettingError, match=r"^worker_pools: 'a' makes names of 66 .*; use a shorter name of the cluster$"
-    ):
-        check_pools("p" * LONGEST_PREFIX, **with_pools(a=1))
-    nodes = {"head": HEAD, "workers": node_spec(pool="default"), "cpu-workers": node_spec(key="cpu", pool="cpu")}
-    with pytest.raises(SettingError, match=r"^cpu: 'cpu' makes names of 68 .*; use a shorter name of the cluster$"):
-        check_pools("p" * LONGEST_PREFIX, nodes=nodes)
-
-
-def test_the_table_has_the_keys_of_a_node_group() -> None:
-    [*_, node] = with_pools(a=1)["nodes"].values()
-    assert limits._described(node, "group", "provider").keys() == NodeGroup.__required_keys__
 
 
 @pytest.mark.parametrize("field", ["task_policy_arns", "instance_policy_arns"])
@@ -231,7 +197,6 @@ def test_the_table_knows_what_the_program_makes(stack: str, monkeypatch: pytest.
         "bytes of a task definition": max(map(len, definitions)),
         "characters of a role's inline policies": max(policies.values()),
         "characters of the cluster's SSM parameter": len(parameter),
-        "capacity providers of a cluster": len(cloud.of_type("aws:ecs/capacityProvider:CapacityProvider")),
     }
     for what, size in sizes.items():
         assert size <= rows[what].size <= size + 0.1 * rows[what].most, what

@@ -212,7 +212,7 @@ UNFIT: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("getSubnet", "outpost_arn"): [{"outpost_arn": "arn:aws:outposts:us-west-2:1:outpost/op-1"}],
     ("getSubnet", "ipv6_native"): [{"ipv6_native": True}],
     ("getSubnet", "map_public_ip_on_launch"): [{"map_public_ip_on_launch": True}],
-    ("getSubnet", "cidr_block"): [{"cidr_block": "10.0.0.0/29"}],
+    ("getSubnet", "cidr_block availability_zone"): [{"cidr_block": "10.0.0.0/29"}],
     ("getSubnet", "available_ip_address_count"): [{"available_ip_address_count": 1}],
     ("getRouteTable", "routes"): [{"routes": [{"cidrBlock": "10.0.0.0/16", "gatewayId": "local"}]}, {"routes": []}],
     ("getRouteTable", "routes gateway_id"): [{"routes": [{"cidrBlock": "0.0.0.0/0", "gatewayId": "igw-1"}]}],
@@ -252,15 +252,15 @@ HARMLESS: dict[str, str] = {
     "getVpcDhcpOptions": "arn dhcp_options_id domain_name filters id ipv6_address_preferred_lease_time "
     "netbios_name_servers "
     "netbios_node_type ntp_servers owner_id region tags",
-    # A shared subnet is in a shared VPC; zones are compared with those of the instance types.
-    "getSubnet": "arn assign_ipv6_address_on_creation availability_zone availability_zone_id customer_owned_ipv4_pool "
+    # A shared subnet is in a shared VPC.
+    "getSubnet": "arn assign_ipv6_address_on_creation availability_zone_id customer_owned_ipv4_pool "
     "default_for_az enable_dns64 enable_lni_at_device_index enable_resource_name_dns_a_record_on_launch "
     "enable_resource_name_dns_aaaa_record_on_launch filters id ipv6_cidr_block "
     "ipv6_cidr_block_association_id map_customer_owned_ip_on_launch owner_id "
     "private_dns_hostname_type_on_launch region tags",
     "getRouteTable": "arn associations filters id owner_id region route_table_id subnet_id tags vpc_id",
-    # CPU, memory, architecture and GPUs are sizing.py's; boot modes and TPM are compared with the AMI's. Every type
-    # starts an HVM image from an encrypted EBS volume and has two network interfaces.
+    # CPU, memory, architecture, GPUs and other accelerators are sizing.py's; boot modes and TPM are compared with the
+    # AMI's. Every type starts an HVM image from an encrypted EBS volume and has two network interfaces.
     "getInstanceType": "auto_recovery_supported bandwidth_weightings bare_metal boot_modes "
     "burstable_performance_supported "
     "current_generation dedicated_hosts_supported default_cores default_network_card_index "
@@ -655,9 +655,37 @@ def test_instance_types_of_ec2s_catalogue(
 
 
 def test_the_smallest_disk_of_a_pool_holds_the_image(cloud: Cloud, warnings: list[str]) -> None:
-    prep = {"instance_types": ["c6i.large"], "root_volume_gib": 50}
+    prep = {"instance_types": ["c6i.large"], "max": 1, "root_volume_gib": 50}
     cloud.answers = {"getImage": {"imageSizeInBytes": 20 * 2**30}}
     cloud.run(lambda: look_up(image_uri=f"{ECR}:v1"))
     assert not warnings
     cloud.run(lambda: look_up(image_uri=f"{ECR}:v1", worker_pools={"prep": prep}))
     assert [line.rpartition("; ")[2] for line in warnings] == ["raise worker_pools.prep.root_volume_gib"]
+    warnings.clear()
+    cloud.run(lambda: look_up(image_uri=f"{ECR}:v1", worker_pools={"prep": {**prep, "max": 0}}))
+    assert not warnings
+
+
+L4 = {"instance_types": ["g6.xlarge"], "max": 5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacking"),
+    [
+        ({"worker_count": 5}, {"subnet-b"}),  # beside the head
+        ({"worker_count": 6}, {"subnet-b", "subnet-c"}),
+        ({"worker_count": 6, "availability_zones": ["us-west-2c"]}, {"subnet-c"}),
+        ({"worker_count": 1, "worker_pools": {"l4": L4}}, {"subnet-b"}),
+        (
+            {"worker_count": 1, "worker_pools": {"l4": {**L4, "zones": ["us-west-2c"]}}},
+            {"subnet-c"},
+        ),
+    ],
+)
+def test_room_is_that_of_the_nodes_in_a_zone(
+    cloud: Cloud, warnings: list[str], settings: dict[str, Any], lacking: set[str]
+) -> None:
+    cloud.subnet_zones, cloud.subnet = {"subnet-c": "us-west-2c"}, {"cidrBlock": "10.0.0.0/28"}  # for five nodes
+    args = RayClusterArgs(vpc_id="vpc-0a1b", subnet_ids=["subnet-b", "subnet-c"], **settings)
+    cloud.run(lambda: lookups.existing_network(args, CALLER))
+    assert {name for name in ("subnet-b", "subnet-c") if any(f"'{name}' (10" in line for line in warnings)} == lacking

@@ -130,15 +130,16 @@ def test_cpu_workers_have_a_graph_of_their_own() -> None:
     assert {line[5] for line in tasks} == {"ray-head", "ray-workers", "ray-cpu-workers"}
 
 
-def test_other_pools_have_lines_and_one_graph() -> None:
+def test_other_node_groups_have_lines_and_one_graph() -> None:
     services = {
         **SERVICES,
         **{kind: f"ray-{kind}" for kind in ("workers-b", "cpu-workers", "h100-workers", "prep-workers")},
     }
     body = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=services)
     graphs = {widget["properties"]["title"]: widget["properties"]["metrics"] for widget in body["widgets"]}
-    assert [*graphs][9:] == ["CPUs of the CPU workers", "GPUs and CPUs of the other pools"]
-    [[search]] = graphs["GPUs and CPUs of the other pools"]
+    assert "GPUs of workers" in graphs
+    assert [*graphs][9:] == ["CPUs of the CPU workers", "GPUs and CPUs of the other node groups"]
+    [[search]] = graphs["GPUs and CPUs of the other node groups"]
     assert search["expression"] == (
         'SEARCH(\'{"ray-on-ecs/ray",Workers} '
         'MetricName=("GPUs" OR "GPUsRequested" OR "CPUs" OR "CPUsRequested")\', \'Maximum\')'

@@ -320,9 +320,9 @@ def test_on_demand_types_are_prioritized(cloud: Cloud) -> None:
     assert group["capacityRebalance"] is False
 
 
-@pytest.mark.parametrize(("spot_count", "on_demand"), [(2, 0), (1, 1)])
-def test_spot_instances_are_cheap_ones_that_last(cloud: Cloud, spot_count: int, on_demand: int) -> None:
-    node_group(cloud, {**GPU, "node": replace(GPU["node"], spot_count=spot_count)})
+@pytest.mark.parametrize(("spot_count", "shares", "on_demand"), [(2, False, 0), (1, False, 1), (1, True, 0)])
+def test_spot_instances_are_cheap_ones_that_last(cloud: Cloud, spot_count: int, shares: bool, on_demand: int) -> None:
+    node_group(cloud, {**GPU, "node": replace(GPU["node"], spot_count=spot_count, shares=shares)})
     group = cloud.resources["head-group"].inputs
     distribution = group["mixedInstancesPolicy"]["instancesDistribution"]
     assert distribution["spotAllocationStrategy"] == "price-capacity-optimized"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from infra.config import RayClusterArgs
 from infra.config.plan import Plan, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
-from infra.types import Price
+from infra.types import NodeSpec, Price
 from tests.infra.fake_aws import CLUSTER, REGION, Cloud
 
 ZONES = ["us-west-2a", "us-west-2a"]
@@ -72,9 +73,64 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
     assert "pricing:GetProducts" in line
 
 
+def test_a_type_without_a_price_leaves_the_others_theirs(cloud: Cloud, warnings: list[str]) -> None:
+    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0}  # a p5.48xlarge may be sold in Capacity Blocks alone
+    made = plan(cloud, **pools(h100={**H100, "max": 0}), max_hourly_usd=9.0)
+    assert made.hourly_usd == pytest.approx(5.0, abs=0.1)
+    assert not [line for line in warnings if "estimate" in line]
+    made = plan(cloud, **pools(h100=H100))
+    assert made.hourly_usd is None
+    assert {kind: node.prices is not None for kind, node in made.nodes.items()} == {
+        "head": True,
+        "workers": True,
+        "h100-workers": False,
+    }
+    assert [line for line in warnings if "0 prices of p5.48xlarge in us-west-2" in line]
+    with pytest.raises(
+        SettingError, match=r"^max_hourly_usd: 9\.0 can't be checked without the prices of p5\.48xlarge; "
+    ):
+        plan(cloud, **pools(h100=H100), max_hourly_usd=9.0)
+
+
+def test_order_of_zones_changes_only_numbers(cloud: Cloud) -> None:
+    def of(*zones: str) -> Mapping[str, NodeSpec]:
+        return plan(cloud, **pools(h100={**H100, "min": 1, "zones": zones})).nodes
+
+    first, second = of("us-west-2a", "us-west-2c"), of("us-west-2c", "us-west-2a")
+    assert first.keys() == second.keys()
+    assert {kind: node.zones for kind, node in first.items()} == {kind: node.zones for kind, node in second.items()}
+
+
+def test_what_a_pool_without_maximum_lacks_refuses_nothing(cloud: Cloud) -> None:
+    """Neither its purchase options, placement, machine images, role and prices, nor its zone."""
+    cloud.absent = ("getRole",)
+    cloud.amis = {AMI: {}}
+    cloud.answers = {"getAmi": {"blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": {"volume_size": "80"}}]}}
+    cloud.not_offered = {"p5.48xlarge": tuple(cloud.zones)}
+    idle = {"instance_types": ["p5.48xlarge"], "spot": True, "root_volume_gib": 60}
+    assert plan(cloud, worker_ami_id=AMI, **pools(h100=idle))
+
+
+@pytest.mark.parametrize(
+    "name", ["trn1.2xlarge", "inf1.xlarge", "inf2.xlarge", "vt1.3xlarge", "f2.6xlarge", "dl2q.24xlarge"]
+)
+@pytest.mark.parametrize("where", ["pool", "cpu", "head", "workers"])
+def test_other_accelerators_are_refused(cloud: Cloud, name: str, where: str) -> None:
+    settings: dict[str, Any] = {
+        "pool": pools(x={"instance_types": [name], "max": 1}),
+        "cpu": {"cpu_worker_instance_types": (name,), "max_cpu_workers": 1},
+        "head": {"head_instance_type": name},
+        "workers": {"worker_instance_types": (name,)},
+    }[where]
+    with pytest.raises(SettingError, match=rf": '{name}' has .*, which the image does not support; use a type with"):
+        plan(cloud, **settings)
+
+
 def test_cost_limit_without_prices_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
-    with pytest.raises(SettingError, match=r"^max_hourly_usd: 5\.0 can't be checked without prices; "):
+    with pytest.raises(
+        SettingError, match=r"^max_hourly_usd: 5\.0 can't be checked without the prices of m5.xlarge and g5"
+    ):
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
     assert "pricing:GetProducts" in line
@@ -281,27 +337,16 @@ def test_kinds_follow_the_pools(cloud: Cloud) -> None:
         "workers-c": ("default", ("us-west-2c",), True, 2),
         "cpu-workers": ("cpu", ("us-west-2b",), False, 1),
         "h100-workers": ("h100", ("us-west-2b",), False, 2),
-        "l4-workers": ("l4", ("us-west-2c",), False, 3),
+        "l4-workers-c": ("l4", ("us-west-2c",), False, 3),
         "l4-workers-a": ("l4", ("us-west-2a",), True, 3),
         "prep-workers": ("prep", ("us-west-2b",), False, 1),
     }
     assert list(made.nodes) == ["head", *made.scales]
     assert [node.task.gpus for node in made.nodes.values()] == [0, 1, 1, 0, 8, 4, 4, 0]
-    assert [node.disk_gib for node in made.nodes.values()] == [100] * 7 + [50]
     assert {node.ami_id for node in made.nodes.values() if node.task.gpus} == {f"{RESOLVE}gpu/recommended/image_id"}
     assert {node.ami_id for node in made.nodes.values() if not node.task.gpus} == {f"{RESOLVE}recommended/image_id"}
-    numbers = {kind: (scale.initial_count, scale.min_count, scale.max_count) for kind, scale in made.scales.items()}
-    assert numbers == {
-        "workers": (2, 0, 2),
-        "workers-c": (0, 0, 2),
-        "cpu-workers": (0, 0, 1),
-        "h100-workers": (0, 0, 2),
-        "l4-workers": (1, 1, 3),
-        "l4-workers-a": (0, 0, 3),
-        "prep-workers": (1, 0, 1),
-    }
     assert {scale.idle_minutes for scale in made.scales.values()} == {30}
-    assert made.scales["l4-workers-a"].default_job_count == made.scales["l4-workers"].default_job_count == 1
+    assert made.scales["l4-workers-a"].default_job_count == made.scales["l4-workers-c"].default_job_count == 1
     assert made.gpus == 2
 
 
@@ -315,7 +360,7 @@ def test_spread_workers_are_one_node_group(cloud: Cloud) -> None:
 def test_pools_follow_the_zone_that_the_state_keeps(cloud: Cloud) -> None:
     made = plan(cloud, **pools(h100=H100, c={**H100, "zones": ["us-west-2c"]}))
     zones = {kind: node.zones for kind, node in made.nodes.items()}
-    assert zones == {"head": (), "workers": (), "h100-workers": (), "c-workers": ("us-west-2c",)}
+    assert zones == {"head": (), "workers": (), "h100-workers": (), "c-workers-c": ("us-west-2c",)}
 
 
 def test_every_subnet_has_a_node_group_of_the_default_pool(cloud: Cloud) -> None:
@@ -326,7 +371,7 @@ def test_every_subnet_has_a_node_group_of_the_default_pool(cloud: Cloud) -> None
     assert {kind: node.zones for kind, node in made.nodes.items()} == {
         "head": ("us-west-2a",),
         "workers": ("us-west-2a",),
-        "b-workers": ("us-west-2b",),
+        "b-workers-b": ("us-west-2b",),
     }
 
 
@@ -379,7 +424,7 @@ def test_spot_prices_are_those_of_all_zones_of_a_pool(cloud: Cloud) -> None:
     h100 = {**H100, "spot": True, "on_demand": 1, "zones": ["us-west-2c", "us-west-2a"]}
     made = plan(cloud, **pools(h100=h100), max_hourly_usd=1000)
     assert asked == [["us-west-2a", "us-west-2c"]]
-    assert made.nodes["h100-workers"].prices == made.nodes["h100-workers-a"].prices
+    assert made.nodes["h100-workers-c"].prices == made.nodes["h100-workers-a"].prices
     with pytest.raises(
         SettingError, match=r"is below the 65\S* USD per hour of .* and 2 x p5\.48xlarge \(1 on spot\); "
     ):
@@ -473,13 +518,17 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
     cloud.preview = True
     plan(cloud, **settings)
     assert cloud.messages == [
+        "head: 1 x m5.xlarge, 1 on demand, at most 1.00 USD per hour",
         "pool default: 2 x g5.xlarge, 2 on demand, at most 4.00 USD per hour",
         "pool h100: 2 x p5.48xlarge, 1 on spot and 1 on demand, at most 100.00 USD per hour",
         "pool s: 3 x p5.48xlarge, 3 on spot, at most 150.00 USD per hour",
+        "all instances: at most 255.00 USD per hour",
     ]
     cloud.prices, cloud.messages = None, []
     plan(cloud)
-    assert cloud.messages == ["pool default: 2 x g5.xlarge, 2 on demand, cost unknown"]
+    assert [line.rpartition(", ")[2] for line in cloud.messages] == ["cost unknown"] * 2 + [
+        "all instances: cost unknown"
+    ]
 
 
 def test_the_smallest_disk_holds_the_machine_image(cloud: Cloud) -> None:

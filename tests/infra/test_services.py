@@ -60,7 +60,8 @@ def update(before: tuple[str, ...], after: tuple[str, ...], cluster: str = "ray"
         {"clusterName": cluster, "capacityProviders": [provider(kind) for kind in kinds]} for kinds in (before, after)
     ]
     args = pulumi.ResourceHookArgs("urn", "ray", "providers", "type", old_inputs=inputs[0], new_inputs=inputs[1])
-    asyncio.run(services.end_services(REGION)(args))  # ty: ignore
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # asyncio.run would end other tests' loop
+        runner.run(services.end_services(REGION)(args))  # ty: ignore
 
 
 @pytest.mark.parametrize(
@@ -93,10 +94,41 @@ def test_service_that_is_gone_is_no_error(ecs: Any) -> None:
     assert "h100-workers" not in running(ecs)
 
 
+@pytest.mark.parametrize("is_in_use", [True, False], ids=["by a run", "idle"])
+def test_pool_of_a_run_keeps_its_services(ecs: Any, monkeypatch: pytest.MonkeyPatch, is_in_use: bool) -> None:
+    """A task of the last of many has protected itself; Moto starts no tasks of services."""
+    arn = f"arn:aws:ecs:{REGION}:{DEFAULT_ACCOUNT_ID}:task/ray/"
+    tasks = {f"ray-{number}": number == 101 for number in range(102)}
+
+    class Pages:
+        def paginate(self, cluster: str, **asked: Any) -> list[dict[str, Any]]:
+            names = [f"{arn}{name}" for name in tasks] if asked["serviceName"].endswith("/cpu-workers") else []
+            return [{"taskArns": names[:100]}, {"taskArns": names[100:]}]
+
+    def get_task_protection(cluster: str, tasks: list[str]) -> dict[str, Any]:
+        assert len(tasks) <= 100  # ECS's limit
+        protected = [{"taskArn": each, "protectionEnabled": is_in_use and each.endswith("-101")} for each in tasks]
+        return {"protectedTasks": protected, "failures": []}
+
+    paginator = ecs.get_paginator
+    monkeypatch.setattr(ecs, "get_paginator", lambda name: Pages() if name == "list_tasks" else paginator(name))
+    monkeypatch.setattr(ecs, "get_task_protection", get_task_protection, raising=False)
+    if is_in_use:
+        with pytest.raises(
+            Refusal, match=r"^ECS: the service cpu-workers of a removed pool or zone is in use by a run; "
+        ):
+            update(KINDS, ("head", "workers"))
+    else:
+        update(KINDS, ("head", "workers"))
+    assert ("h100-workers" in running(ecs)) == ("cpu-workers" in running(ecs)) == is_in_use
+
+
 def test_refusal_names_reason_and_way_out(ecs: Any) -> None:
     with pytest.raises(Refusal) as refused:
         update(KINDS, KINDS[:3], cluster="absent")
     assert str(refused.value).startswith(
         "ECS: the services of ray-on-ecs-h100-workers-capacity-provider-1a2b3c4 could not be deleted (An error "
     )
-    assert str(refused.value).endswith("; delete them with `aws ecs delete-service --force`, and run `pulumi up` again")
+    assert str(refused.value).endswith(
+        "; delete each with `aws ecs delete-service --force --cluster absent --service NAME`, and run `pulumi up` again"
+    )

@@ -103,8 +103,8 @@ def test_line_names_the_keys_of_the_pool() -> None:
     [
         ("type", "default", "add zones (availabilityZones or subnetIds), or types"),
         ("type", "cpu", "add zones (availabilityZones or subnetIds), or types"),
-        ("type", "h100", "add zones (workerPools.h100.zones), or types"),
-        ("addresses", "h100", "add zones (workerPools.h100.zones), or free addresses"),
+        ("type", "h100", "add zones (workerPools.h100.zones or subnetIds), or types"),
+        ("addresses", "h100", "add zones (workerPools.h100.zones or subnetIds), or free addresses"),
         ("price", "default", "take them on demand: pulumi config set spot false"),
         ("price", "h100", "take them on demand: pulumi config set --path workerPools.h100.spot false"),
     ],
