@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.node import ports
 from tests.aws import BUCKET, client, environment, moto_server
@@ -167,9 +168,12 @@ def price_variables(aws_server: str, aws_variables: dict[str, str]) -> dict[str,
         "spread": False,
         "prices": {"g5.xlarge": 3600},
         "head_usd": None,
-        "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+        "scaling": {
+            "workers": {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, "group": "none", "provider": "none"}
+        },
         "gpus": 1,
     }
+    assert parse_cluster_info(json.dumps(workers)), "a run would go on without it"
     client("ssm", aws_server).put_parameter(Name="workers", Type="String", Value=json.dumps(workers))
     return {**aws_variables, CLUSTER_INFO_VARIABLE: "workers"}
 

@@ -6,18 +6,20 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infra.definitions import commands, containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
+from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import CLUSTERS_PREFIX, CPU_POOL, DEFAULT_POOL, secrets_prefix
 from ray_on_ecs.jobs.documents import HEAD as STATE
 from tests.containers.engine import Engine, arguments
 from tests.local_cluster import BUSY_MACHINE
 from tests.waiting import LIMIT_SECONDS, until
+from tests.worker_pools import node_group
 
 ROOT = Path(__file__).parents[2]
 HEAD_HOST = "head.ray.internal"
@@ -30,19 +32,29 @@ CLUSTER_INFO = "workers"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
-# The stack's description of the workers, and the instance metadata: a dollar a second.
+# In most tests the pool `default` has nodes without the GPUs of its description, and so its runs train on CPUs.
+ON_CPUS = {"RAY_ON_ECS_DEVICE": "cpu"}
+# Kinds of workers: their pool, and those with a GPU, which is fake_cuda.py's.
+POOLS = {"worker": DEFAULT_POOL, "cpu-worker": CPU_POOL, "gpu-worker": DEFAULT_POOL, "l4-worker": "l4"}
+WITH_GPU = {"gpu-worker", "l4-worker"}
+# The stack's description of the workers, and the instance metadata: a dollar a second. It does not name an ECS
+# cluster, so the head scales nothing.
+LIMITS = {"min": 0, "idle_minutes": 30, "units": 1, "group": "workers", "provider": "workers"}
 WORKERS = {
     "group": "workers",
     "types": ["g5.xlarge"],
+    "default_gpus": 1,
     "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-1", "placement_group": None}],
     "spot": False,
     "spread": False,
-    "prices": {"g5.xlarge": 3600},
+    "prices": {"g5.xlarge": 3600, "g6.xlarge": 3600},
     "head_usd": None,
-    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30}},
+    "scaling": {"workers": {**LIMITS, "max": 4}, "cpu-workers": {**LIMITS, "max": 1}},
     "gpus": 1,
+    "pools": {"l4-workers": node_group("l4", "g6.xlarge", zone="us-east-1b", max=1)},
 }
 INSTANCE = {"instance_type": "g5.xlarge", "zone": "us-east-1a", "market": "on-demand"}
+L4_INSTANCE = {"instance_type": "g6.xlarge", "zone": "us-east-1b", "market": "on-demand"}
 # A user's model on every node: a run with it has many short epochs of four steps, and can be disturbed in the
 # middle. It is slow until the file HURRY exists.
 MODELS, HURRY = "/opt/models", "/tmp/hurry"
@@ -158,19 +170,24 @@ class Cluster:
         return self.code.parent / "instance"
 
     @property
+    def l4_instance(self) -> Path:
+        """The folder with the instance metadata of the pool `l4`."""
+        return self.code.parent / "l4-instance"
+
+    @property
     def storage(self) -> str:
         """The container of the S3."""
         return f"{self.network}-{S3}"
 
     def definition(self, kind: str, cluster: str = NAME) -> containers.Container:
-        """The stack's definition of a cluster's head, worker or CPU worker, of a size for this machine."""
+        """The stack's definition of a cluster's head or worker, of a size for this machine."""
         common = containers.ContainerDefaults(
             image=self.image,
             log_group="logs",
             region="us-east-1",
             token_arn="arn:token",
             secrets_prefix=secrets_prefix(NAME),
-            size=SIZE,
+            size=replace(SIZE, gpus=int(kind in WITH_GPU)),
         )
         if kind == "head":
             return containers.head(
@@ -181,8 +198,7 @@ class Cluster:
                 cluster_info_parameter=CLUSTER_INFO,
                 cpu_workers=True,
             )
-        pool = CPU_POOL if kind == "cpu-worker" else DEFAULT_POOL
-        return containers.worker(common, head_host=HEAD_HOST, pool=pool)
+        return containers.worker(common, head_host=HEAD_HOST, pool=POOLS[kind])
 
     def state(self, name: str) -> str:
         """The volume that a head's container leaves behind."""
@@ -200,9 +216,11 @@ class Cluster:
         modules = {"tiny.py": "tiny.py", "fake_cuda.py": "sitecustomize.py"}
         folders = {self.code: CODE, **{here / file: f"{MODELS}/{module}" for file, module in modules.items()}}
         volumes = (f"--volume={source}:{target}:ro" for source, target in folders.items())
-        kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(self.instance)}
+        instance = self.l4_instance if kind == "l4-worker" else self.instance
+        kept = {containers.STATE_VOLUME: self.state(name), containers.INSTANCE_VOLUME: str(instance)}
         niceness = {"RAY_worker_niceness": BUSY_MACHINE["RAY_worker_niceness"]}
-        own = {**AWS, "PYTHONPATH": MODELS, "HURRY": HURRY, **niceness}
+        gpu = {"FAKE_CUDA": "0"} if kind in WITH_GPU else {}
+        own = {**AWS, **ON_CPUS, "PYTHONPATH": MODELS, "HURRY": HURRY, **gpu, **niceness}
         given = arguments(definition, {**own, **variables}, kept)
         self.engine.run("run", "--detach", f"--name={name}", *networks, *volumes, *options, *given)
 
@@ -213,7 +231,9 @@ class Cluster:
             *(f"--env={name}={value}" for name, value in AWS.items() if name != "AWS_ENDPOINT_URL"),
             image,
         )  # fmt: skip
-        create = CREATE.format(bucket=BUCKET, name=CLUSTER_INFO, value=json.dumps(WORKERS))
+        description = json.dumps(WORKERS)
+        assert parse_cluster_info(description), "head and runs would go on without it"
+        create = CREATE.format(bucket=BUCKET, name=CLUSTER_INFO, value=description)
         until(lambda: self.engine.execute(self.storage, "python", "-c", create, check=False).returncode == 0)
 
     def start_head(self) -> None:
@@ -395,8 +415,9 @@ def cluster_of(engine: Engine, image: str, s3_image: str, code: Path) -> Generat
     """A cluster with its S3; `settle` starts the nodes."""
     with engine.network(f"ray-{secrets.token_hex(3)}") as network:
         cluster = Cluster(engine, image, network, code)
-        cluster.instance.mkdir(exist_ok=True)
-        (cluster.instance / INSTANCE_FILE).write_text(json.dumps(INSTANCE))
+        for folder, metadata in {cluster.instance: INSTANCE, cluster.l4_instance: L4_INSTANCE}.items():
+            folder.mkdir(exist_ok=True)
+            (folder / INSTANCE_FILE).write_text(json.dumps(metadata))
         try:
             cluster.start_storage(s3_image)
             yield cluster

@@ -28,6 +28,7 @@ from tests.containers.cluster import (
     HURRY,
     LONG,
     NAME,
+    ON_CPUS,
     ROOT,
     Cluster,
 )
@@ -156,6 +157,7 @@ def container(made: Cluster, folder: Path) -> Iterator[Laptop]:
     name = f"{made.network}-laptop"
     variables = {
         **AWS,
+        **ON_CPUS,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL_SSM": f"http://127.0.0.1:{FRONT_PORT}",
         "PYTHONPATH": HOME,

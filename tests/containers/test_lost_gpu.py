@@ -12,7 +12,6 @@ from tests.waiting import until
 
 # The file in a container with the status of its CUDA driver, and the status for a GPU without a device file.
 STATUS_FILE, NO_DEVICE = "/tmp/cuda-status", 100
-GPU_WORKER = ("ray-worker", "--num-cpus=1", "--num-gpus=1")
 STEPS = 40
 SCRIPT = f"""
 import ctypes, sys, time
@@ -36,11 +35,12 @@ def test_run_continues_without_node_of_a_lost_gpu(cluster: Cluster, tmp_path: Pa
     log = tmp_path / "log"
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(cluster.one_more("worker", name, command=GPU_WORKER, FAKE_CUDA=STATUS_FILE))
+            stack.enter_context(cluster.one_more("gpu-worker", name, FAKE_CUDA=STATUS_FILE))
             for name in ("gpu-1", "gpu-2")
         ]
         until(lambda: sum("GPU" in node["resources_total"] for node in cluster.nodes()) == 2)
-        command = ("ray-on-ecs", "run", "--run-name=lost-gpu", "--num-workers=1", f"--working-dir={CODE}", "steps.py")
+        flags = ("--run-name=lost-gpu", "--num-workers=1", "--device=cuda", f"--working-dir={CODE}")
+        command = ("ray-on-ecs", "run", *flags, "steps.py")
         run = engine.start("exec", cluster.head, *command, output=log)
         until(lambda: "step 5 is done" in log.read_text(), why=log.read_text)
         [address] = cluster.trained_on("ALIVE")

@@ -144,7 +144,7 @@ def test_example_resumes_after_a_rank_is_killed(
 ) -> None:
     example, name, log = SCRIPTS[script], script.replace(".", "-"), tmp_path / "log"
     run = ("--storage-path", STORAGE, "--run-name", name, "--num-workers", str(WORKERS), "--max-restarts", "1")
-    folder = ("--working-dir", str(EXAMPLES))
+    folder = ("--device", "cpu", "--working-dir", str(EXAMPLES))  # the nodes lack the GPUs of the stack
     with log.open("wb") as output:
         command = cluster.start_training(*run, *folder, *example.flags, script, *example.arguments, log=output)
 
