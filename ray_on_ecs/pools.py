@@ -118,7 +118,7 @@ def candidates(info: ClusterInfo, *, gpus: Sequence[str] = (), pools: Sequence[s
     chosen: list[str] = []
     for name in gpus:
         found = [pool for pool, gpu in names_of.items() if gpu and _plain(gpu) == _plain(name)]
-        mixed = [pool for pool, gpu in names_of.items() if _plain(name) in map(_plain, gpu.split(" or "))]
+        mixed = [pool for pool, gpu in names_of.items() if gpu and _plain(name) in map(_plain, gpu.split(" or "))]
         if mixed and not found:
             has = f"the instances of pool {mixed[0]} have {names_of[mixed[0]]}"
             raise UsageError(f"--gpu: {name!r} can't be chosen alone, as {has}; give --pool {mixed[0]} for either")

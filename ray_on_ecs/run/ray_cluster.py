@@ -187,10 +187,10 @@ def allocate(
 
 def _labels_without_choice() -> dict[str, str]:
     """Return the selector of a run without a choice: in a stack whose pools can't be read it uses the default pool."""
-    labels = {node["Labels"].get(NODE_GROUP_LABEL) for node in alive_nodes()} - {None, ""}
-    if not labels or CLUSTER_INFO_VARIABLE not in os.environ:
+    if CLUSTER_INFO_VARIABLE not in os.environ:
         return {}
-    return {NODE_GROUP_LABEL: f"!in({','.join(sorted(labels))})"}
+    labels = {node["Labels"].get(NODE_GROUP_LABEL) for node in alive_nodes()} - {None, ""}
+    return {NODE_GROUP_LABEL: f"!in({','.join(sorted(labels))})"} if labels else {}
 
 
 def selected(selector: Mapping[str, str]) -> list[dict[str, Any]]:

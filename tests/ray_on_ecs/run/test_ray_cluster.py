@@ -201,7 +201,9 @@ def test_nodes_that_join_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.looks == 1
 
 
-def test_workers_stay_the_same_on_the_nodes_that_are_left(requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_stay_the_same_on_the_nodes_that_are_left(
+    requested: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = nodes({"CPU": 8.0}, {"CPU": 8.0})
     monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: large[1:])
     before = WorkerAllocation(2, use_gpu=False, cpus_per_worker=8)
