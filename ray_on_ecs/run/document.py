@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -19,8 +19,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 # Key of a job's metadata: the digest of the document with which it was submitted.
 DIGEST = "document"
-# Keys of the document that the driver writes.
-POOL, POOLS = "pool", "pools"
+# Key of the document that the driver writes.
+POOL = "pool"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,10 @@ class RunDocument:
             id=content["id"], config=config, code=code, storage=storage, uri=f"{path}/{name}", content=_given(content)
         )
 
-    def keep_pool(self, pool: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Write the pool where the run trains, and the names of all so far; what the storage refuses is left out."""
+    def keep_pool(self, pool: Mapping[str, Any]) -> None:
+        """Write the pool where the run trains into its document; one that the storage refuses is left out."""
         with suppress(OSError):
-            self.storage.write_json(layout.SETTINGS, {**self.content, POOL: pool, POOLS: names})
+            self.storage.write_json(layout.SETTINGS, {**self.content, POOL: pool})
 
     def keep(self) -> None:
         """Write the document into the run's folder if the command could not; call it with the run's lock held."""
@@ -131,7 +131,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 def _given(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document as the command has written it."""
-    return {key: value for key, value in content.items() if key not in (POOL, POOLS)}
+    return {key: value for key, value in content.items() if key != POOL}
 
 
 def read_earlier(storage: RunStorage) -> dict[str, Any]:

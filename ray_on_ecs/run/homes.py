@@ -214,7 +214,7 @@ def _choice_of(admitted: Admission) -> PoolChoice | None:
 
     def note(pool: Pool) -> None:
         record.note_pool(pool)
-        admitted.document.keep_pool(pool, record.pools)
+        admitted.document.keep_pool(pool)
 
     def needed(kind: str, latest: ClusterInfo) -> tuple[int, int]:
         fewest = config.workers[0] if config.workers else 1

@@ -208,8 +208,9 @@ class RunRecord:
                 self.restarts[:0] = _restarts_in(before)
                 self.starts.follow(starts_in(before))
                 self.extents += before["extents"]
-                earlier = [name for name in before.get("pools", []) if isinstance(name, str)]
-                self.pools[:0] = [name for name in dict.fromkeys(earlier) if name not in self.pools]
+                earlier = before.get("pools")
+                names = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []
+                self.pools[:0] = [name for name in dict.fromkeys(names) if name not in self.pools]
         self._state = state
 
         def write() -> None:

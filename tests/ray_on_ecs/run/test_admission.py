@@ -183,13 +183,12 @@ def test_document_has_the_pool_beside_what_the_command_wrote(storage: Path) -> N
     digest = document.write(folder, config, ("gpu",), Code(name="code", archive="a.tar.gz"), {})
     first = document.RunDocument.read(folder.uri, {}, digest)
     assert first.config.gpu_names == ("H100",)
-    first.keep_pool({"name": "h100", "zone": "us-west-2c"}, ["h100"])
+    first.keep_pool({"name": "h100", "zone": "us-west-2c"})
     assert folder.read_json("run.json")["pool"] == {"name": "h100", "zone": "us-west-2c"}
     again = document.RunDocument.read(folder.uri, {}, digest)
     assert again.content == first.content, "a driver that is started again has the same document"
-    again.keep_pool({"name": "a100", "zone": "us-west-2a"}, ["h100", "a100"])
-    kept = folder.read_json("run.json")
-    assert (kept["pool"]["name"], kept["pools"]) == ("a100", ["h100", "a100"])
+    again.keep_pool({"name": "a100", "zone": "us-west-2a"})
+    assert folder.read_json("run.json")["pool"]["name"] == "a100"
 
 
 @pytest.mark.parametrize(
