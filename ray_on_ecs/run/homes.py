@@ -58,7 +58,7 @@ class Home:
         self.launcher = launcher_of(config)
 
     def new_group(self, settings: Settings) -> Group:
-        """Return a group of workers, whose places are requested."""
+        """Return a group of workers, once there are nodes for them; its places are requested."""
         return ThreadGroup(settings, self.allocation.num_workers if self.allocation else 1)
 
     def watching(self) -> AbstractContextManager[None]:
@@ -224,8 +224,11 @@ def _choice_of(admitted: Admission) -> PoolChoice | None:
         return ray_cluster.has_free_room(config, kind, choice.info, use_gpu=choice.uses_gpus)
 
     choice = PoolChoice(config, info, admitted.place, needed, note)
-    while not choice.begin(has_room):  # its pool was removed while it was queued
-        time.sleep(POLL_SECONDS)
+    if not choice.begin(has_room):  # its pool was removed while it was queued
+        logger.info("waiting: other runs use the pools that can hold this one")
+        with record.waiting():
+            while not choice.begin(has_room):
+                time.sleep(POLL_SECONDS)
     return choice
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.run import worker_group
+from ray_on_ecs.run import homes, worker_group
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.homes import RayCluster
 from ray_on_ecs.run.worker import Settings
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.run_record import RunRecord
+from tests.log_lines import collect_lines
 
 CONFIG = RunConfig(num_workers=2)
 FIRST, SECOND = WorkerAllocation(2, True, 4), WorkerAllocation(2, True, 96)
@@ -96,3 +101,15 @@ def test_run_without_a_stack_has_no_choice(home: Any) -> None:
 
 def test_kinds_are_those_of_the_choice(home: Any) -> None:
     assert home.kinds() == ("h100-workers",)
+
+
+def test_run_without_room_in_any_queue_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = iter([False, False, False, True])
+    choice = SimpleNamespace(begin=lambda has_room: next(begun))
+    monkeypatch.setattr(homes, "PoolChoice", lambda *given: choice)
+    monkeypatch.setattr(homes, "POLL_SECONDS", 0.0)
+    record = RunRecord(RunStorage.open(str(tmp_path), "mine"), RunConfig(run_name="mine"))
+    lines, admitted = collect_lines(), SimpleNamespace(document=Mock(), record=record, info={}, kinds=["a"], place="")
+    assert homes._choice_of(cast("Any", admitted)) is choice
+    assert lines == ["waiting: other runs use the pools that can hold this one"]
+    assert record.status()["state"] == "waiting"
