@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from drills.aws_site import SCRIPT, Site
+from ray_on_ecs.contract import DEFAULT_POOL
 from ray_on_ecs.errors import ResourceError, one_line
-from ray_on_ecs.node.ray_status import WORKERS
+from ray_on_ecs.pools import kinds_by_pool
 
 POLL_SECONDS, START_SECONDS, DEPLOYMENT_SECONDS, DRAIN_SECONDS = 2.0, 1800.0, 180.0, 300.0
 # A Spot Instance ends 120 s after its notice, and a worker's checkpoint takes some of them.
@@ -31,8 +32,11 @@ def start(site: Site) -> Answer:
     site.command(
         "run", "--detach", "--run-name", site.name, "--pool", "default", "--num-workers", "1", SCRIPT, script=SLEEP
     )
+    # EC2 may have an instance in any of the pool's zones.
+    kinds = kinds_by_pool(site.info)[DEFAULT_POOL]
+    services = [name for kind, name in site.stack.services.items() if kind in kinds]
     for _ in every(START_SECONDS):
-        if arns := site.ecs("list_tasks", serviceName=site.stack.services[WORKERS])["taskArns"]:
+        if arns := [arn for each in services for arn in site.ecs("list_tasks", serviceName=each)["taskArns"]]:
             for found in site.ecs("get_task_protection", tasks=arns)["protectedTasks"]:
                 if found["protectionEnabled"]:
                     site.task = site.ecs("describe_tasks", tasks=[found["taskArn"]])["tasks"][0]
@@ -47,7 +51,7 @@ def agent(site: Site) -> Answer:
     task = present(site)
     started, stopped = task.get("pullStartedAt"), task.get("pullStoppedAt")
     pull = f"pull {(stopped - started).total_seconds():.0f} s" if started and stopped else "no time of a pull"
-    arns = site.ecs("list_tasks", serviceName=site.stack.services[WORKERS], desiredStatus="STOPPED")["taskArns"]
+    arns = site.ecs("list_tasks", serviceName=service_of(task), desiredStatus="STOPPED")["taskArns"]
     ended = site.ecs("describe_tasks", tasks=arns)["tasks"] if arns else []
     failed = [why for each in ended if re.search("(?i)timed out|CannotPull", why := str(each.get("stoppedReason")))]
     return not failed, f"{pull}; {len(failed)} of {len(ended)} stopped tasks failed so: {one_line(', '.join(failed))}"
@@ -55,9 +59,8 @@ def agent(site: Site) -> Answer:
 
 def deploy(site: Site) -> Answer:
     """Deploy the workers' service while the run goes on: the protected task stays."""
-    present(site)
+    service = service_of(present(site))
     site.check_unused()
-    service = site.stack.services[WORKERS]
     site.ecs("update_service", service=service, forceNewDeployment=True)
     for _ in every(DEPLOYMENT_SECONDS):
         if (task := present(site))["desiredStatus"] != "RUNNING":
@@ -95,6 +98,11 @@ def present(site: Site) -> dict[str, Any]:
     if not found:
         raise ResourceError("ECS no longer knows the worker's task")
     return found[0]
+
+
+def service_of(task: dict[str, Any]) -> str:
+    """Return the name of the service that runs a task."""
+    return task["group"].removeprefix("service:")
 
 
 def every(seconds: float) -> Iterator[None]:

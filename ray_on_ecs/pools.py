@@ -165,11 +165,13 @@ def listed(names: Sequence[str], word: str = "and") -> str:
 
 
 def kind_of_node(labels: Mapping[str, str], info: ClusterInfo) -> str | None:
-    """Return the kind of a node by its labels; None if it belongs to no pool of the stack."""
-    label = labels.get(NODE_GROUP_LABEL, "")
+    """Return the kind of a node by its labels; None if it is of no pool of the stack, or in none of its zones.
+
+    A node without its zone counts as the pool's first kind.
+    """
+    label, zone = labels.get(NODE_GROUP_LABEL, ""), labels.get(ZONE_LABEL)
     kinds = [kind for kind, group in info["groups"].items() if label_of_pool(group["pool"]) == label]
-    here = [kind for kind in kinds if labels.get(ZONE_LABEL) in info["groups"][kind]["zones"]]
-    return next(iter([*here, *kinds]), None)
+    return next((kind for kind in kinds if zone is None or zone in info["groups"][kind]["zones"]), None)
 
 
 def selector(kind: str, info: ClusterInfo) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import DEFAULT_POOL, MAX_STEPS, WORKERS, scale_out_stride
 from ray_on_ecs.jobs.record import SUCCEEDED, THEN_STOP, Job
 from ray_on_ecs.node.demand import Need
-from ray_on_ecs.node.numbers import requested_in_pools
+from ray_on_ecs.node.numbers import as_alarms_see
 from ray_on_ecs.node.scaling import LOOK_SECONDS, Scaler
 from tests.scaling_api import EPOCH, Api, HeadDied
 from tests.worker_pools import node_group
@@ -129,7 +129,7 @@ class Simulator:
 
     def _new_head(self) -> Scaler:
         return Scaler(
-            lambda: self.jobs(), lambda service: Api(self), lambda: EPOCH + self.now, self._release, lambda job: None
+            lambda: self.jobs(), lambda service: Api(self), lambda: EPOCH + self.now, self._release, lambda job: ()
         )
 
     def _release(self) -> None:
@@ -380,7 +380,7 @@ class Stack:
     Attributes:
         parts: The simulators by kind.
         on_tick: Called after each tick.
-        pool_of: Returns the pool of a job's run, as its record has it.
+        pools_of: Returns the pools of a job's run, as its record has them.
     """
 
     def __init__(
@@ -388,12 +388,12 @@ class Stack:
         *parts: Simulator,
         heads: int = 1,
         on_tick: Callable[[Stack], None] = lambda stack: None,
-        pool_of: Callable[[Job], str | None] = lambda job: None,
+        pools_of: Callable[[Job], Collection[str]] = lambda job: (),
     ) -> None:
         self.parts = {part.kind: part for part in parts}
         for part in parts:
             part.head = None
-        self.on_tick, self.pool_of, self.now = on_tick, pool_of, 0.0
+        self.on_tick, self.pools_of, self.now = on_tick, pools_of, 0.0
         self._heads = [self._new_head() for _ in range(heads)]
         self._head_from = 0.0
 
@@ -404,7 +404,7 @@ class Stack:
             lambda service: Api(*parts),
             lambda: EPOCH + self.now,
             self._release,
-            lambda job: self.pool_of(job),
+            lambda job: self.pools_of(job),
         )
 
     def _release(self) -> None:
@@ -419,9 +419,9 @@ class Stack:
         """Let time pass."""
         until = self.now + seconds
         while self.now < until:
-            requested = requested_in_pools(self.info(), {kind: part.need() for kind, part in self.parts.items()})
+            seen = as_alarms_see(self.info(), {kind: part.need() for kind, part in self.parts.items()})
             for kind, part in self.parts.items():
-                part.requested = requested[kind]
+                part.requested = seen[kind].requested
                 part.tick()
             self.now += TICK
             if self.now % LOOK_SECONDS == 0 and self.now >= self._head_from:

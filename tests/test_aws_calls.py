@@ -111,7 +111,6 @@ CALLS: dict[tuple[str, str], Needs] = {
         LAPTOP: "autoscaling:DescribeAutoScalingGroups anything"
     },
     ("cluster/aws_status.py", "describe_services"): {LAPTOP: "ecs:DescribeServices service"},
-    ("cluster/prices.py", "describe_spot_price_history"): {LAPTOP: "ec2:DescribeSpotPriceHistory anything"},
     ("cluster/scale_in.py", "describe_alarms"): {LAPTOP: "cloudwatch:DescribeAlarms anything"},
     ("cluster/scale_in.py", "describe_scalable_targets"): {
         LAPTOP: "application-autoscaling:DescribeScalableTargets anything"
@@ -183,7 +182,7 @@ CALLS: dict[tuple[str, str], Needs] = {
     ("storage/bucket.py", "complete_multipart_upload"): {ALL: f"{WRITE}, kms:Decrypt key-by-s3"},
     ("storage/bucket.py", "abort_multipart_upload"): {ALL: "s3:AbortMultipartUpload run"},
     ("tracking/cloudwatch.py", "put_metric_data"): {HEAD: "cloudwatch:PutMetricData anything"},
-    ("tracking/cost.py", "describe_spot_price_history"): {HEAD: "ec2:DescribeSpotPriceHistory anything"},
+    ("tracking/cost.py", "describe_spot_price_history"): {LOOKERS: "ec2:DescribeSpotPriceHistory anything"},
 }
 # The AWS CLI's commands in messages, for the person who reads them.
 TYPED: dict[str, Needs] = {

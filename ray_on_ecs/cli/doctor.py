@@ -17,7 +17,7 @@ from ray_on_ecs.aws import DENIED
 from ray_on_ecs.cli.cluster_flags import cluster_flags
 from ray_on_ecs.cli.screen import out, print_json
 from ray_on_ecs.cluster import aws, scale_in, session
-from ray_on_ecs.cluster.aws_status import Groups, Service, groups_line, groups_of, read_groups, read_services
+from ray_on_ecs.cluster.aws_status import Group, Service, groups_line, read_groups, read_services
 from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, RemoteCluster, StackCluster, choose
 from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
@@ -60,7 +60,7 @@ class Findings:
     head: HeadState = field(init=False)
     workers: ClusterInfo = field(init=False)
     services: dict[str, Service] = field(default_factory=dict)
-    groups: Groups | None = None
+    groups: dict[str, Group | None] = field(default_factory=dict)
 
 
 @click.command("doctor")
@@ -165,8 +165,7 @@ def parameters(findings: Findings) -> str:
 
 def workers(findings: Findings) -> str:
     """Look for an unhealthy instance of the workers, and for Auto Scaling groups that are missing or suspended."""
-    findings.groups = read_groups(findings.stack, findings.workers)
-    groups = groups_of(findings.groups)
+    findings.groups = groups = read_groups(findings.stack, findings.workers)
     line = groups_line(groups)
     if None in groups.values():
         raise Problem(line, UP)

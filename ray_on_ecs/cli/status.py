@@ -12,8 +12,8 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import out, print_json
-from ray_on_ecs.cluster import aws, prices, scale_in
-from ray_on_ecs.cluster.aws_status import Group, explain_head, groups_line, groups_of, read_groups, read_services
+from ray_on_ecs.cluster import aws, scale_in
+from ray_on_ecs.cluster.aws_status import Group, explain_head, groups_line, read_groups, read_services
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
@@ -34,7 +34,7 @@ from ray_on_ecs.node import ray_status
 from ray_on_ecs.node.ray_status import HEAD, Node
 from ray_on_ecs.pools import gpus_of
 from ray_on_ecs.storage import layout
-from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.cost import InstanceKind, hourly_usd
 from ray_on_ecs.tracking.starts import describe, starts_in
 
 T = TypeVar("T")
@@ -140,17 +140,17 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
             return None
 
     info = read("workers", lambda: aws.workers(stack))
-    answers = read("groups", lambda: read_groups(stack, info)) if info else None
-    services = read("services", lambda: read_services(stack, info, answers)) or {}
-    groups = read("groups", lambda: groups_of(answers)) if answers else None
+    groups = read("groups", lambda: read_groups(stack, info)) if info else None
+    services = read("services", lambda: read_services(stack, info, groups)) or {}
     found: dict[str, Any] = {"groups": groups, "scale_in": {}}
     found |= {"hourly_usd": None, "hourly_usd_by_kind": None}
     if info:
-        stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, answers, nodes)) or ({}, {})
+        known = groups or {}
+        stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, known, nodes)) or ({}, {})
         unknown |= refused
         found |= {"node_groups": info["groups"], "scale_in": stopping}
         if nodes is not None:
-            usd = read("prices", lambda: read_hourly_usd(stack, info, nodes, groups or {}))
+            usd = read("prices", lambda: read_hourly_usd(stack, info, nodes, known))
             found |= {"hourly_usd": usd and round(sum(usd.values()), 4), "hourly_usd_by_kind": usd}
     totals = {"estimated_hourly_usd": stack.estimated_hourly_usd, "unknown": unknown}
     return {"region": stack.region, "services": services, **found, **totals}
@@ -173,13 +173,13 @@ def read_hourly_usd(
         instances += [InstanceKind(instance_type or None, kind=kind) for instance_type in starting]
     if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
-    return {HEAD: info["head_usd"], **prices.hourly_usd(stack, info, instances)}
+    return {HEAD: info["head_usd"], **hourly_usd(info, instances, aws.asking(stack))}
 
 
 def _ray_lines(
     ray: Mapping[str, Any], node_groups: Mapping[str, NodeGroup], *, is_here: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield a title and a text for each line; a stack with several pools or zones has one for each of them."""
+    """Yield a title and a text for each line; each zone of a pool has one."""
     if ray["seconds_ago"] > SILENT_SECONDS:
         yield "head", f"silent: this is its state of {timedelta(seconds=ray['seconds_ago'])} ago"
     of_kind: dict[str, list[Node]] = defaultdict(list)
@@ -189,14 +189,13 @@ def _ray_lines(
             yield HEAD, f"Ray {ray['ray_version']}, up {timedelta(seconds=node.up_seconds)}{cpus}"
         else:
             of_kind[node.kind].append(node)
-    if len(node_groups) > 1:
-        pools = list(dict.fromkeys(group["pool"] for group in node_groups.values()))
-        title = ""
-        for kind, group in sorted(node_groups.items(), key=lambda item: pools.index(item[1]["pool"])):
-            yield "" if group["pool"] == title else (title := group["pool"]), _node_group(group, of_kind.pop(kind, []))
-    for kind, nodes in sorted(of_kind.items(), reverse=True):
-        for place, number in sorted(Counter(map(_place, nodes)).items()):
-            yield kind, f"{number} x {place}: {_usage([node for node in nodes if _place(node) == place])}"
+    pools: dict[str, list[str]] = defaultdict(list)
+    for kind, group in node_groups.items():
+        pools[group["pool"]].append(_node_group(of_kind.pop(kind, []), group))
+    for _, nodes in sorted(of_kind.items()):  # of a group that is not known, or no longer there
+        pools[nodes[0].pool].append(_node_group(nodes))
+    for pool, texts in pools.items():
+        yield from zip((pool, *[""] * len(texts)), texts, strict=False)
     if ray["ray_version"] is None:
         local = "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
         yield "Ray", local if is_here else "does not answer the head: it is starting, or busy"
@@ -211,20 +210,22 @@ def _ray_lines(
         yield "" if index else "start", f"{start['run']}: {one_line(describe(start))}"
 
 
-def _node_group(group: NodeGroup, nodes: Sequence[Node]) -> str:
-    """Return a node group's nodes that run, of at most how many, with their types and use."""
-    text = f"{len(nodes)} of {counted(group['max'], 'node')} in {' or '.join(group['zones'])}: "
-    if nodes:
-        types = Counter(_place(node).partition(" in ")[0] for node in nodes)
+def _node_group(nodes: Sequence[Node], group: NodeGroup | None = None) -> str:
+    """Return the nodes of a node group, of at most how many if that is known, with their zone, types and use."""
+    zones = group["zones"] if group else sorted({node.zone for node in nodes if node.zone})
+    number = f"{len(nodes)} of {counted(group['max'], 'node')}" if group else counted(len(nodes), "node")
+    text = f"{number} in {' or '.join(zones)}: " if zones else f"{number}: "
+    if nodes or group is None:
+        types = Counter(_type(node) for node in nodes if node.instance_type)
         return text + ", ".join([*(f"{number} x {name}" for name, number in types.items()), _usage(nodes)])
     size = f"{gpus_of(group)} x {group['gpu']}" if group["gpu"] else counted(group["units"], "CPU")
     return text + (f"{' or '.join(group['types'])} ({size})" if group["types"] else f"{size} each")
 
 
-def _place(node: Node) -> str:
-    """Return type, market and zone of a node."""
+def _type(node: Node) -> str:
+    """Return type and market of a node."""
     market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
-    return f"{node.instance_type or 'node'}{market}" + (f" in {node.zone}" if node.zone else "")
+    return f"{node.instance_type}{market}"
 
 
 def _usage(nodes: Sequence[Node]) -> str:

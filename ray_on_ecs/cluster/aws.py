@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +27,11 @@ def call(service: str, stack: Stack, method: str, /, **arguments: Any) -> Any:
     """
     with translated(service):
         return _answer(service, getattr(_client(service, stack), method)(**arguments))
+
+
+def asking(stack: Stack) -> Callable[..., Any]:
+    """Return `call` with a stack: a function of service, method and arguments."""
+    return lambda service, method, /, **arguments: call(service, stack, method, **arguments)
 
 
 def endpoint(service: str, stack: Stack) -> str:

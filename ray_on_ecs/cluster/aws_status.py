@@ -18,9 +18,6 @@ from ray_on_ecs.starting.deployments import Deployment
 from ray_on_ecs.starting.look import MOST_SERVICES, Look, facts_of
 from ray_on_ecs.starting.states import Phase
 
-# AWS's answers about Auto Scaling groups by kind of node; None for one that does not exist.
-Groups = Mapping[str, Mapping[str, Any] | None]
-
 
 @dataclass(frozen=True)
 class Service:
@@ -57,17 +54,12 @@ class Group:
         return text
 
 
-def read_groups(stack: Stack, info: ClusterInfo) -> Groups:
-    """Return the Auto Scaling group of each kind of worker; TrainingError if AWS refuses."""
+def read_groups(stack: Stack, info: ClusterInfo) -> dict[str, Group | None]:
+    """Return the Auto Scaling group of each kind of worker, None for a missing one; TrainingError if AWS refuses."""
     names = {kind: group["group"] for kind, group in info["groups"].items()}
     answer = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[*names.values()])
-    found = {group["AutoScalingGroupName"]: group for group in answer["AutoScalingGroups"]}
+    found = {group["AutoScalingGroupName"]: _group(group) for group in answer["AutoScalingGroups"]}
     return {kind: found.get(name) for kind, name in names.items()}
-
-
-def groups_of(answers: Groups) -> dict[str, Group | None]:
-    """Return what `status` shows of Auto Scaling groups; TrainingError if an answer is not AWS's."""
-    return {kind: _group(answer) if answer else None for kind, answer in answers.items()}
 
 
 def _group(answer: Mapping[str, Any]) -> Group:
@@ -97,7 +89,10 @@ def counted_nodes(number: int, kind: str) -> str:
 
 
 def read_services(
-    stack: Stack, info: ClusterInfo | None = None, groups: Groups | None = None, kinds: Collection[str] | None = None
+    stack: Stack,
+    info: ClusterInfo | None = None,
+    groups: Mapping[str, Group | None] | None = None,
+    kinds: Collection[str] | None = None,
 ) -> dict[str, Service]:
     """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down.
 
@@ -122,7 +117,7 @@ def read_services(
     services = {}
     for kind, name in names.items():
         if service := active.get(name):
-            fault = _fault(look, kind, service, info, groups)
+            fault = _fault(look, kind, service, info, (groups or {}).get(kind))
             deployment = deployments.in_progress(service)
             services[kind] = Service(service["runningCount"], service["desiredCount"], fault, deployment)
     return services
@@ -130,20 +125,20 @@ def read_services(
 
 def looking(stack: Stack) -> Look:
     """Return a look at a stack with the user's credentials."""
-    return Look(lambda name, operation, **arguments: aws.call(name, stack, operation, **arguments), stack.cluster_name)
+    return Look(aws.asking(stack), stack.cluster_name)
 
 
 def _fault(
-    look: Look, kind: str, service: Mapping[str, Any], info: ClusterInfo | None, groups: Groups | None
+    look: Look, kind: str, service: Mapping[str, Any], info: ClusterInfo | None, group: Group | None
 ) -> str | None:
     """Return the reason for missing tasks or instances, or a deployment that failed."""
-    group = (groups or {}).get(kind)
-    if not is_short(service, group) and deployments.failure(service) is None:
+    lacks_instances = group is not None and group.in_service < group.desired
+    if not (lacks_instances or is_short(service)) and deployments.failure(service) is None:
         return None
-    if group is None and (name := look.group_of(service)):  # the head's, or AWS refused them
-        group = look.group(name)
     known = facts_of(info, kind) if info else {}
-    return explain(look.nodes(service, group, **known), datetime.now(UTC)) or "AWS gives no reason yet"
+    name = info["groups"][kind]["group"] if info and known else look.group_of(service)  # the head's
+    answer = look.group(name) if name else None
+    return explain(look.nodes(service, answer, **known), datetime.now(UTC)) or "AWS gives no reason yet"
 
 
 def explain_head(stack: Stack) -> ResourceError | None:

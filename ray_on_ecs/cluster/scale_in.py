@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ray_on_ecs.cluster import aws, prices
-from ray_on_ecs.cluster.aws_status import Groups, Service, counted_nodes, looking
+from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster.aws_status import Group, Service, counted_nodes, looking
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import CPU_POOL
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.node.ray_status import Node
 from ray_on_ecs.pools import setting
-from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.cost import InstanceKind, hourly_usd
 
 # A deployment that waits for no run ends within minutes.
 LONG = timedelta(minutes=10)
@@ -134,7 +134,7 @@ def read(
     stack: Stack,
     info: ClusterInfo,
     services: Mapping[str, Service],
-    groups: Groups | None,
+    groups: Mapping[str, Group | None],
     nodes: Sequence[Node] | None,
 ) -> tuple[dict[str, ScaleIn], dict[str, str]]:
     """Return the scale-in of each kind of node, and the reasons of what AWS does not tell, by IAM action.
@@ -143,7 +143,7 @@ def read(
         stack: The stack.
         info: Its description.
         services: Its services.
-        groups: Its Auto Scaling groups, or None if they are not known.
+        groups: Its Auto Scaling groups, as far as they are known.
         nodes: Ray's nodes, or None if they are not known.
     """
     look = looking(stack)
@@ -164,14 +164,14 @@ def read(
     lines: dict[str, ScaleIn] = {}
     for kind, scale in info["groups"].items():
         names = {"region": stack.region, "group": scale["group"]}
-        processes = ((groups or {}).get(kind) or {}).get("SuspendedProcesses") or ()
+        group = groups.get(kind)
         facts = Facts(kind=kind, scale=scale, service=services.get(kind), names=names)
         if kind in stopping:
             facts = replace(
                 facts,
                 alarm=None if alarms is None else alarms.get(alarm_names[kind], {}),
                 target=None if targets is None else targets.get(resources[kind], {}),
-                suspended=[process.get("ProcessName") for process in processes],
+                suspended=group.suspended if group else (),
                 names={**names, "alarm": alarm_names[kind], "resource": resources[kind]},
             )
         line = describe(facts)
@@ -194,7 +194,7 @@ def _idle(stack: Stack, info: ClusterInfo, kind: str, nodes: Sequence[Node]) -> 
     said = counted_nodes(len(idle), f"idle {kind}")
     try:
         instances = [InstanceKind(node.instance_type, node.market, kind) for node in idle]
-        usd = sum(prices.hourly_usd(stack, info, instances).values())
+        usd = sum(hourly_usd(info, instances, aws.asking(stack)).values())
     except TrainingError:
         return f"{said} are billed"
     return f"{said} cost{'s' if len(idle) == 1 else ''} {usd:.2f} USD an hour"

@@ -35,6 +35,11 @@ class Need:
     in_use: int
     idle_seconds: tuple[float, ...] = ()
 
+    @property
+    def nodes(self) -> int:
+        """The number of its nodes."""
+        return self.in_use + len(self.idle_seconds)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:

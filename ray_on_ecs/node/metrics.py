@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -65,10 +64,7 @@ def publish(namespace: str) -> None:
     api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     info = read_cluster_info()
     current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
-    needs = current.needs
-    if info:
-        requested = numbers.requested_in_pools(info, needs)
-        needs = {kind: replace(need, requested=requested[kind]) for kind, need in needs.items()}
+    needs = numbers.as_alarms_see(info, current.needs) if info else current.needs
     # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
     # utilization.
     data = [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]

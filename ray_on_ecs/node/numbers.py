@@ -1,6 +1,6 @@
 """Numbers of workers of one kind: the calls of ECS and Auto Scaling that bring them to the demand.
 
-Kinds of one pool, in several zones, share its maximum (`shares`), and one gives way to another (`giving_way`).
+Kinds of one pool, in several zones, share its maximum (`in_pools`), and one gives way to another (`giving_way`).
 
 Functions without side effects: node/scaling.py asks AWS and makes the calls. They make for the numbers of the scaling
 alarms, which do the same minutes later and without a head. So a call that is repeated, lost, refused or made by two
@@ -159,48 +159,34 @@ def left_by(need: Need, limits: NodeGroup, began_at: float, now: float) -> int:
     return max(needed(need, limits), need.in_use + sum(now - idle < began_at for idle in need.idle_seconds))
 
 
-def in_pools(info: ClusterInfo, needs: Mapping[str, Need], has: Mapping[str, int]) -> dict[str, NodeGroup]:
-    """Return the description of each kind that can have workers, with its share of its pool's maximum; see `shares`."""
-    limits: dict[str, NodeGroup] = {}
-    for kinds in kinds_by_pool(info).values():
-        own = {kind: info["groups"][kind] for kind in kinds if kind in needs and info["groups"][kind]["max"] > 0}
-        if len(own) > 1:
-            of_pool = shares(needs, own, has)
-            own = {kind: NodeGroup(**{**each, "max": of_pool[kind]}) for kind, each in own.items()}
-        limits |= own
-    return {kind: limits[kind] for kind in info["groups"] if kind in limits}
+def in_pools(info: ClusterInfo, needs: Mapping[str, Need]) -> dict[str, NodeGroup]:
+    """Return the description of each kind that can have workers, with its share of its pool's maximum.
 
-
-def requested_in_pools(info: ClusterInfo, needs: Mapping[str, Need]) -> dict[str, int]:
-    """Return the GPUs or CPUs that the alarms see as requested: an alarm does not know of its pool's other zones."""
-    nodes = {kind: int(need.available // info["groups"][kind]["units"]) for kind, need in needs.items()}
-    limits = in_pools(info, needs, nodes)
-    requested = {kind: need.requested for kind, need in needs.items()}
-    for kind, each in limits.items():
-        if each["max"] < info["groups"][kind]["max"]:
-            requested[kind] = min(requested[kind], each["max"] * each["units"])
-    return requested
-
-
-def shares(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup], has: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of workers that each kind of one pool may have, so that together they have its maximum.
-
-    Those in use and the minimums are granted first, then what is needed and exists, then what is to be started.
-
-    Args:
-        needs: The demand by kind.
-        limits: The stack's description of the kinds, in order of preference.
-        has: The instances of each kind.
+    Workers in use are granted first, and a minimum as far as it exists: EC2 may lack the rest of it. Then each kind
+    gets what it needs, the one with the most workers first, as others would take them from work that waits for more.
+    Each of them may have what is left.
     """
-    granted = {kind: max(needs[kind].in_use, each["min"]) for kind, each in limits.items()}
-    wants = {kind: needed(needs[kind], each) for kind, each in limits.items()}
-    most = max(each["max"] for each in limits.values())
-    for enough in ({kind: min(wants[kind], has.get(kind, 0)) for kind in limits}, wants):
-        for kind in limits:
-            room = max(0, most - sum(granted.values()))
-            granted[kind] += min(room, max(0, enough[kind] - granted[kind]))
-    free = max(0, most - sum(granted.values()))
-    return {kind: min(limits[kind]["max"], number + free) for kind, number in granted.items()}
+    limits = {kind: group for kind, group in info["groups"].items() if kind in needs and group["max"]}
+    for pool in kinds_by_pool(info).values():
+        kinds = [kind for kind in pool if kind in limits]
+        shares = {kind: max(needs[kind].in_use, min(limits[kind]["min"], needs[kind].nodes)) for kind in kinds}
+        free = max((limits[kind]["max"] for kind in kinds), default=0) - sum(shares.values())
+        for kind in sorted(kinds, key=lambda kind: -needs[kind].nodes):
+            more = max(0, min(free, _nodes_for(needs[kind], limits[kind]) - shares[kind]))
+            shares[kind] += more
+            free -= more
+        for kind, share in shares.items():
+            limits[kind] = NodeGroup(**{**limits[kind], "max": min(limits[kind]["max"], share + max(0, free))})
+    return limits
+
+
+def as_alarms_see(info: ClusterInfo, needs: Mapping[str, Need]) -> dict[str, Need]:
+    """Return the demand for the scaling alarms, which know their own zone of a pool alone: its share of the maximum."""
+    seen = dict(needs)
+    for kind, each in in_pools(info, needs).items():
+        if each["max"] < info["groups"][kind]["max"]:
+            seen[kind] = replace(needs[kind], requested=min(needs[kind].requested, each["max"] * each["units"]))
+    return seen
 
 
 def giving_way(needs: Mapping[str, Need], limits: Mapping[str, NodeGroup]) -> set[str]:

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
-from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
+from ray_on_ecs.contract import CPU_WORKERS, DEFAULT_POOL, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
-from ray_on_ecs.pools import kind_of_node
+from ray_on_ecs.pools import ZONE_LABEL, kind_of_node
 
 __all__ = ["ALIVE", "HEAD", "WORKERS", "Node", "nodes_of", "read", "workers_of"]
 
@@ -106,15 +106,16 @@ def _pool_of(kind: Any, info: ClusterInfo | None) -> str:
     """Return the pool of a kind of node; of a node group that the stack no longer has by its name."""
     if info and kind in info["groups"]:
         return info["groups"][kind]["pool"]
-    pools = {HEAD: "", WORKERS: DEFAULT_POOL, CPU_WORKERS: CPU_POOL}
-    return pools[kind] if kind in pools else str(kind).removesuffix(f"-{WORKERS}")
+    return "" if kind == HEAD else kind.rpartition(WORKERS)[0].removesuffix("-") or DEFAULT_POOL
 
 
 def _kind_of(labels: Mapping[str, str], info: ClusterInfo | None) -> str:
     if info and (kind := kind_of_node(labels, info)):
         return kind
     label = labels.get(NODE_GROUP_LABEL, "")
-    return {"": WORKERS, CPU_WORKERS: CPU_WORKERS}.get(label, f"{label}-{WORKERS}")
+    kind = {"": WORKERS, CPU_WORKERS: CPU_WORKERS}.get(label, f"{label}-{WORKERS}")
+    # Its pool no longer has the node's zone.
+    return f"{kind}-{labels[ZONE_LABEL][-1:]}" if info and kind in info["groups"] else kind
 
 
 def _node(node: dict[str, Any], load: dict[str, Any], info: ClusterInfo | None) -> Node:

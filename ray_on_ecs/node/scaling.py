@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -31,6 +31,7 @@ from ray_on_ecs.starting import deployments
 from ray_on_ecs.starting.look import MOST, MOST_SERVICES, provider_of
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.places import pools_in
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +53,10 @@ def start(list_jobs: Callable[[], list[Job]], is_up: threading.Event) -> None:
         threading.Thread(target=Scaler(list_jobs).run, args=(is_up,), name="scaling", daemon=True).start()
 
 
-def pool_of(job: Job) -> str | None:
-    """Return the name of the pool that a job's run has used, by its record; None if that has none.
-
-    Any error of the storage or of a broken record may be raised.
-    """
+def pools_of(job: Job) -> list[str]:
+    """Return the names of the pools that a job's run has used, by its record; any error if that can't be read."""
     name, storage_path = (job["metadata"][key] for key in RUN)
-    status = RunStorage.open(storage_path, name, **LIMITS).read_json(layout.STATUS) or {}
-    return str(status["pool"]["name"]) if status.get("pool") else None
+    return pools_in(RunStorage.open(storage_path, name, **LIMITS).read_json(layout.STATUS) or {})
 
 
 class Scaler:
@@ -70,7 +67,7 @@ class Scaler:
         connect: Makes a client of an AWS service.
         now: Returns the Unix time.
         release: Tells the idle nodes to release their tasks.
-        pool_of: Returns the name of the pool that a job's run has used, None if that is not known.
+        pools_of: Returns the names of the pools that a job's run has used; none if they are not known.
     """
 
     def __init__(
@@ -79,13 +76,12 @@ class Scaler:
         connect: Callable[[str], Any] = lambda service: client(service, **LIMITS),
         now: Callable[[], float] = time.time,
         release: Callable[[], None] = lambda: demand.release_idle(ports.own_gcs()),
-        pool_of: Callable[[Job], str | None] = pool_of,
+        pools_of: Callable[[Job], Collection[str]] = pools_of,
     ) -> None:
         self._list_jobs, self._connect, self._now, self._release = list_jobs, connect, now, release
-        self._pool_of = pool_of
+        self._pools_of = pools_of
         self._services: dict[str, str] = {}  # names by capacity provider
         self._memory: dict[str, Memory] = {}
-        self._instances: dict[str, int] = {}  # by kind
         # Workers that each run with --then-stop has left, by the ID of its job and kind.
         self._left: dict[str, dict[str, int]] = {}
         self._unmet: set[str] = set()
@@ -117,7 +113,7 @@ class Scaler:
     def look(self, info: ClusterInfo, needs: Mapping[str, Need]) -> None:
         """Scale each kind of worker to its need, by the stack's description of them."""
         now = self._now()
-        limits = numbers.in_pools(info, needs, self._instances)
+        limits = numbers.in_pools(info, needs)
         if not limits:
             return
         jobs = self._list_jobs()
@@ -157,11 +153,11 @@ class Scaler:
         """Return the workers that runs with --then-stop leave, of the kinds of their pools, or of all kinds."""
         left: dict[str, int] = {}
         for job in jobs:
-            pool: str | None = None
+            pools: Collection[str] = ()
             with suppress(Exception):  # without its record, which may be broken, it may have used any
-                pool = self._pool_of(job)
+                pools = self._pools_of(job)
             for kind, each in limits.items():
-                if pool in (None, each["pool"]):
+                if not pools or each["pool"] in pools:
                     number = numbers.left_by(needs[kind], each, job["start_time"] / 1000, self._now())
                     left[kind] = min(number, left.get(kind, number))
         return left
@@ -179,7 +175,6 @@ class Scaler:
     ) -> None:
         memory = self._memory.get(kind, Memory())
         view = view_of(service, group)
-        self._instances[kind] = len(numbers.counted(view, memory))
         if numbers.surplus(need, limits, view, memory) > 0:
             view = view_of(service, group, read_hosts().get(limits["provider"], {}))
         calls, self._memory[kind] = numbers.decide(need, limits, view, memory, self._now(), left)

@@ -38,6 +38,7 @@ class Nodes:
         pool: Their pool.
         types: Their instance types; nothing if they are not known.
         gpus: The GPUs of an instance.
+        elsewhere: The running tasks of their pool in its other zones.
         unknown: The reason why AWS has not answered, by IAM action.
     """
 
@@ -50,6 +51,7 @@ class Nodes:
     pool: str = DEFAULT_POOL
     types: Sequence[str] = ()
     gpus: int = 0
+    elsewhere: int = 0
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -63,7 +65,7 @@ def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: time
         waited: How long it has waited.
     """
     # A run that waits for GPUs in use does not wait for a deployment.
-    failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service, None) else ""
+    failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service) else ""
     cause = failed or _group(nodes, now, needed) or _ecs(nodes, now)
     if not cause and waited >= SLOW:
         cause = _not_requested(nodes, needed)
@@ -71,11 +73,9 @@ def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: time
     return "; ".join(filter(None, (cause, hidden and f"AWS does not tell more: {hidden}")))
 
 
-def is_short(service: Document | None, group: Document | None) -> bool:
-    """Return whether tasks or instances are missing."""
-    tasks, instances = service or {}, group or {}
-    has_tasks = tasks.get("runningCount", 0) >= tasks.get("desiredCount", 0)
-    return not has_tasks or len(members(group, Phase.RUNNING)) < instances.get("DesiredCapacity", 0)
+def is_short(service: Document | None) -> bool:
+    """Return whether tasks are missing."""
+    return service is not None and service.get("runningCount", 0) < service.get("desiredCount", 0)
 
 
 def members(group: Document | None, *phases: Phase) -> list[Document]:
@@ -128,9 +128,15 @@ def _group(nodes: Nodes, now: datetime, needed: int | None) -> str:
 
 def _not_requested(nodes: Nodes, needed: int | None) -> str:
     """Return the line for a group that has not been asked for the instances of a run."""
-    requested = (nodes.group or {}).get("DesiredCapacity")
+    group = nodes.group or {}
+    requested, most = group.get("DesiredCapacity"), group.get("MaxSize")
     if requested is None or needed is None or requested >= needed:
         return ""
+    if nodes.elsewhere and most is not None and nodes.elsewhere + needed > most:
+        return (
+            f"the run needs {counted(needed, 'instance')}, and other zones of pool {nodes.pool} have {nodes.elsewhere} "
+            f"of its {most} ({setting(nodes.pool, 'max')}); raise it, or wait for them to stop"
+        )
     return (
         f"the group is asked for {requested} of {counted(needed, 'instance')}, {minutes(SLOW)} after the run asked: "
         f"the head's calls fail (its log says why), and alarm {nodes.kind}-short is missing or disabled, or gets no "

@@ -10,7 +10,7 @@ from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.errors import TrainingError, one_line
-from ray_on_ecs.pools import gpus_of
+from ray_on_ecs.pools import gpus_of, siblings
 from ray_on_ecs.starting.cause import Document, Nodes
 
 # Number of scaling activities to read, the newest first.
@@ -65,10 +65,6 @@ class Look:
             names = self.listed("ecs", "list_services", "serviceArns", cluster=self._cluster) or ()
         found = self._described("describe_services", "services", names, MOST_SERVICES)
         return [service for service in found or () if service.get("status") == "ACTIVE"]
-
-    def service_of(self, provider: str) -> Document | None:
-        """Return the service with this capacity provider."""
-        return next((each for each in self.services() if provider_of(each) == provider), None)
 
     def group_of(self, service: Document | None) -> str | None:
         """Return the name of a service's Auto Scaling group."""
@@ -139,7 +135,7 @@ class WorkersLook:
 
     def __init__(self, info: ClusterInfo, kind: str, ask: Ask = ask_soon) -> None:
         self._info, self._kind, self._ask = info, kind, ask
-        self._service: str | None = None
+        self._services: list[str] = []  # names of those of the pool
 
     def nodes(self, group: Document | None, activities: Sequence[Document] | None) -> Nodes:
         """Return what AWS tells of the workers, with what it has told of their group."""
@@ -148,9 +144,10 @@ class WorkersLook:
         if not cluster:
             return Nodes(group=group, **known)
         look = Look(self._ask, cluster)
-        if self._service is None:
-            service = look.service_of(self._info["groups"][self._kind]["provider"])
-        else:
-            service = next(iter(look.services([self._service])), None)
-        self._service = service.get("serviceName") if service else None
+        of_pool = (self._kind, *siblings(self._kind, self._info))
+        kinds = {self._info["groups"][kind]["provider"]: kind for kind in of_pool}
+        found = {kinds.get(provider_of(each)): each for each in look.services(self._services or None)}
+        service = found.get(self._kind)
+        self._services = [str(found[kind].get("serviceName")) for kind in of_pool if service and kind in found]
+        known["elsewhere"] = sum(found[kind].get("runningCount", 0) for kind in of_pool[1:] if kind in found)
         return look.nodes(service, group, **known)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypedDict
 
 from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info, recent, spot_prices, spot_question
 from ray_on_ecs.contract import ON_DEMAND, SPOT, WORKERS
+from ray_on_ecs.errors import ResourceError
 
 # Prices on spot change while a run trains, which asks for its cost every few seconds.
 SPOT_PRICES_SECONDS = 300.0
@@ -97,15 +98,31 @@ def labelled(instance: InstanceKind, info: ClusterInfo) -> InstanceKind:
     return InstanceKind(instance.instance_type or first, instance.market or market, instance.kind)
 
 
+def hourly_usd(info: ClusterInfo, instances: Iterable[InstanceKind], ask: Callable[..., Any]) -> dict[str, float]:
+    """Return the price of these instances in dollars an hour, by kind of node; `ask` as for `hourly_prices`.
+
+    Raises:
+        TrainingError: A price is not known, or AWS refuses the Spot prices.
+    """
+    rented = [labelled(each, info) for each in instances]
+    prices = hourly_prices(info, rented, ask)
+    usd: dict[str, float] = defaultdict(float)
+    for each in rented:
+        if each not in prices:
+            raise ResourceError("the stack has no price of a node")
+        usd[each.kind] += prices[each]
+    return dict(usd)
+
+
 def hourly_prices(
-    info: ClusterInfo, instances: Collection[InstanceKind], ask_spot: Callable[..., Any]
+    info: ClusterInfo, instances: Collection[InstanceKind], ask: Callable[..., Any]
 ) -> dict[InstanceKind, float]:
     """Return the price of an instance of each kind in dollars an hour; those without a known price are missing.
 
     Args:
         info: The stack's workers.
         instances: Kinds with type and market.
-        ask_spot: Calls EC2's DescribeSpotPriceHistory, once, if some are on spot.
+        ask: Asks AWS by service and operation, with arguments, once, if some are on spot.
     """
     prices = {each: (info["prices"] or {}).get(each.instance_type or "") for each in instances if each.market != SPOT}
     groups = {
@@ -113,7 +130,8 @@ def hourly_prices(
     }
     if groups:
         zones = [zone for group in groups.values() for zone in group["zones"]]
-        answer = ask_spot(**spot_question([each.instance_type or "" for each in groups], zones))
+        question = spot_question([each.instance_type or "" for each in groups], zones)
+        answer = ask("ec2", "describe_spot_price_history", **question)
         for each, group in groups.items():
             own = [entry for entry in answer["SpotPriceHistory"] if entry["AvailabilityZone"] in group["zones"]]
             found = spot_prices({"SpotPriceHistory": own}, group["disk_usd"])
@@ -121,11 +139,11 @@ def hourly_prices(
     return {each: price for each, price in prices.items() if price is not None}
 
 
-def _recent_spot_prices(**question: Any) -> Any:
+def _recent_spot_prices(service: str, operation: str, **question: Any) -> Any:
     """Return EC2's recent prices, the last ones if it does not answer."""
 
     def ask() -> Any:
-        answer = ask_aws("ec2", "describe_spot_price_history", **question)
+        answer = ask_aws(service, operation, **question)
         return answer if answer and answer["SpotPriceHistory"] else None
 
     asked = (SPOT, *question["InstanceTypes"], *question["Filters"][0]["Values"])

@@ -24,28 +24,31 @@ def in_words(places: Places) -> str:
     return ": ".join(filter(None, (pools, " in ".join(filter(None, (types, zones))))))
 
 
+def pools_in(document: Mapping[str, Any]) -> list[str]:
+    """Return the names of the pools in which a run has waited or trained; an earlier version has the last one alone."""
+    return _names([*_list(document.get("pools")), _get(document.get("pool"), "name")]) or []
+
+
 def places_in(document: Mapping[str, Any]) -> Places:
     """Return where a run has had instances, or where it waits for the first ones."""
     cost = document.get("cost") if "cost" in document else document
-    instances = [each for each in _list(_get(cost, "instances")) if isinstance(each, dict) and "pool" in each]
-    if instances:
-        zones = (zone for each in instances for zone in _list(each.get("zones")))
-        types = (each.get("instance_type") for each in instances)
-        return _places((each["pool"] for each in instances), types, zones)
+    rows = [each for each in _list(_get(cost, "instances")) if isinstance(each, dict) and "pool" in each]
     chosen = document.get("pool")
-    zone = _get(chosen, "zone")
-    zones = zone.split(",") if isinstance(zone, str) else ()
-    return _places([_get(chosen, "name")], _list(_get(chosen, "instance_types")), zones)
+    if not rows and isinstance(chosen, dict):
+        zone = chosen.get("zone")
+        row = {"pool": chosen.get("name"), "zones": zone.split(",") if isinstance(zone, str) else []}
+        rows = [{**row, "instance_type": each} for each in _list(chosen.get("instance_types")) or [None]]
+    return Places(
+        pools=_names(each["pool"] for each in rows),
+        instance_types=_names(each.get("instance_type") for each in rows),
+        zones=_names(zone for each in rows for zone in _list(each.get("zones"))),
+    )
 
 
 def reason_in(document: Mapping[str, Any]) -> str | None:
     """Return why a run trains in its pool; None if its document does not say it."""
     reason = _get(document.get("pool"), "reason")
     return one_line(reason) or None if isinstance(reason, str) else None
-
-
-def _places(pools: Iterable[Any], types: Iterable[Any], zones: Iterable[Any]) -> Places:
-    return Places(pools=_names(pools), instance_types=_names(types), zones=_names(zones))
 
 
 def _names(values: Iterable[Any]) -> list[str] | None:

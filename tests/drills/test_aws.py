@@ -28,8 +28,10 @@ TASK = {
     "taskArn": "arn:aws:ecs:us-east-1:123456789012:task/1",
     "containerInstanceArn": "instance",
     "desiredStatus": "RUNNING",
+    "group": "service:w-b",
     **{step: BORN + timedelta(seconds=10 * number) for number, step in enumerate(aws_checks.STEPS)},
 }
+SERVICES = {"head": "h", "workers": "w", "workers-b": "w-b", "h100-workers": "x"}
 # Nothing that the checks wait for takes longer than a call.
 LIMITS = {"POLL_SECONDS": 0.0, "START_SECONDS": 60.0, "DEPLOYMENT_SECONDS": 0.0, "DRAIN_SECONDS": 60.0}
 
@@ -45,8 +47,10 @@ class Cloud(Site):
     """
 
     def __init__(self) -> None:
-        stack = SimpleNamespace(name="ml", region="us-east-1", cluster_name="c", services={"workers": "w"})
-        info: Any = {"groups": {"workers": {"types": ["g5.xlarge"], "spot": False}}}
+        stack = SimpleNamespace(name="ml", region="us-east-1", cluster_name="c", services=SERVICES)
+        group = {"pool": "default", "types": ["g5.xlarge"], "spot": False}
+        groups = {"workers": group, "workers-b": group, "h100-workers": {**group, "pool": "h100"}}
+        info: Any = {"groups": groups}
         super().__init__(stack, info, self, [])  # ty: ignore[invalid-argument-type]
         self.runs, self.age, self.gpus, self.status = set[str](), 0.0, 0.0, "ACTIVE"
         self.calls: list[str] = []
@@ -76,8 +80,9 @@ class Cloud(Site):
         yield
         self.fail("after")
 
-    def list_tasks(self, desiredStatus: str = "RUNNING", **_: Any) -> Any:
-        return {"taskArns": [TASK["taskArn"]] if desiredStatus == "RUNNING" else []}
+    def list_tasks(self, serviceName: str, desiredStatus: str = "RUNNING", **_: Any) -> Any:
+        assert serviceName in ("w", "w-b"), "the run is in the default pool"
+        return {"taskArns": [TASK["taskArn"]] if (serviceName, desiredStatus) == ("w-b", "RUNNING") else []}
 
     def get_task_protection(self, **_: Any) -> Any:
         return {"protectedTasks": [{"taskArn": TASK["taskArn"], "protectionEnabled": bool(self.runs)}]}
@@ -86,8 +91,8 @@ class Cloud(Site):
         stopping = {"stoppingAt": BORN} if self.status == "DRAINING" and self.draining_ends else {}
         return {"tasks": [TASK | stopping]}
 
-    def update_service(self, **_: Any) -> None:
-        pass
+    def update_service(self, service: str, **_: Any) -> None:
+        assert service == "w-b", "its worker is in the second zone"
 
     def describe_services(self, **_: Any) -> Any:
         return {

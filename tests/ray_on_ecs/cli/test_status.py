@@ -42,7 +42,7 @@ def test_status_is_one_screen(stack: Laptop) -> None:
     assert re.fullmatch(rf"Ray {stack.head.version}, up 1:5\d:\d\d, 0 of 2 CPUs in use", found["head"])
     assert found == {
         "head": found["head"],
-        "workers": "2 x g5.xlarge on demand in us-east-1a: 1 of 2 GPUs in use",
+        "default": "2 of 2 nodes in us-east-1a: 2 x g5.xlarge on demand, 1 of 2 GPUs in use",
         "GPUs": "1 of 2 in use, 4 requested",
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
@@ -549,5 +549,5 @@ def test_node_of_a_removed_pool_is_still_shown(stack: Laptop) -> None:
     stack.put_pools()
     stack.head.add_worker(gpus=8.0, **H100 | {"ray.io/node-group": "old"})
     found = shown(stack.run("status"))
-    assert found["old-workers"] == "1 x p5.48xlarge on spot in us-east-1c: 0 of 8 GPUs in use"
+    assert found["old"] == "1 node in us-east-1c: 1 x p5.48xlarge on spot, 0 of 8 GPUs in use"
     assert found["cost"].startswith("unknown (the stack has no price of a node)")

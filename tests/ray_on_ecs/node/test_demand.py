@@ -222,6 +222,8 @@ def test_nodes_count_for_their_kind() -> None:
         node(8, 96, gpus_used=3, pool="h100", zone="us-west-2c"),
         node(cpus=8, cpus_used=2, pool="cpu-workers", zone="us-west-2a"),
         node(1, gpus_used=1, pool="removed", zone="us-west-2a"),
+        node(1, gpus_used=1, zone="us-west-2d"),
+        node(8, gpus_used=8, pool="h100", zone="us-west-2a"),
         node(cpus=0),
     ]
     assert demand_of(state(*nodes), POOLS, has_cpu_workers=False) == Demand(

@@ -63,6 +63,9 @@ NODES = [
     ({GROUP: "cpu-workers"}, ("cpu-workers", "cpu"), ("cpu-workers", "cpu")),
     ({GROUP: "h100", ZONE_LABEL: "us-west-2c"}, ("h100-workers-c", "h100"), ("h100-workers", "h100")),
     ({GROUP: "h100"}, ("h100-workers", "h100"), ("h100-workers", "h100")),
+    ({ZONE_LABEL: "us-west-2d"}, ("workers-d", "default"), ("workers", "default")),
+    ({GROUP: "cpu-workers", ZONE_LABEL: "us-west-2d"}, ("cpu-workers-d", "cpu"), ("cpu-workers", "cpu")),
+    ({GROUP: "h100", ZONE_LABEL: "us-west-2d"}, ("h100-workers-d", "h100"), ("h100-workers", "h100")),
     ({GROUP: "removed"}, ("removed-workers", "removed"), ("removed-workers", "removed")),
 ]
 

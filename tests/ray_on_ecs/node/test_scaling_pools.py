@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.cluster_info import NodeGroup
+from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.node import numbers
 from ray_on_ecs.node.demand import Need
-from ray_on_ecs.node.scaling import Scaler, pool_of
+from ray_on_ecs.node.scaling import Scaler, pools_of
 from tests.scaling_api import Api, HeadDied, Lost, Refused
 from tests.scaling_simulator import Run, Simulator, Stack
 from tests.worker_pools import node_group
@@ -22,8 +22,10 @@ A, B, C = "workers", "workers-b", "workers-c"
 
 
 def need(requested: int = 0, in_use: int = 0, available: int | None = None) -> Need:
-    there = in_use if available is None else available
-    return Need(requested=max(requested, in_use), available=there, in_use=in_use)
+    """The demand for nodes of one GPU."""
+    there = max(in_use, available or 0)
+    idle = (0.0,) * (there - in_use)
+    return Need(requested=max(requested, in_use), available=there, in_use=in_use, idle_seconds=idle)
 
 
 def pool(*minimums: int, most: int = 4, units: int = 1) -> dict[str, NodeGroup]:
@@ -36,60 +38,76 @@ def pool(*minimums: int, most: int = 4, units: int = 1) -> dict[str, NodeGroup]:
 # Arithmetic
 
 
+def shares(needs: list[Need], limits: dict[str, NodeGroup]) -> list[int]:
+    """The workers that each kind may have."""
+    found = numbers.in_pools(workers_with(limits), dict(zip(limits, needs, strict=True)))
+    return [each["max"] for each in found.values()]
+
+
+def workers_with(groups: dict[str, NodeGroup]) -> ClusterInfo:
+    return {"cluster": "ray", "groups": groups, "prices": None, "head_usd": None}
+
+
 @pytest.mark.parametrize(
-    ("needs", "has", "shares"),
+    ("needs", "granted"),
     [
-        ([need(), need()], {}, [4, 4]),
-        ([need(2), need()], {}, [4, 2]),
-        ([need(), need(2)], {}, [2, 4]),
-        ([need(2), need(2)], {}, [2, 2]),
-        ([need(4), need(4)], {}, [4, 0]),
-        ([need(4), need(4)], {B: 3}, [1, 3]),
-        ([need(4), need(4)], {A: 2, B: 2}, [2, 2]),
-        ([need(4), need(4)], {A: 9, B: 2}, [4, 0]),
-        ([need(in_use=3), need(4)], {A: 3}, [3, 1]),
-        ([need(4), need(in_use=3)], {B: 3}, [1, 3]),
-        ([need(4, in_use=1), need(4, in_use=1)], {A: 1, B: 1}, [3, 1]),
-        ([need(in_use=4), need(2)], {A: 4}, [4, 0]),
-        ([need(in_use=3), need(in_use=3)], {A: 3, B: 3}, [3, 3]),
-        ([need(available=4), need(4)], {A: 4}, [0, 4]),
-        ([need(9), need()], {}, [4, 0]),
-        ([need(2), need(1), need(1)], {}, [2, 1, 1]),
-        ([need(3), need(3), need(3)], {C: 3}, [1, 0, 3]),
+        ([need(), need()], [4, 4]),
+        ([need(2), need()], [4, 2]),
+        ([need(), need(2)], [2, 4]),
+        ([need(2), need(2)], [2, 2]),
+        ([need(4), need(4)], [4, 0]),
+        ([need(4), need(4, available=3)], [0, 4]),
+        ([need(4, available=2), need(4, available=2)], [4, 0]),
+        ([need(in_use=3), need(4)], [3, 1]),
+        ([need(4), need(in_use=3)], [1, 3]),
+        ([need(4, in_use=1), need(4, in_use=1)], [3, 1]),
+        ([need(in_use=4), need(2)], [4, 0]),
+        ([need(in_use=3), need(in_use=3)], [3, 3]),
+        ([need(available=4), need(4)], [0, 4]),
+        ([need(9), need()], [4, 0]),
+        ([need(2), need(1), need(1)], [2, 1, 1]),
+        ([need(3), need(3), need(3, available=3)], [1, 0, 3]),
     ],
 )
-def test_kinds_of_one_pool_share_its_maximum(needs: list[Need], has: dict[str, int], shares: list[int]) -> None:
-    limits = pool(*(0 for _ in needs))
-    assert numbers.shares(dict(zip(limits, needs, strict=True)), limits, has) == dict(zip(limits, shares, strict=True))
+def test_kinds_of_one_pool_share_its_maximum(needs: list[Need], granted: list[int]) -> None:
+    assert shares(needs, pool(*(0 for _ in needs))) == granted
 
 
-def test_a_minimum_is_granted_before_what_others_need() -> None:
-    limits = pool(1, 0)
-    assert numbers.shares({A: need(), B: need(4)}, limits, {}) == {A: 1, B: 3}
+@pytest.mark.parametrize(
+    ("needs", "least", "most", "granted"),
+    [
+        ([need(), need(4)], 1, 4, [0, 4]),
+        ([need(), need(1)], 1, 1, [0, 1]),
+        ([need(), need(2)], 2, 4, [2, 4]),
+        ([need(available=1), need(4)], 1, 4, [1, 3]),
+        ([need(available=1), need(1)], 1, 1, [1, 0]),
+        ([need(available=1), need(4)], 2, 4, [1, 3]),
+        ([need(in_use=1), need(4)], 2, 4, [1, 3]),
+        ([need(in_use=2), need(4)], 1, 4, [2, 2]),
+        ([need(), need(in_use=4)], 1, 4, [0, 4]),
+        ([need(), need()], 1, 4, [4, 4]),
+    ],
+)
+def test_a_minimum_is_granted_as_far_as_it_exists(needs: list[Need], least: int, most: int, granted: list[int]) -> None:
+    assert shares(needs, pool(least, 0, most=most)) == granted
 
 
 def test_shares_are_in_nodes() -> None:
-    limits = pool(0, 0, units=8)
-    assert numbers.shares({A: need(9), B: need(4)}, limits, {}) == {A: 3, B: 1 + 1}
+    assert shares([need(9), need(4)], pool(0, 0, units=8)) == [3, 1 + 1]
 
 
-@pytest.mark.parametrize("has", [{}, {A: 2}, {B: 2}, {C: 4}, {A: 4, B: 4, C: 4}])
-def test_shares_of_any_demand_keep_to_the_maximum(has: dict[str, int]) -> None:
+def test_shares_of_any_demand_keep_to_the_maximum() -> None:
     limits = pool(1, 0, 0)
-    for requested in itertools.product(range(0, 6, 2), repeat=3):
-        for used in itertools.product(range(3), repeat=3):
-            needs = {kind: need(*each) for kind, each in zip(limits, zip(requested, used, strict=True), strict=True)}
-            shares = numbers.shares(needs, limits, has)
-            held = {kind: max(needs[kind].in_use, limits[kind]["min"]) for kind in limits}
-            for kind, share in shares.items():
-                assert held[kind] <= share <= 4
-                others = sum(held[other] for other in limits if other != kind)
-                assert share <= max(4 - others, held[kind])
-            granted = {
-                kind: max(held[kind], numbers.needed(needs[kind], {**limits[kind], "max": shares[kind]}))
-                for kind in limits
-            }
-            assert sum(granted.values()) <= max(4, sum(held.values()))
+    kinds = [need(requested, used, used + idle) for requested in (0, 2, 4) for used in (0, 1, 2) for idle in (0, 2)]
+    for needs in itertools.product(kinds, repeat=3):
+        granted = shares([*needs], limits)
+        least = (each["min"] for each in limits.values())
+        held = [max(each.in_use, min(number, each.nodes)) for each, number in zip(needs, least, strict=True)]
+        assert all(number <= share <= 4 for number, share in zip(held, granted, strict=True))
+        given = [
+            max(number, min(each.requested, share)) for each, number, share in zip(needs, held, granted, strict=True)
+        ]
+        assert sum(given) <= max(4, sum(held))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +232,26 @@ def test_two_zones_may_be_in_use_at_a_time() -> None:
     assert [part.started for part in stack.parts.values()] == [2, 2]
 
 
+def test_a_minimum_that_ec2_lacks_leaves_its_place_to_another_zone() -> None:
+    moving = run(1)
+    stack = Stack(*zones([moving], most=1, a_least=1, a_shortage=0)).stay(300)
+    stack.move(moving, A, B)
+    stack.stay(600)
+    assert moving.began_at is not None
+
+
+@pytest.mark.parametrize(("record", "left"), [(["default", "h100"], 0), (["h100"], 1)])
+def test_a_pool_that_its_run_has_left_stops_at_its_end(record: list[str], left: int) -> None:
+    moving = run(2, then_stop=True, seconds=400)
+    parts = two_pools([moving], (), shortage=1)
+    parts[1].shortage = 2
+    stack = Stack(*parts, pools_of=lambda job: record).stay(600)
+    stack.move(moving, A, "h100-workers")
+    stack.stay(1000)
+    assert moving.ended_at is not None
+    assert [len(part.counted()) for part in parts] == [left, 0]
+
+
 def two_pools(default: Any = (), h100: Any = (), **more: Any) -> list[Simulator]:
     return [
         Simulator(4, default, **more),
@@ -247,40 +285,43 @@ def test_idle_workers_of_another_pool_do_not_give_way() -> None:
     assert len(parts[1].counted()) == 1
 
 
-@pytest.mark.parametrize(("record", "left"), [("h100", 2), (None, 0), ("removed", 2)])
-def test_then_stop_stops_the_pool_that_its_run_used(record: str | None, left: int) -> None:
+@pytest.mark.parametrize(
+    ("record", "left"),
+    [(["h100"], 2), ([], 0), (["removed"], 2), (["default", "h100"], 0), (["removed", "h100"], 2)],
+)
+def test_then_stop_stops_the_pools_that_its_run_used(record: list[str], left: int) -> None:
     """The other pool's workers became idle while the run was under way."""
     parts = two_pools([run(2, at=25, seconds=900)], [run(2, at=30, seconds=1200, then_stop=True)])
-    stack = Stack(*parts, pool_of=lambda job: record).stay(2400)
+    stack = Stack(*parts, pools_of=lambda job: record).stay(2400)
     assert all(each.ended_at is not None for part in parts for each in part.runs)
     assert len(parts[0].counted()) == left
-    assert len(parts[1].counted()) == (2 if record == "removed" else 0)
+    assert len(parts[1].counted()) == (2 if record == ["removed"] else 0)
     stack.stay(2 * HOUR)
     check_end(stack)
 
 
 def test_two_runs_of_two_pools_each_stop_their_own() -> None:
     parts = two_pools([run(2, then_stop=True, seconds=1000)], [run(1, then_stop=True, seconds=1100)])
-    pools = {"run-0": "default", "h100-workers-0": "h100"}
-    Stack(*parts, pool_of=lambda job: pools[job["submission_id"]]).stay(2400)
+    pools = {"run-0": ["default"], "h100-workers-0": ["h100"]}
+    Stack(*parts, pools_of=lambda job: pools[job["submission_id"]]).stay(2400)
     assert [part.counted() for part in parts] == [[], []]
 
 
 def test_then_stop_of_long_ago_stops_nothing_later() -> None:
     of_h100 = [run(1, then_stop=True, seconds=600), run(1, at=2000)]
     parts = two_pools([run(1, at=3000, then_stop=True, seconds=600)], of_h100)
-    pools = {"run-0": "default", "h100-workers-0": "h100"}
-    Stack(*parts, pool_of=lambda job: pools[job["submission_id"]]).stay(4300)
+    pools = {"run-0": ["default"], "h100-workers-0": ["h100"]}
+    Stack(*parts, pools_of=lambda job: pools[job["submission_id"]]).stay(4300)
     assert of_h100[1].ended_at is not None
     assert [len(part.counted()) for part in parts] == [0, 1]
 
 
 def test_a_broken_record_stops_the_idle_workers_of_all_pools() -> None:
-    def refuse(job: Any) -> str:
+    def refuse(job: Any) -> list[str]:
         raise KeyError("name")
 
     parts = two_pools([run(1, seconds=900)], [run(1, seconds=1200, then_stop=True)])
-    Stack(*parts, pool_of=refuse).stay(2400)
+    Stack(*parts, pools_of=refuse).stay(2400)
     assert [part.counted() for part in parts] == [[], []]
 
 
@@ -372,16 +413,17 @@ def test_a_request_that_no_pool_fits_is_said_once(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("status", "pool"),
+    ("status", "pools"),
     [
-        ('{"pool": {"name": "h100", "zone": "us-west-2c"}}', "h100"),
-        ('{"state": "training"}', None),
-        ('{"pool": null}', None),
-        (None, None),
+        ('{"pool": {"name": "h100", "zone": "us-west-2c"}, "pools": ["l4", "h100"]}', ["l4", "h100"]),
+        ('{"pool": {"name": "h100", "zone": "us-west-2c"}}', ["h100"]),
+        ('{"state": "training"}', []),
+        ('{"pool": null}', []),
+        (None, []),
     ],
 )
-def test_the_pool_of_a_run_is_in_its_record(tmp_path: Any, status: str | None, pool: str | None) -> None:
+def test_the_pools_of_a_run_are_in_its_record(tmp_path: Any, status: str | None, pools: list[str]) -> None:
     if status:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "status.json").write_text(status)
-    assert pool_of({"metadata": {"run_name": "mine", "storage_path": str(tmp_path)}}) == pool
+    assert pools_of({"metadata": {"run_name": "mine", "storage_path": str(tmp_path)}}) == pools

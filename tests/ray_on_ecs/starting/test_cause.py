@@ -308,6 +308,18 @@ def test_instances_that_nobody_requests_are_named() -> None:
     assert explain(HEALTHY, NOW, 2, SLOW) == explain(nodes, NOW, None, SLOW) == ""
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "requested", "needed", "is_cause"),
+    [(7, 0, 2, True), (8, 0, 1, True), (6, 1, 3, True), (6, 0, 2, False), (0, 0, 8, False), (7, 2, 2, False)],
+)
+def test_maximum_that_other_zones_use_is_named(elsewhere: int, requested: int, needed: int, is_cause: bool) -> None:
+    group = GROUP | {"DesiredCapacity": requested, "Instances": [], "MaxSize": 8}
+    nodes = replace(HEALTHY, group=group, service=None, instances=[], pool="h100", elsewhere=elsewhere)
+    line = explain(nodes, NOW, needed, SLOW)
+    said = f"and other zones of pool h100 have {elsewhere} of its 8 (workerPools.h100.max); raise it, or wait"
+    assert (said in line) is is_cause
+
+
 def test_instances_that_never_register_are_named() -> None:
     line = said(short_tasks(service=SERVICE | SHORT | {"runningCount": 0}, instances=[]))
     assert line.startswith("2 of 2 instances that EC2 runs and bills did not join ECS within 3 minutes: the AMI is not")

@@ -150,6 +150,20 @@ def test_another_kind_has_its_own_answers(cloud: Cloud) -> None:
     assert "alarm h100-workers-short is missing or disabled" in late
 
 
+def test_running_tasks_of_other_zones_are_counted(cloud: Cloud) -> None:
+    others = {f"p{number}-workers": {**H100, "provider": f"of-p{number}-workers"} for number in range(2)}
+    info: Any = {"groups": {**INFO["groups"], **others}}
+    look = WorkersLook(info, "h100-workers", cloud.ask)
+    group = {"DesiredCapacity": 0, "MaxSize": 2}
+    for _ in range(2):
+        nodes = look.nodes(group, [])
+        assert nodes.elsewhere == 2
+        assert nodes.service
+        assert nodes.service["serviceName"] == "h100-workers"
+    assert cloud.asked.count("list_services") == 2, "two pages, once"
+    assert "other zones of pool h100 have 2 of its 2 (workerPools.h100.max)" in explain(nodes, NOW, 1, SLOW)
+
+
 def test_instances_of_all_kinds_are_listed_once(cloud: Cloud) -> None:
     look = Look(cloud.ask, "ray")
     for service in look.services():

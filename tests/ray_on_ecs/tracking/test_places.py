@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.tracking.places import in_words, places_in, reason_in
+from ray_on_ecs.tracking.places import in_words, places_in, pools_in, reason_in
 
 H100 = {"pool": "h100", "zones": ["us-west-2c"], "instance_type": "p5.48xlarge", "market": "spot"}
 L4 = {"pool": "l4", "zones": ["us-west-2a", "us-west-2b"], "instance_type": "g6.xlarge", "market": "on-demand"}
@@ -22,6 +22,7 @@ CHOSEN = {
         ({"pool": CHOSEN}, "h100: p5.48xlarge in us-west-2c"),
         ({"pool": {**CHOSEN, "instance_types": []}}, "h100: us-west-2c"),
         ({"pool": {**CHOSEN, "zone": "a, b"}}, "h100: p5.48xlarge in a, b"),
+        ({"pool": {**CHOSEN, "zone": 7}}, "h100: p5.48xlarge"),
         ({"pool": CHOSEN, "instances": []}, "h100: p5.48xlarge in us-west-2c"),
         ({"pool": CHOSEN, "instances": None}, "h100: p5.48xlarge in us-west-2c"),
         ({"pool": CHOSEN, "instances": [L4]}, "l4: g6.xlarge in us-west-2a, us-west-2b"),
@@ -36,13 +37,28 @@ def test_places_are_of_the_instances_or_of_the_choice(document: dict[str, Any], 
     assert in_words(places_in(document)) == says
 
 
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        ({"pool": CHOSEN, "pools": ["l4", "h100"]}, ["l4", "h100"]),
+        ({"pool": CHOSEN, "pools": ["l4"]}, ["l4", "h100"]),
+        ({"pools": ["h100", "l4", "h100"]}, ["h100", "l4"]),
+        ({"pool": CHOSEN}, ["h100"]),  # of an earlier version
+        ({"pool": CHOSEN, "instances": [L4]}, ["h100"]),
+        ({}, []),
+    ],
+)
+def test_pools_are_all_that_the_run_has_tried(document: dict[str, Any], names: list[str]) -> None:
+    assert pools_in(document) == names
+
+
 @pytest.mark.parametrize("broken", [7, "x", [], {}, None, True, 1.5, [7], {"x": 7}, [[]]])
-@pytest.mark.parametrize("key", ["pool", "instances", "cost", *(f"pool.{name}" for name in CHOSEN)])
+@pytest.mark.parametrize("key", ["pool", "pools", "instances", "cost", *(f"pool.{name}" for name in CHOSEN)])
 def test_broken_values_are_left_out(key: str, broken: Any) -> None:
     field, _, inner = key.partition(".")
     document = {field: {**CHOSEN, inner: broken} if inner else broken}
     places = places_in(document)
-    for names in (places.pools, places.instance_types, places.zones):
+    for names in (places.pools, places.instance_types, places.zones, pools_in(document)):
         assert names is None or all(isinstance(name, str) for name in names)
     assert isinstance(reason_in(document), str | None)
 
