@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any, Self
 
 from ray_on_ecs import arguments, secrets
@@ -50,8 +51,11 @@ REFUSED_WITH_DRIVER = {
     "no_python": "is run by Python",
     "no_driver": "is what --driver is for",
 }
-# Those of them whose default in the environment does not hold for it.
-FOR_ALL = ("num_workers", "gpu", "pool")
+# Settings that choose among the stack's pools.
+POOLS = frozenset({"gpu", "pool"})
+# Settings that a Ray program can't use and whose default in the environment does not hold for it.
+FOR_ALL = {"num_workers", *POOLS}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 _script = partial(setting, section="Script")
 _resources = partial(setting, section="Resources")
@@ -84,7 +88,7 @@ class RunConfig:
     num_workers: int | str | None = _resources(
         None,
         "number of worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 "
-        "(default: the cluster's GPUs, or 2 on CPUs)",
+        "(default: the GPUs of the cluster, or what each of the pools can hold that are named; 2 on CPUs)",
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="N|MIN:MAX",
     )
@@ -101,7 +105,7 @@ class RunConfig:
     )
     pool: str | None = _resources(
         None,
-        "pools of workers to train on, by their names in the stack, in order of preference",
+        "names of the pools to train on, in order of preference",
         metavar="NAME[,NAME...]",
     )
     worker_timeout: float = _resources(
@@ -330,7 +334,7 @@ class RunConfig:
         flags: list[str] = []
         for spec in SETTINGS:
             value = getattr(self, spec.name)
-            if value == defaults.get(spec.name, spec.default) or spec.name == "working_dir":
+            if value in (None, defaults.get(spec.name, spec.default)) or spec.name == "working_dir":
                 continue
             name = flags_of(spec)[-1]
             if value is True:
@@ -358,12 +362,8 @@ class RunConfig:
         if self.gpu is not None and self.device == "cpu":
             raise UsageError("--gpu: can't be given with --device cpu; leave one of them out")
         for name, value in {"gpu": self.gpu, "pool": self.pool}.items():
-            names = _names(value)
-            if not all(names):
+            if not all(_names(value)):
                 raise UsageError(f"{flag(name)}: {value!r} has an empty name; put commas between names, as in A,B")
-            alike = [same_gpu(each) if name == "gpu" else each for each in names]
-            if len(set(alike)) < len(alike):
-                raise UsageError(f"{flag(name)}: {value!r} has a name twice; leave one out")
 
     def _check_driver(self) -> None:
         """Refuse settings that a Ray program can't use, and ignore the environment's ones."""
@@ -383,15 +383,17 @@ class RunConfig:
 SETTINGS = tuple(spec for spec in fields(RunConfig) if spec.metadata)
 
 
-def defaults_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings with one value that an environment has defaults for; UsageError for a bad number."""
+def defaults_in(environment: Mapping[str, str], given: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """Return the settings with one value that an environment has defaults for; UsageError for a bad number.
+
+    Its GPUs and pools do not hold on this machine, and neither beside other `given` ones nor for a run on CPUs.
+    """
     found = {spec: environment.get(environment_variable(spec.name)) for spec in SETTINGS}
-    return {spec.name: parse(spec, text) for spec, text in found.items() if text and has_value(spec)}
-
-
-def same_gpu(name: str) -> str:
-    """Return the form in which two spellings of a GPU's name are equal."""
-    return name.replace(" ", "-").casefold()
+    defaults = {spec.name: parse(spec, text) for spec, text in found.items() if text and has_value(spec)}
+    device = given.get("device", defaults.get("device"))
+    if LOCAL_VARIABLE in environment or device == "cpu" or given.get("driver") or not POOLS.isdisjoint(given):
+        return {name: value for name, value in defaults.items() if name not in POOLS}
+    return defaults
 
 
 def _names(text: str | None) -> tuple[str, ...]:

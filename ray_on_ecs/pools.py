@@ -6,6 +6,7 @@ side effects, for head, runs and command line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -79,6 +80,15 @@ def gpus_of(group: NodeGroup) -> int:
     return group["units"] if group["gpu"] else 0
 
 
+def instances_for(workers: int, group: NodeGroup, *, use_gpu: bool) -> int:
+    """Return the number of instances that have room for so many workers, one for each GPU or CPU.
+
+    The CPUs of instances with GPUs are not known; one is taken to have enough.
+    """
+    per_instance = group["units"] if use_gpu or not group["gpu"] else workers
+    return math.ceil(workers / (per_instance or 1))
+
+
 def candidates(info: ClusterInfo, *, gpus: Sequence[str] = (), pools: Sequence[str] = ()) -> list[str]:
     """Return the kinds of node that a run may use, in the order in which it tries them.
 
@@ -88,13 +98,17 @@ def candidates(info: ClusterInfo, *, gpus: Sequence[str] = (), pools: Sequence[s
         pools: Names of pools, in order of preference. Without both, a run may use any pool with GPUs.
 
     Raises:
-        UsageError: The stack has no such pool, or it can't have a node.
+        UsageError: The stack has no such pool, or the pool can't have a node.
     """
     by_pool = kinds_by_pool(info)
     names_of = {pool: info["groups"][kinds[0]]["gpu"] for pool, kinds in by_pool.items()}
     chosen: list[str] = []
     for name in gpus:
         found = [pool for pool, gpu in names_of.items() if gpu and _plain(gpu) == _plain(name)]
+        mixed = [pool for pool, gpu in names_of.items() if gpu and _plain(name) in map(_plain, gpu.split(" or "))]
+        if mixed and not found:
+            has = f"the instances of pool {mixed[0]} have {names_of[mixed[0]]}"
+            raise UsageError(f"--gpu: {name!r} can't be chosen alone, as {has}; give --pool {mixed[0]} for either")
         if not found:
             raise _unknown("--gpu", name, "GPU", filter(None, names_of.values()), info)
         chosen += found
@@ -108,7 +122,8 @@ def candidates(info: ClusterInfo, *, gpus: Sequence[str] = (), pools: Sequence[s
     useful = [kind for kind in kinds if info["groups"][kind]["max"]]
     if kinds and not useful and (gpus or pools):
         option, names = ("--gpu", gpus) if gpus else ("--pool", pools)
-        raise UsageError(f"{option}: {','.join(names)!r} can't have a node (its maximum is 0); raise it and pulumi up")
+        keys = listed([setting(pool, "max") for pool in dict.fromkeys(chosen)], "or")
+        raise UsageError(f"{option}: {','.join(names)!r} can't have a node; raise {keys}, which is 0, and pulumi up")
     return useful
 
 
@@ -128,7 +143,12 @@ def describe(info: ClusterInfo) -> str:
         each = f"{gpus} x {group['gpu']}" if gpus > 1 else group["gpu"] or counted(group["units"], "CPU")
         types = f"{' or '.join(group['types'])}: " if group["types"] else ""
         texts.append(f"{pool} ({group['max']} x {types}{each})")
-    return " and ".join(texts) or "no pools"
+    return listed(texts) or "no pools"
+
+
+def listed(names: Sequence[str], word: str = "and") -> str:
+    """Return names in words: `a, b and c`."""
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def kind_of_node(labels: Mapping[str, str], info: ClusterInfo) -> str | None:

@@ -34,10 +34,7 @@ replaced[0].read_cluster_info = lambda: stack()["info"]
 replaced[1].ask_soon = ask
 
 from ray_on_ecs.command import exit_status
-from ray_on_ecs.run import ray_cluster
 from tests.direct_run import run
-
-ray_cluster.WATCH_SECONDS = 1.0
 
 if __name__ == "__main__":
     sys.exit(exit_status(lambda: run(sys.argv[1:]), "interrupted before it started"))

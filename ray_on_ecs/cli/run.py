@@ -104,7 +104,7 @@ def _run(
     for name in flags_after_script(config):
         note(f"{name} after {command[0]} goes to the script; before it, it is a flag of this command")
     cluster = chosen(flags)
-    cluster.check_pools(config)
+    config = cluster.check_pools(config)
     if config.then_stop and not cluster.starts_workers:
         raise UsageError(f"--then-stop: {cluster.name} has no instances to stop; leave it out")
     config = _on_cluster(cluster, config, given)

@@ -167,9 +167,10 @@ def settings_of(typed: Mapping[str, Any]) -> tuple[RunConfig, frozenset[str]]:
     """
     if not typed["command"]:
         raise UsageError("SCRIPT: is missing; give the script to run, as in ray-on-ecs run train.py")
-    given = defaults_in(os.environ)
+    values = given_settings(typed)
+    given = defaults_in(os.environ, values)
     given.pop("storage_path", None)  # the cluster knows it
-    given |= given_settings(typed)
+    given |= values
     config = RunConfig(**given, command=typed["command"])
     config.check_files()
     ScriptName(config, typed["typed"]).check()

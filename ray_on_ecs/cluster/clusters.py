@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,10 @@ from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import POOLS, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, ResourceError, TrainingError, UsageError, counted
-from ray_on_ecs.flags import flag
+from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.remote import RemoteJobs
@@ -82,10 +83,16 @@ class Cluster(ABC):
         """Return a folder of a run next to which this machine can store the code; `storage` is the run's own."""
         return storage
 
-    def check_pools(self, config: RunConfig) -> None:
-        """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError."""
-        for name in ("gpu", "pool"):
-            if getattr(config, name) is not None and not self.starts_workers:
+    def check_pools(self, config: RunConfig) -> RunConfig:
+        """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError.
+
+        Returns:
+            The settings, without those that the environment gives for a cluster with pools, where there are none.
+        """
+        for name in POOLS if not self.starts_workers else ():
+            if (value := getattr(config, name)) == os.environ.get(environment_variable(name)):
+                config = replace(config, **{name: None})
+            elif value is not None:
                 raise UsageError(f"{flag(name)}: {self.name} has no pools; leave it out")
         info = None
         if config.gpu is not None or config.pool is not None:
@@ -93,10 +100,11 @@ class Cluster(ABC):
                 info = self.known_pools()
         if info:
             pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
+        return config
 
+    @abstractmethod
     def known_pools(self) -> ClusterInfo | None:
         """Return the cluster's pools, as far as names need them; None if they are not known. TrainingError likewise."""
-        return None
 
     @abstractmethod
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> Jobs:
@@ -211,9 +219,6 @@ class StackCluster(RemoteCluster):
         self.bucket = stack.bucket
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
-
-    def known_pools(self) -> ClusterInfo | None:
-        return aws.workers(self._stack)
 
     @property
     def token_hint(self) -> str:

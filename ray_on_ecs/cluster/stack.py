@@ -64,8 +64,7 @@ class Stack:
     cluster_info_parameter: str
     shell_document: str
     forward_document: str
-    services: dict[str, str]  # by kind of node: `head`, `workers` and, if there can be any, `cpu-workers`
-    default_gpus: int
+    services: dict[str, str]  # of the head and by kind of node: `workers`, and others if there can be any
     log_group: str
     estimated_hourly_usd: float | None  # of all instances
     project: Path | None = None  # None for a file

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ from ray_on_ecs.tracking.run_record import RunRecord, job_metadata
 
 logger = logging.getLogger(__name__)
 
-# How long a run that names pools waits for the stack's description of them, which AWS may not give for a moment.
+# How long a run waits for the stack's description of its pools, which AWS may not give for a moment.
 INFO_SECONDS, INFO_POLL_SECONDS = 300.0, 5.0
 
 
@@ -41,11 +41,15 @@ class Admission:
     Attributes:
         document: The run as its user gave it.
         record: The run's state in its folder.
+        info: The stack's workers; None without a stack, and if they can't be read.
+        kinds: The kinds of node that can hold it, in order; see `candidates`.
         place: Its place in the queue.
     """
 
     document: RunDocument
     record: RunRecord
+    info: ClusterInfo | None = None
+    kinds: Sequence[str] = ()
     place: queue.Place | None = None
 
 
@@ -60,45 +64,41 @@ def admit(uri: str) -> Generator[Admission]:
     """
     if not queue.is_without_ray():
         queue.head_address()  # raises, before anything is stored
-    document = with_workers(RunDocument.read(uri, os.environ, job_metadata().get(DIGEST)))
+    document = RunDocument.read(uri, os.environ, job_metadata().get(DIGEST))
+    info = read_pools(document.config)
+    if info and document.config.num_workers is None:
+        number = default_workers(document.config, info)
+        document = replace(document, config=replace(document.config, num_workers=number))
+    kinds = candidates(document.config, info) if info else []
     logs.set_up("ray-on-ecs", document.config.variables)
     document.storage.check_writable()
     check_not_finished(document.storage)
-    admission = Admission(document, RunRecord(document.storage, document.config))
+    admission = Admission(document, RunRecord(document.storage, document.config), info, kinds)
     with hold(admission) as place:
         document.keep()
         yield replace(admission, place=place)
 
 
-def with_workers(document: RunDocument) -> RunDocument:
-    """Return the document with the number of workers of its first pool if it gives none.
+def read_pools(config: RunConfig) -> ClusterInfo | None:
+    """Return the stack's workers, for which a run waits a while; None for a Ray program, and without a stack.
 
-    Raises:
-        UsageError: The cluster lacks its pools, or none of these can hold it.
-    """
-    config, info = document.config, _known_pools(document.config)
-    number = None if info is None or config.num_workers is not None else default_workers(config, info)
-    config = replace(config, num_workers=number) if number else config
-    if info:
-        candidates(config, info)
-    return replace(document, config=config)
-
-
-def _known_pools(config: RunConfig) -> ClusterInfo | None:
-    """Return the stack's workers, for which a run with a choice of pools waits a while.
+    A run that names neither GPUs nor pools goes on without them.
 
     Raises:
         ResourceError: They can't be read.
         UsageError: This is not a stack, and so has no pools to choose from.
     """
     option = "--gpu" if config.gpu is not None else "--pool" if config.pool is not None else ""
-    if option and CLUSTER_INFO_VARIABLE not in os.environ:
+    name = os.environ.get(CLUSTER_INFO_VARIABLE)
+    if option and not name:
         raise UsageError(f"{option}: this cluster has no pools, as it is not a stack's; leave it out")
+    if not name or config.driver or queue.is_without_ray():
+        return None
     until = time.monotonic() + INFO_SECONDS
-    while (info := read_cluster_info()) is None and option:
-        if time.monotonic() > until:
-            raise ResourceError(f"{option}: the stack's pools can't be read ({os.environ[CLUSTER_INFO_VARIABLE]})")
+    while (info := read_cluster_info()) is None and time.monotonic() < until:
         time.sleep(INFO_POLL_SECONDS)
+    if info is None and option:
+        raise ResourceError(f"{option}: the stack's pools can't be read ({name})")
     return info
 
 
@@ -121,8 +121,8 @@ def hold(admission: Admission) -> Generator[queue.Place]:
         logger.info(queue.describe(ticket))
 
     since = float(job_metadata().get(SUBMITTED) or time.time())
-    info = read_cluster_info()
-    of_pools = [info["groups"][kind]["pool"] for kind in candidates(config, info)] if info else []
+    info = admission.info
+    of_pools = [info["groups"][kind]["pool"] for kind in admission.kinds] if info else []
     try:
         with (
             hold_lock(storage, logger.info) as lock,

@@ -70,7 +70,8 @@ class RunDocument:
             raise UsageError(f"another command has written {uri}/{layout.SETTINGS}, too; start the run again")
         try:
             check_format(content, name)
-            settings = {**defaults_in(environment), "storage_path": path, **content["settings"], "run_name": name}
+            given = {"storage_path": path, **content["settings"], "run_name": name}
+            settings = {**defaults_in(environment, given), **given}
             config, code = RunConfig.of(settings), Code.of(content["code"])
             if not config.command or not isinstance(config.command, tuple) or not isinstance(content["id"], str):
                 raise ValueError("it has no command, or no ID")

@@ -16,17 +16,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from ray_on_ecs.errors import StorageError, TrainingError
+from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
 from ray_on_ecs.run import admission, failure_report, inputs
 from ray_on_ecs.run.admission import Admission
-from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart, Wait
+from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.files.newest import newest_stored
 from ray_on_ecs.run.group import (
     Directive,
     Group,
     GroupError,
     NoPlacesError,
-    OtherPlacesError,
     WorkerStatus,
     WorkerStatuses,
 )
@@ -93,7 +92,7 @@ def run(admitted: Admission) -> dict[str, Any]:
         of_code = {"archive": document.code.archive, **document.code.git}
         summary |= {"restarts": record.restarts, "starts": record.starts.documents(time.time())}
         if record.pool:
-            summary["pool"] = record.pool
+            summary |= {"pool": record.pool, "pools": record.pools}
         result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
         print_summary(result, config, storage)
     return result
@@ -132,7 +131,7 @@ class RunDriver:
         self.hours = InstanceHours(home.instances)
         self._group: Group | None = None
         self._restarts = Restarts(self._config.resume_args, self._record.restarts, self._record.extents)
-        self._policy = FailurePolicy(self._config.max_restarts, self._mark, worker_timeout=self._config.worker_timeout)
+        self._policy = FailurePolicy(self._config.max_restarts, self._mark)
         self._first_started_at: float | None = None
         self._hardware: dict[str, Any] | None = None
         self._checked_nodes_at = 0.0
@@ -159,8 +158,8 @@ class RunDriver:
     def _train_in_group(self) -> None:
         """Request workers, and start the scripts in them until they have finished, or other workers are needed."""
         logger.debug("requesting workers")
-        group = self._group = self._home.new_group(self._settings)
         self._record.starts.request(time.time())
+        group = self._group = self._new_group()
         others_follow = False
         try:
             self._train_in(group)
@@ -171,21 +170,34 @@ class RunDriver:
             finally:
                 group.close()
 
+    def _new_group(self) -> Group:
+        """Request workers, and wait for their nodes.
+
+        Raises:
+            ResourceError: The nodes have not come.
+            TrainingError: Those of lost workers have not come back.
+        """
+        try:
+            return self._home.new_group(self._settings)
+        except ResourceError as cause:
+            if not self._policy.has_begun:
+                raise
+            failure = Failure(f"the nodes of lost workers did not come back: {cause}")
+            decision = Raise(TrainingError, f"training failed: {failure.what}")
+            raise failure_report.write_error(failure, decision, self._config, self._storage) from cause
+
     def _train_in(self, group: Group) -> None:
         try:
             while True:
                 self._direct(group)
                 if self._ended_for == "finished" or not self._decide(group):
                     break
-        except OtherPlacesError:
-            self._policy.requested()
-            self._begin_start(self._directive.generation)
         except NoPlacesError as cause:
-            if self._home.moves_on():
-                self._policy.requested()
-            else:
-                state = self._home.has_nodes(), self._policy.has_begun, self._home.why_waiting()
-                self._decide_on(failure_report.describe_no_places(self._config, cause, *state))
+            logger.debug(str(cause))
+            if self._home.is_busy():  # the run is shown as waiting until its workers begin
+                if not self._record.is_waiting:
+                    logger.info("waiting: other jobs use the CPUs and GPUs of the cluster")
+                self._record.note_waiting(True)
             self._begin_start(self._directive.generation)
         except GroupError as cause:
             if self._error:
@@ -401,12 +413,7 @@ class RunDriver:
             TrainingError: It doesn't.
         """
         decision = self._policy.decide(failure)
-        if not isinstance(decision, Wait):  # which is decided again and again
-            logger.debug(f"{failure.kind}, {failure}: {type(decision).__name__}")
-        if failure.kind == "busy":  # the run is shown as waiting until its workers begin
-            if not self._record.is_waiting:
-                logger.info(f"waiting: {failure.what}")
-            self._record.note_waiting(True)
+        logger.debug(f"{failure.kind}, {failure}: {type(decision).__name__}")
         if isinstance(decision, Raise):
             raise failure_report.write_error(failure, decision, self._config, self._storage) from failure.cause
         if isinstance(decision, Restart):

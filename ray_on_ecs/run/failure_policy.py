@@ -1,4 +1,4 @@
-"""Restart policy: when a run continues after a failure, when it waits, and when it ends.
+"""Restart policy: when a run continues after a failure, and when it ends.
 
 A failure counts against `--max-restarts` unless there was progress since the one before, and against a limit a day in
 any case. Progress is a greater step than any so far, or a new stored file that is not a log: one that a run wrote when
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.run.last_words import LastWords
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ PASSING_TEXTS = ("CUDA error", "NCCL", "Gloo", "gloo", "Connection closed by pee
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory")
 MEMORY_HELP = "a smaller batch, activation checkpointing, a lower precision or a larger GPU needs less"
 
-Kind = Literal["failed", "hung", "reclaimed", "no workers", "busy"]
+Kind = Literal["failed", "hung", "reclaimed"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Failure:
 
     Attributes:
         what: The cause on one line.
-        kind: The workers failed or were lost; hung; are on nodes that are being reclaimed; did not start for want of
-            nodes; or did not start because other jobs use the nodes' CPUs and GPUs.
+        kind: The workers failed or were lost; hung; or are on nodes that are being reclaimed.
         rank: The rank that left first, or None.
         status: The exit status of its script, negative for a signal; None if it has none.
         words: The last words of that script, such as its exception.
@@ -114,11 +113,6 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Request the workers again, and print nothing."""
-
-
-@dataclass(frozen=True)
 class Raise:
     """End the run with an error of this type and line; `is_recorded` if error.json should say so."""
 
@@ -150,7 +144,6 @@ class FailurePolicy:
     Args:
         max_restarts: How many failures without progress in between are survived.
         mark: Returns how far the run is; may raise OSError, which counts as no progress.
-        worker_timeout: How long workers may take to come back.
         clock: The time (Unix).
 
     Attributes:
@@ -161,20 +154,16 @@ class FailurePolicy:
         self,
         max_restarts: int,
         mark: Callable[[], Mark],
-        *,
-        worker_timeout: float = 600.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.max_restarts = max_restarts
         self._mark = mark
-        self._worker_timeout = worker_timeout
         self._clock = clock
         self._best = self._read() or Mark()
         self._has_worked = self._best != Mark()  # of the whole run: an earlier command's part counts
         self._began_at = clock()
         self.has_begun = False
         self._age: float | None = None  # of the start before, when it failed
-        self._requested_at = self._began_at
         self._without_progress = 0
         self._reclaimed_without_progress = 0
         self._failed_at: deque[float] = deque()
@@ -184,22 +173,8 @@ class FailurePolicy:
         """Note that the workers of an attempt have begun to work."""
         self._began_at, self.has_begun = self._clock(), True
 
-    def requested(self) -> None:
-        """Note that workers are requested in another node group, where they may take as long again."""
-        self._requested_at = self._clock()
-
-    def decide(self, failure: Failure) -> Restart | Wait | Raise:
+    def decide(self, failure: Failure) -> Restart | Raise:
         """Count a failure and return what follows from it."""
-        if failure.kind == "busy":  # for as long as it takes: the worker timeout is for nodes that have not come
-            self._requested_at = self._clock()
-            return Wait()
-        if failure.kind == "no workers":
-            if self._clock() - self._requested_at < self._worker_timeout:
-                return Wait()
-            if self.has_begun:
-                return Raise(TrainingError, f"training failed: {failure.what}")
-            return Raise(ResourceError, failure.what, is_recorded=False)
-        self._requested_at = self._clock()
         if isinstance(failure.cause, TrainingError):
             if isinstance(failure.cause, UsageError):
                 return Raise(type(failure.cause), str(failure.cause), is_recorded=False)

@@ -69,15 +69,6 @@ def describe_lost(lost: Mapping[int, str], errors: WorkerStatuses, config: RunCo
     return Failure(one_line(cause), rank=_rank(rank, config), cause=cause, where=worker.where, log=worker.log)
 
 
-def describe_no_places(config: RunConfig, cause: Exception, has_nodes: bool, has_begun: bool, why: str = "") -> Failure:
-    """Return the failure of workers without places: other jobs have these, or there are not enough nodes."""
-    if has_nodes:
-        return Failure("other jobs use the CPUs and GPUs of the cluster", "busy", where=str(cause))
-    event = "lost did not come back" if has_begun else "requested did not join the cluster"
-    what = f"workers that were {event} within {config.worker_timeout:g} s{f'; {why}' if why else ''}"
-    return Failure(what, "no workers", where=str(cause))
-
-
 def _rank(rank: int, config: RunConfig) -> int | None:
     """Return a rank, or None for a Ray program and for --per-node, whose processes are not ranks."""
     return None if config.driver or config.per_node else rank

@@ -246,7 +246,3 @@ class GroupError(Exception):
 
 class NoPlacesError(GroupError):
     """The workers did not get places within the time that a run waits for them."""
-
-
-class OtherPlacesError(GroupError):
-    """The workers have no places yet, and others are to be requested: the run has moved, or its nodes are known now."""

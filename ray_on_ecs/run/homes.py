@@ -6,12 +6,13 @@ The driver (run/driver.py) tells the same story in each. Only a run on one machi
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import WORKERS
 from ray_on_ecs.errors import ResourceError
@@ -21,8 +22,8 @@ from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.group import Group
 from ray_on_ecs.run.launcher import Launcher, PerNodeLauncher, TorchrunLauncher
 from ray_on_ecs.run.mpi.launcher import MpiLauncher
-from ray_on_ecs.run.pool_choice import PoolChoice, candidates
-from ray_on_ecs.run.queue import head_address, is_without_ray
+from ray_on_ecs.run.pool_choice import PoolChoice
+from ray_on_ecs.run.queue import POLL_SECONDS, head_address, is_without_ray
 from ray_on_ecs.run.thread_group import ThreadGroup
 from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -57,7 +58,7 @@ class Home:
         self.launcher = launcher_of(config)
 
     def new_group(self, settings: Settings) -> Group:
-        """Return a group of workers, whose places are requested."""
+        """Return a group of workers, once there are nodes for them; its places are requested."""
         return ThreadGroup(settings, self.allocation.num_workers if self.allocation else 1)
 
     def watching(self) -> AbstractContextManager[None]:
@@ -76,17 +77,9 @@ class Home:
         """Return the nodes that are being reclaimed, with the time of that (Unix time) if it is known."""
         return {}
 
-    def has_nodes(self) -> bool:
-        """Return whether there are nodes for the workers, in use or not."""
-        return True
-
-    def moves_on(self) -> bool:
-        """Move to another node group if one has room; return whether the run has."""
+    def is_busy(self) -> bool:
+        """Return whether workers without places wait on, as other jobs use their nodes; move to others if it can."""
         return False
-
-    def why_waiting(self) -> str:
-        """Return why the workers don't start, on one line; empty if that is not known."""
-        return ""
 
     def kinds(self) -> Collection[str]:
         """Return the kinds of the nodes that the run uses."""
@@ -114,50 +107,41 @@ class RayCluster(Home):
             config, config.worker_timeout, admitted.record.waiting, self._choice
         )
         self._config = config.with_workers(self.allocation.num_workers)
-        self._kind = self._choice and self._choice.kind  # of the allocation
-        self._is_provisional = False
+        self._is_waiting = True  # the first group belongs to this wait
         self._seconds = max(config.worker_timeout, MIN_START_SECONDS)
+        self._record = admitted.record
         self.is_one_node = ray_cluster.is_one_node()
         self.cluster = head_address()
         self.launcher = launcher_of(config)
 
     def new_group(self, settings: Settings) -> Group:
-        """See Home."""
+        """See Home.
+
+        Raises:
+            ResourceError: Nodes have not come back within the worker timeout.
+        """
         from ray_on_ecs.run.worker_group import RayGroup
 
-        self.allocation = allocation = self._allocate()
-        settings = replace(settings, threads=allocation.cpus_per_worker)
-        return RayGroup(settings, allocation, self._seconds, lambda: self._allocate() != allocation)
+        if self._choice and not self._is_waiting:
+            self._choice.wait_anew()
+        self._is_waiting = False
+        self.allocation = self._of_ray.wait_for_workers(
+            self._config,
+            self._seconds,
+            lambda: nullcontext(self._record.note_waiting(True)),
+            self._choice,
+            self.allocation,
+        )
+        return RayGroup(replace(settings, threads=self.allocation.cpus_per_worker), self.allocation, self._seconds)
 
-    def _allocate(self) -> WorkerAllocation:
-        """Return the workers in the chosen node group: as many there, with its nodes' CPUs once there are nodes."""
-        assert self.allocation
-        if self._choice is None or (self._choice.kind == self._kind and not self._is_provisional):
-            return self.allocation
-        kind, labels, found = self._choice.kind, self._choice.labels, None
-        with suppress(*self._of_ray.RAY_ERRORS):
-            found = self._of_ray.allocate(self._config, self._choice)
-        if kind != self._kind or found:
-            self._kind, self._is_provisional = kind, found is None
-            self.allocation = found or replace(self.allocation, cpus_per_worker=1, node_labels=labels)
-        return self.allocation
-
-    def moves_on(self) -> bool:
+    def is_busy(self) -> bool:
         """See Home."""
-        return self._choice is not None and self._choice.move_on(self._seconds)
-
-    def why_waiting(self) -> str:
-        """See Home."""
-        return self._choice.line if self._choice else ""
+        self._is_waiting = self.allocation is not None and self._of_ray.has_nodes(self.allocation)
+        return self._is_waiting and not (self._choice and self._choice.move_on(self._seconds, has_nodes=True))
 
     def kinds(self) -> Collection[str]:
         """See Home."""
         return (self._choice.kind,) if self._choice else super().kinds()
-
-    def watching(self) -> AbstractContextManager[None]:
-        """See Home."""
-        assert self.allocation
-        return self._of_ray.watching(self._choice, use_gpu=self.allocation.use_gpu)
 
     def instances(self) -> Counter[InstanceKind]:
         """See Home."""
@@ -172,10 +156,6 @@ class RayCluster(Home):
         from ray_on_ecs.run.ray_private import draining_nodes
 
         return draining_nodes()
-
-    def has_nodes(self) -> bool:
-        """See Home."""
-        return self.allocation is not None and self._of_ray.has_nodes(self.allocation)
 
 
 class RayProgram(Home):
@@ -225,23 +205,30 @@ class RayProgram(Home):
 
 
 def _choice_of(admitted: Admission) -> PoolChoice | None:
-    """Return the choice of a run's node group, which has begun; None without a stack, and for a run that has none."""
+    """Return the choice of a run's node group once it has begun; None without a stack, and if it has no candidates."""
     from ray_on_ecs.run import ray_cluster
 
-    config, info, record = admitted.document.config, read_cluster_info(), admitted.record
-    if info is None or admitted.place is None or not candidates(config, info):
+    config, info, record = admitted.document.config, admitted.info, admitted.record
+    if info is None or admitted.place is None or not admitted.kinds:
         return None
 
     def note(pool: Pool) -> None:
-        record.pool = pool
+        record.note_pool(pool)
         admitted.document.keep_pool(pool)
 
-    def needed(kind: str, latest: ClusterInfo) -> int:
+    def needed(kind: str, latest: ClusterInfo) -> tuple[int, int]:
         fewest = config.workers[0] if config.workers else 1
         return ray_cluster.instances_needed(fewest, kind, latest, use_gpu=choice.uses_gpus)
 
+    def has_room(kind: str) -> bool:
+        return ray_cluster.has_free_room(config, kind, choice.info, use_gpu=choice.uses_gpus)
+
     choice = PoolChoice(config, info, admitted.place, needed, note)
-    choice.begin(lambda kind: ray_cluster.has_free_room(config, kind, info, use_gpu=choice.uses_gpus))
+    if not choice.begin(has_room):  # its pool was removed while it was queued
+        logger.info("waiting: other runs use the pools that can hold this one")
+        with record.waiting():
+            while not choice.begin(has_room):
+                time.sleep(POLL_SECONDS)
     return choice
 
 

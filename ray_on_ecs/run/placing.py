@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,15 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_on_ecs.run.allocation import WorkerAllocation
-from ray_on_ecs.run.group import GroupError, NoPlacesError, OtherPlacesError, Place, WorkerRank
-from ray_on_ecs.run.ray_cluster import alive_nodes
+from ray_on_ecs.run.group import GroupError, NoPlacesError, Place, WorkerRank
+from ray_on_ecs.run.ray_cluster import alive_nodes, has_nodes
 from ray_on_ecs.run.ray_private import RAY_ERRORS
 from ray_on_ecs.run.script_actor import Location, ScriptActor
 
 # Between two questions to the head if the workers have places: a part of each start.
 PLACES_SECONDS = 0.1
+# Between two questions if the nodes of workers without places are still there.
+NODES_SECONDS = 5.0
 LOCATE_SECONDS = 0.25
 # Workers that have places and have not begun after this time were stopped by the system, or hang in an import.
 BEGIN_SECONDS = 300.0
@@ -58,14 +60,13 @@ class Placing:
     Args:
         allocation: The number of the workers and their resources.
         seconds: How long to wait for the places.
-        is_outdated: Returns whether others are to be requested.
     """
 
-    def __init__(self, allocation: WorkerAllocation, seconds: float, is_outdated: Callable[[], bool]) -> None:
+    def __init__(self, allocation: WorkerAllocation, seconds: float) -> None:
         self._allocation = allocation
         self._seconds = seconds
-        self._is_outdated = is_outdated
         self._deadline = time.monotonic() + seconds
+        self._next_look = time.monotonic() + NODES_SECONDS
         self._groups: list[PlacementGroup] = []
         self._others: list[PlacementGroup] = []
         self._locating: dict[Any, tuple[Any, Bundle]] = {}
@@ -74,8 +75,7 @@ class Placing:
         """Wait a moment for the workers; return them by rank once all are in their places.
 
         Raises:
-            NoPlacesError: They did not get their places within the time.
-            OtherPlacesError: Others are to be requested.
+            NoPlacesError: They did not get their places within the time, or nodes of theirs are lost.
             GroupError: Their actors have not begun.
         """
         if not self._groups:
@@ -96,12 +96,15 @@ class Placing:
 
     def _wait_for_places(self) -> None:
         gang = self._groups[0]
-        if self._is_outdated():
-            raise OtherPlacesError(f"{self._allocation.fewest} workers get places elsewhere")
         if not _has_places(gang):
             time.sleep(PLACES_SECONDS)
-            if time.monotonic() > self._deadline:
+            now = time.monotonic()
+            if now > self._deadline:
                 raise NoPlacesError(f"{self._allocation.fewest} workers had no places within {self._seconds:g} s")
+            if now > self._next_look:
+                self._next_look = now + NODES_SECONDS
+                if not has_nodes(self._allocation):
+                    raise NoPlacesError(f"the nodes of {self._allocation.fewest} workers are lost")
             return
         if self._others:
             time.sleep(OTHERS_SECONDS)

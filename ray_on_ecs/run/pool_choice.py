@@ -1,66 +1,51 @@
 """Choice of the node group in which a run trains: the first of its candidates where EC2 has the nodes.
 
-EC2's refusal moves a run that has no workers to the next candidate at once, and else the worker timeout. Each candidate
-is tried once in a wait; then the run goes back to the one that had the most instances, and stays. Its requests in Ray
-have the labels of the node group, so the demand moves with it: nothing here changes anything in AWS.
+EC2's refusal moves a run without workers at once; otherwise the worker timeout does. Each candidate is tried once in a
+wait; then the run goes back to the one that had the most instances, and stays. Its requests in Ray have the labels of
+the node group, so the demand moves with it: nothing here changes anything in AWS.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from ray_on_ecs import pools
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import DEFAULT_POOL
+from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL
 from ray_on_ecs.errors import UsageError, counted
-from ray_on_ecs.run.queue import gpus_by_pool
+from ray_on_ecs.pools import listed
+from ray_on_ecs.run.queue import Place, gpus_by_pool
 from ray_on_ecs.run.shortage import Shortage
-from ray_on_ecs.starting.launches import launch_line, zones_with_capacity
+from ray_on_ecs.starting.launches import zones_with_capacity
 from ray_on_ecs.starting.states import QUOTA, launch_error
 from ray_on_ecs.tracking.run_record import Pool
 
 logger = logging.getLogger(__name__)
 
 
-class Place(Protocol):
-    """A run's place in the queue."""
-
-    @property
-    def pool(self) -> str:
-        """The pool in which it has begun."""
-
-    def move(self, pool: str, gpus: Mapping[str, int]) -> bool:
-        """Move to a pool if that has room; return whether it has."""
-
-
 def candidates(config: RunConfig, info: ClusterInfo) -> list[str]:
     """Return the kinds of node that can hold a run, in the order in which it tries them.
 
-    None for a Ray program, which chooses itself, and for a run on CPUs without a pool, which takes turns with others
-    on the default pool's nodes and the CPU workers.
+    Those of a run that names neither GPUs nor pools have GPUs, or on CPUs are the default pool's and the CPU workers.
+    A Ray program chooses by itself and has none.
 
     Raises:
-        UsageError: The stack lacks such a pool, or none of them can hold the run.
+        UsageError: The stack has no such pool, or no pool can hold the run.
     """
-    if config.driver or (config.device == "cpu" and not config.pool_names):
+    if config.driver:
         return []
-    kinds = pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
-    groups = info["groups"]
+    groups, kinds = info["groups"], _kinds(config, info)
     without_gpus = [groups[kind]["pool"] for kind in kinds if not groups[kind]["gpu"]]
     if without_gpus and config.device == "cuda":
         raise UsageError(f"--pool: {without_gpus[0]!r} has no GPUs, which --device cuda needs; leave one of them out")
     if without_gpus and len(without_gpus) < len(kinds) and config.device != "cpu":
-        raise UsageError(f"--pool: {without_gpus[0]!r} has no GPUs, and others of {config.pool} have; choose one sort")
-    if not config.workers or config.device == "cpu":
-        return kinds
-    fewest = config.workers[0]
-    fitting = [kind for kind in kinds if groups[kind]["max"] * groups[kind]["units"] >= fewest]
+        raise UsageError(f"--pool: {without_gpus[0]!r} has no GPUs, and others of {config.pool} have; choose one kind")
+    fewest = config.workers[0] if config.workers else 0
+    fitting = [kind for kind in kinds if _most_workers(config, groups[kind]) >= fewest]
     if kinds and not fitting:
         raise UsageError(
             f"--num-workers: {config.num_workers} are more than a pool of {_named(config) or 'the stack'} can hold; it "
@@ -69,21 +54,44 @@ def candidates(config: RunConfig, info: ClusterInfo) -> list[str]:
     return fitting
 
 
+def _kinds(config: RunConfig, info: ClusterInfo) -> list[str]:
+    """Return the kinds that a run may use, whether they have room for its workers or not."""
+    kinds = pools.candidates(info, gpus=config.gpu_names, pools=config.pool_names)
+    if _named(config) or config.device == "cuda" or (kinds and config.device != "cpu"):
+        return kinds
+    by_pool, groups = pools.kinds_by_pool(info), info["groups"]
+    return [kind for pool in (DEFAULT_POOL, CPU_POOL) for kind in by_pool.get(pool, ()) if groups[kind]["max"]]
+
+
+def _most_workers(config: RunConfig, group: NodeGroup) -> float:
+    """Return the number of workers that a group can hold; infinity for CPUs of instances with GPUs."""
+    return float("inf") if group["gpu"] and config.device == "cpu" else group["max"] * group["units"]
+
+
 def default_workers(config: RunConfig, info: ClusterInfo) -> int | None:
-    """Return the number of workers of a run that gives none: a worker for each GPU of its first candidate's nodes."""
-    kinds = candidates(config, info)
-    group = info["groups"][kinds[0]] if kinds else None
-    return group["default_nodes"] * pools.gpus_of(group) or None if group else None
+    """Return the number of workers of a run that gives none: a worker for each GPU of its first candidate's nodes.
+
+    Of several pools that the run names, each can hold them.
+    """
+    if config.device == "cpu":
+        return None
+    groups = info["groups"]
+    numbers: dict[str, int] = {}
+    for kind in candidates(config, info):  # the first one of a pool has its number
+        group = groups[kind]
+        numbers.setdefault(group["pool"], group["default_nodes"] * pools.gpus_of(group))
+    known = list(filter(None, numbers.values())) if _named(config) else list(numbers.values())[:1]
+    return min(known, default=0) or None
 
 
 class PoolChoice:
-    """The node group of a run. A thread may look while another one reads the attributes.
+    """The node group of a run. A thread may read the attributes while another one changes the choice.
 
     Args:
         config: The run's settings.
         info: The workers as the stack has them.
         place: The run's place in the queue.
-        needed: Returns the number of instances of a kind with which the run has room.
+        needed: Returns the number of instances of a kind with which the run has room, and of those that others fill.
         note: Called with each choice.
         watch: Makes the watch of a kind.
         latest: Returns the workers as the stack has them now; None if that is not known.
@@ -99,7 +107,7 @@ class PoolChoice:
         config: RunConfig,
         info: ClusterInfo,
         place: Place,
-        needed: Callable[[str, ClusterInfo], int],
+        needed: Callable[[str, ClusterInfo], tuple[int, int]],
         note: Callable[[Pool], object],
         watch: Callable[..., Shortage] = Shortage,
         latest: Callable[[], ClusterInfo | None] = read_cluster_info,
@@ -107,15 +115,14 @@ class PoolChoice:
     ) -> None:
         self._config, self._place, self._needed, self._note = config, place, needed, note
         self._make_watch, self._latest, self._now = watch, latest, now
-        self._lock = threading.Lock()
         self._kinds = candidates(config, info)
+        self._gpu = ""  # to which the run is bound
         self._most: dict[str, int] = {}  # the most instances of each kind that this wait has tried
         self._without_quota: set[str] = set()
         self._is_last = False
         self.info: ClusterInfo = info
         self._seen = info
-        of_place = [kind for kind in self._kinds if info["groups"][kind]["pool"] == place.pool]
-        self.kind = (of_place or self._kinds)[0]
+        self.kind = self._kinds[0]
         self._watch = self._watch_of(self.kind, self._now())
 
     @property
@@ -130,45 +137,71 @@ class PoolChoice:
 
     @property
     def line(self) -> str:
-        """Why the workers don't start, with the candidates that were tried; empty if nothing is known to be wrong."""
+        """Reason why the workers don't start, with the candidates that were tried; empty if nothing is wrong."""
         tried = [self._where(kind) for kind in self._most if kind in self.info["groups"]]
-        listed = f"tried {_listed(tried)}" if len(tried) > 1 else ""
-        return "; ".join(filter(None, (self._watch.line, self._zones_to_add(), listed)))
+        text = f"tried {listed(tried)}" if len(tried) > 1 else ""
+        return "; ".join(filter(None, (self._watch.line, self._zones_to_add(), text)))
 
-    def begin(self, has_room: Callable[[str], bool] = lambda kind: False) -> None:
-        """Choose the first node group, which is the one of its pool that has room now, if there is one."""
-        own = self.info["groups"][self.kind]["pool"]
-        here = [kind for kind in self._kinds if self.info["groups"][kind]["pool"] == own]
-        free = next(filter(has_room, here), here[0])
-        self._go_to(free, self._first_reason() + (", where nodes are free" if free != here[0] else ""))
+    def begin(self, has_room: Callable[[str], bool] = lambda kind: False) -> bool:
+        """Choose the first node group, of the pool where the run has begun in the queue; False if no queue has room.
 
-    def wait_anew(self, since: datetime) -> None:
-        """Begin another wait, after a loss of workers: each candidate may be tried again, the present one first."""
-        with self._lock:
-            self._most, self._without_quota, self._is_last = {self.kind: 0}, set(), False
-            self._watch = self._watch_of(self.kind, since)
+        One with free nodes comes first. On CPUs any of the pools will do: CPU workers are left to the preparation of
+        data if others are free, and GPUs are started last.
+        """
+        self._refresh()
+        groups, of_place = self.info["groups"], self._place.pool
+        is_any = not (_named(self._config) or self.uses_gpus)
+        is_free = {kind: has_room(kind) for kind in self._kinds}
+
+        def rank(kind: str) -> tuple[bool, bool]:
+            is_elsewhere = groups[kind]["pool"] != of_place
+            starts_gpus = not is_free[kind] and bool(groups[kind]["gpu"])
+            return (not is_free[kind], starts_gpus) if is_any else (is_elsewhere, not is_free[kind])
+
+        for kind in sorted(self._kinds, key=rank):
+            is_other = kind != next(each for each in self._kinds if groups[each]["pool"] == groups[kind]["pool"])
+            free = ", where nodes are free" if is_free[kind] and (is_other or is_any) else ""
+            if self._go_to(kind, self._first_reason(kind) + free):
+                self._name_others()
+                return True
+        return False
+
+    def wait_anew(self) -> None:
+        """Begin another wait, after a loss of workers: each candidate may be tried again, the present one first.
+
+        A run that names neither GPUs nor pools is bound to the GPU on which it has begun.
+        """
+        self._gpu = "" if _named(self._config) else self.info["groups"][self.kind]["gpu"]
+        self._refresh()
+        self._kinds = self._alike(self._kinds, self.info)
+        self._most, self._without_quota, self._is_last = {self.kind: 0}, set(), False
+        self._watch = self._watch_of(self.kind, self._now())
 
     def look_if_due(self) -> None:
         """Look at EC2 if the last time is a while ago, and move on if it refuses the nodes."""
-        with self._lock:
-            self._refresh()
-            if self.kind not in self._kinds:
-                self._move(f"the stack has no {self._where(self.kind)} for it any more")
-                return
-            self._watch.look_if_due()
-            self._most[self.kind] = max(self._most.get(self.kind, 0), self._watch.most)
-            if refusal := self._watch.refusal:
-                if launch_error(refusal) is QUOTA:  # it is the pool's in all zones
-                    self._without_quota |= {*pools.siblings(self.kind, self.info)}
-                group = self.info["groups"][self.kind]
-                reason = launch_line(refusal, group["types"], _zones(group)).partition(";")[0]
-                self._move(reason, zones_with_capacity(refusal))
+        self._refresh()
+        if self.kind not in self._kinds:
+            self._move(f"the stack has no {self._where(self.kind)} for it any more")
+            return
+        self._watch.look_if_due()
+        self._most[self.kind] = max(self._most.get(self.kind, 0), self._watch.most)
+        if refusal := self._watch.refusal:
+            if launch_error(refusal) is QUOTA:  # it is the pool's in all zones
+                self._without_quota |= {*pools.siblings(self.kind, self.info)}
+            self._move(self._watch.reason, zones_with_capacity(refusal))
 
-    def move_on(self, seconds: float) -> bool:
-        """Move on after a wait of so long; return False if the run stays."""
-        with self._lock:
-            self._refresh()
-            return self._move(f"no room in {self._where(self.kind)} within {seconds:.0f} s")
+    def move_on(self, seconds: float, *, has_nodes: bool = False) -> bool:
+        """Move on after a wait of so long; return False if the run stays.
+
+        A run whose nodes others use comes back to them if no other candidate has nodes.
+        """
+        self._refresh()
+        if has_nodes:
+            self._most[self.kind] = self._needed(self.kind, self.info)[0]
+        return self._move(f"no room in {self._where(self.kind)} within {seconds:.0f} s")
+
+    def _alike(self, kinds: list[str], info: ClusterInfo) -> list[str]:
+        return [kind for kind in kinds if self._gpu in ("", info["groups"][kind]["gpu"])]
 
     def _refresh(self) -> None:
         """Take a changed stack: pools may have come, or gone."""
@@ -177,7 +210,7 @@ class PoolChoice:
             return
         self._seen = latest
         try:
-            kinds = candidates(self._config, latest)
+            kinds = self._alike(candidates(self._config, latest), latest)
         except UsageError as cause:
             logger.debug(f"the stack has changed: {cause}")
             return
@@ -205,7 +238,7 @@ class PoolChoice:
         if best == here:
             return False
         most = f"it had the most, {counted(self._most[best], 'instance')}"
-        return self._go_to(best, f"none of {_listed([self._where(kind) for kind in tried])} has enough, and {most}")
+        return self._go_to(best, f"none of {listed([self._where(kind) for kind in tried])} has enough, and {most}")
 
     def _go_to(self, kind: str, reason: str) -> bool:
         """Choose a kind, if the queue has room in its pool; return whether it has."""
@@ -216,9 +249,11 @@ class PoolChoice:
         self.kind = kind
         self._most.setdefault(kind, 0)
         self._watch = self._watch_of(kind, self._now())
-        number = math.ceil((self._config.workers or (1, 1))[0] / group["units"]) if self.uses_gpus else 1
-        types = " or ".join(group["types"]) or "node"
-        logger.info(f"pool {group['pool']} ({number} x {types} in {_zones(group)}): {reason}")
+        number = pools.instances_for((self._config.workers or (1, 1))[0], group, use_gpu=self.uses_gpus)
+        types, prices = " or ".join(group["types"]) or "node", self.info["prices"] or {}
+        known = [prices[each] for each in group["types"] if each in prices]
+        usd = f", up to {number * max(known):.2f} USD an hour" if known else ""
+        logger.info(f"pool {group['pool']} ({number} x {types} in {_zones(group)}{usd}): {reason}")
         self._note(
             {
                 "name": group["pool"],
@@ -234,17 +269,27 @@ class PoolChoice:
         self._since = since
         return self._make_watch(self.info, kind, lambda: self._needed(kind, self.info), since)
 
-    def _first_reason(self) -> str:
+    def _first_reason(self, kind: str) -> str:
         groups, named = self.info["groups"], _named(self._config)
-        names = list(dict.fromkeys(groups[kind]["pool"] for kind in self._kinds))
-        own = groups[self.kind]["pool"]
+        names, own = self._pools(self._kinds), groups[kind]["pool"]
+        if not (named or groups[kind]["gpu"]) or self._config.device == "cpu":
+            return named or "the run is on CPUs"
         if passed := names[: names.index(own)]:
-            return f"no room in {_listed(passed)} beside the runs before this one"
-        every = pools.candidates(self.info, gpus=self._config.gpu_names, pools=self._config.pool_names)
+            return f"no room in {listed(passed)} beside the runs before this one"
         of = named or "the stack's pools"
-        if groups[every[0]]["pool"] != own and self._config.workers:
+        if self._pools(_kinds(self._config, self.info))[0] != own and self._config.workers:
             return f"first of {of} that can hold {counted(self._config.workers[0], 'worker')}"
         return f"first of {of}" if len(names) > 1 else named or "the stack's pool with GPUs"
+
+    def _name_others(self) -> None:
+        """Print the pools that the run names and that can't hold it."""
+        named = self._pools(_kinds(self._config, self.info)) if _named(self._config) else []
+        if small := [pool for pool in named if pool not in self._pools(self._kinds)]:
+            workers = counted((self._config.workers or (1, 1))[0], "worker")
+            logger.info(f"{_named(self._config)}: without {listed(small)}, whose maximum can't hold {workers}")
+
+    def _pools(self, kinds: list[str]) -> list[str]:
+        return list(dict.fromkeys(self.info["groups"][kind]["pool"] for kind in kinds))
 
     def _zones_to_add(self) -> str:
         """Return the hint for zones in which EC2 has capacity, and the stack no node group of the pool."""
@@ -252,8 +297,7 @@ class PoolChoice:
         pool = self.info["groups"][self.kind]["pool"]
         known = {zone for group in groups if group["pool"] == pool for zone in group["zones"]}
         others = [zone for zone in zones_with_capacity(self._watch.refusal) if zone not in known]
-        key = "availabilityZones (or subnetIds)" if pool == DEFAULT_POOL else f"workerPools.{pool}.zones"
-        return f"EC2 has capacity in {_listed(others)}: add to {key}" if others else ""
+        return f"EC2 has capacity in {listed(others)}: add to {pools.setting(pool, 'zones')}" if others else ""
 
     def _where(self, kind: str) -> str:
         group = self.info["groups"][kind]
@@ -266,7 +310,3 @@ def _named(config: RunConfig) -> str:
 
 def _zones(group: NodeGroup) -> str:
     return " or ".join(group["zones"])
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,7 +1,8 @@
 """Queue of the runs of one head: a run starts when a pool can hold its workers and those of the runs before it there.
 
 Each pool has a line: first come, first served, without backfill, so a small run does not pass a large one that waits. A
-run that may use several pools waits in each of their lines, and begins in the first one that has room.
+run that may use several pools waits in each of their lines, and begins in the first one that has room. A run on CPUs
+stays in all of them and begins at their heads, as it may train on the nodes of any.
 
 Each driver holds a ticket, a file that it has locked, so a driver that dies leaves the queue by itself, and a run that
 is submitted again takes its old place among those that wait. Ray programs have tickets and do not wait, since Ray gives
@@ -82,7 +83,9 @@ class Ticket:
     @property
     def lines(self) -> tuple[str, ...]:
         """The pools whose lines it is in."""
-        return (self.pool,) if self.pool else self.pools
+        if not self.pool:
+            return self.pools
+        return (self.pool, *self.pools) if self.device == "cpu" else (self.pool,)
 
 
 def find_room(tickets: Sequence[Ticket], own: Ticket, gpus: Mapping[str, int] | None) -> str | Ticket:
@@ -99,7 +102,7 @@ def find_room(tickets: Sequence[Ticket], own: Ticket, gpus: Mapping[str, int] | 
     for pool in own.pools:
         line, number = [each for each in tickets if pool in each.lines], None if gpus is None else gpus.get(pool, 0)
         blocking = _predecessor(line, own, number)
-        if blocking is None:
+        if blocking is None and own.device != "cpu":
             return pool
         behind = behind or blocking
     return behind or own.pools[0]

@@ -1,15 +1,13 @@
 """The Ray cluster that a run is on: join it, and find room for the workers."""
 
 import logging
-import math
 import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import ray
@@ -18,19 +16,10 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import (
-    CLUSTER_INFO_VARIABLE,
-    CPU_POOL,
-    CPU_WORKERS,
-    DEFAULT_POOL,
-    INSTANCE_LABELS,
-    NODE_GROUP_LABEL,
-    WORKERS,
-    label_of_pool,
-)
+from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, INSTANCE_LABELS, NODE_GROUP_LABEL, WORKERS
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.pools import Condition, Request, gpus_of, kind_of_node, kind_of_request, kinds_by_pool, selector
+from ray_on_ecs.pools import instances_for, kind_of_node, selector
 from ray_on_ecs.run import cluster_token
 from ray_on_ecs.run.allocation import (
     Resources,
@@ -44,7 +33,6 @@ from ray_on_ecs.run.exchange import Silence
 from ray_on_ecs.run.pool_choice import PoolChoice
 from ray_on_ecs.run.queue import LOCAL, head_address
 from ray_on_ecs.run.ray_private import RAY_ERRORS, available_resources_per_node, join_times, print_by
-from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.signals import stoppable
 from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.shown_log import ForwardedLines
@@ -58,7 +46,6 @@ CONNECT_SECONDS = 5.0  # the head is in the same network
 HEAD_SECONDS, HEAD_POLL_SECONDS = 55.0, 3.0
 # The output of the workers, which Ray forwards to this process.
 forwarded = ForwardedLines()
-WATCH_SECONDS = 20.0  # a look asks AWS
 
 
 @contextmanager
@@ -135,6 +122,7 @@ def wait_for_workers(
     seconds: float,
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     choice: PoolChoice | None = None,
+    before: WorkerAllocation | None = None,
 ) -> WorkerAllocation:
     """Wait until the cluster has room for the run's workers; Ray knows meanwhile what is missing.
 
@@ -142,71 +130,67 @@ def wait_for_workers(
         config: The run's settings.
         seconds: How long to wait, in each of the node groups that it tries.
         waiting: Entered while it waits, which a run with room at once does not.
-        choice: The choice of its node group; None without a stack, and for a run that chooses none.
+        choice: The choice of its node group; None without a stack.
+        before: The workers before a loss, which stay the same on nodes with the same labels.
 
     Raises:
         ResourceError: The cluster still lacks room after `seconds`.
     """
-    allocation = allocate(config, choice)
+    allocation = allocate(config, choice, before)
     if allocation:
         return allocation
     if seconds:
-        logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_resources(_nodes())}")
+        logger.info(f"waiting up to {seconds:.0f} s for more nodes: {describe_nodes()}")
     with waiting() if seconds else nullcontext():
         while allocation is None:
-            allocation = _wait_in_group(config, seconds, choice)
+            allocation = _wait_in_group(config, seconds, choice, before)
     return allocation
 
 
-def _wait_in_group(config: RunConfig, seconds: float, choice: PoolChoice | None) -> WorkerAllocation | None:
-    """Wait for room in the chosen node group; return None once another one is chosen."""
-    kind = choice and choice.kind
-    watch: PoolChoice | Shortage | None = choice
+def _wait_in_group(
+    config: RunConfig, seconds: float, choice: PoolChoice | None, before: WorkerAllocation | None
+) -> WorkerAllocation | None:
+    """Wait for room in the chosen node group; return None once others are to be requested."""
+    labels = choice and choice.labels
     with _pending_placement_group(config, choice) if seconds else nullcontext():
         deadline = time.monotonic() + seconds
         while True:
-            with suppress(*RAY_ERRORS):  # the head may be away for a moment
-                if allocation := allocate(config, choice):
-                    return allocation
+            if allocation := allocate(config, choice, before):
+                return allocation
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 if choice and choice.move_on(seconds):
                     return None
-                raise ResourceError(shortage_message(config, _nodes(), seconds, watch.line if watch else ""))
-            watch = watch or shortage_of(_request_of(use_gpu=config.device != "cpu"))
-            if watch:
-                watch.look_if_due()
-            if choice and choice.kind != kind:
-                return None
+                raise ResourceError(shortage_message(config, _nodes(), seconds, choice.line if choice else ""))
+            if choice:
+                choice.look_if_due()
+                if choice.labels != labels:
+                    return None
             time.sleep(min(POLL_SECONDS, remaining))
 
 
-def allocate(config: RunConfig, choice: PoolChoice | None = None) -> WorkerAllocation | None:
-    """Allocate the workers on the nodes of the chosen node group, or of those that a run without one may use."""
-    if choice:
-        return _allocate_on(choice.labels, replace(config, gpu=None, device="cuda" if choice.uses_gpus else "cpu"))
-    others = _labels_of_others()
-    allocation = _allocate_on(_without(others), config)
-    if allocation is None or allocation.use_gpu:  # which no CPU worker has
-        return allocation
-    # The nodes that prepare data are left to that if the others have room for the workers.
-    return _allocate_on(_without([CPU_WORKERS, *others]), config) or allocation
-
-
-def _allocate_on(labels: Mapping[str, str], config: RunConfig) -> WorkerAllocation | None:
-    found = allocate_workers(config, [node["Resources"] for node in selected(labels)])
+def allocate(
+    config: RunConfig, choice: PoolChoice | None = None, before: WorkerAllocation | None = None
+) -> WorkerAllocation | None:
+    """Allocate the workers on the nodes that the run may use; None if these lack room, or if Ray does not answer."""
+    try:
+        labels = choice.labels if choice else _labels_without_choice()
+        if before and before.node_labels == labels:
+            return before if has_nodes(before) else None
+        if choice:
+            config = replace(config, gpu=None, device="cuda" if choice.uses_gpus else "cpu")
+        found = allocate_workers(config, [node["Resources"] for node in selected(labels)])
+    except RAY_ERRORS:  # the head may be away for a moment
+        return None
     return found and replace(found, node_labels=labels)
 
 
-def _labels_of_others() -> list[str]:
-    """Return the labels of the pools that a run uses only if it names them, or if they have GPUs."""
-    info = read_cluster_info()
-    return [label_of_pool(pool) for pool in kinds_by_pool(info) if pool not in (DEFAULT_POOL, CPU_POOL)] if info else []
-
-
-def _without(labels: Sequence[str]) -> dict[str, str]:
-    """Return the selector of the nodes without one of these labels of a pool."""
-    return {NODE_GROUP_LABEL: f"!in({','.join(labels)})"} if labels else {}
+def _labels_without_choice() -> dict[str, str]:
+    """Return the selector of a run without a choice: in a stack whose pools can't be read it uses the default pool."""
+    if CLUSTER_INFO_VARIABLE not in os.environ:
+        return {}
+    labels = {node["Labels"].get(NODE_GROUP_LABEL) for node in alive_nodes()} - {None, ""}
+    return {NODE_GROUP_LABEL: f"!in({','.join(sorted(labels))})"} if labels else {}
 
 
 def selected(selector: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -233,74 +217,33 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
 def has_free_room(config: RunConfig, kind: str, info: ClusterInfo, *, use_gpu: bool) -> bool:
     """Return whether the nodes of a kind have room now for the fewest workers; False if Ray does not answer."""
     try:
-        return _free_slots(kind, info, use_gpu) >= (config.workers or (1, 1))[0]
+        return sum(_free_slots(kind, info, use_gpu)) >= (config.workers or (1, 1))[0]
     except RAY_ERRORS:
         return False
 
 
-def instances_needed(workers: int, kind: str, info: ClusterInfo, *, use_gpu: bool) -> int:
-    """Return the number of instances of a kind with which these workers have room: those that others use, and more.
+def instances_needed(workers: int, kind: str, info: ClusterInfo, *, use_gpu: bool) -> tuple[int, int]:
+    """Return the number of instances of a kind with which these workers have room, and of those that others fill.
 
-    Without GPUs, one more has room for all. Not more than the maximum, which may be in use.
+    The first has those that others use, too. It is not more than the maximum, which may be in use.
     """
     group = info["groups"][kind]
-    per_node = gpus_of(group) if use_gpu else workers
     try:
-        missing, used = workers - _free_slots(kind, info, use_gpu), len(selected(selector(kind, info)))
+        slots = _free_slots(kind, info, use_gpu)
     except RAY_ERRORS:
-        missing, used = workers, 0
-    return min(used + math.ceil(max(missing, 0) / (per_node or 1)), group["max"])
+        slots = []
+    missing = max(workers - sum(slots), 0)
+    return min(len(slots) + instances_for(missing, group, use_gpu=use_gpu), group["max"]), slots.count(0)
 
 
-def _free_slots(kind: str, info: ClusterInfo, use_gpu: bool) -> int:
-    """Return the number of workers for which the nodes of a kind have room beside other jobs."""
+def _free_slots(kind: str, info: ClusterInfo, use_gpu: bool) -> list[int]:
+    """Return the number of workers for which each node of a kind has room beside other jobs."""
     resource, own = "GPU" if use_gpu else "CPU", defaultdict(float)
     for node, bundle in _places():
         own[node] += bundle.get(resource, 0)
     free: dict[str, Resources] = available_resources_per_node()
     names = [node["NodeID"] for node in selected(selector(kind, info))]
-    return sum(int(free.get(name, {}).get(resource, 0) + own[name]) for name in names)
-
-
-@contextmanager
-def watching(choice: PoolChoice | None, *, use_gpu: bool) -> Generator[None]:
-    """Until the block ends, look at what EC2 has for the workers when this driver's job has waited for some a while.
-
-    Workers that were lost in the middle of a run, as spot instances are, may have no successors in their node group.
-    """
-    has_waited = False
-    watch: PoolChoice | Shortage | None = None
-
-    def look() -> None:
-        nonlocal has_waited, watch
-        is_waiting = _is_waiting()
-        if not is_waiting:
-            watch = None
-        elif has_waited:  # at two looks: for a moment at its start and at its end, a run does not have workers
-            if watch is None and choice:
-                choice.wait_anew(datetime.now(UTC) - timedelta(seconds=2 * WATCH_SECONDS))
-            watch = watch or choice or shortage_of(_request_of(use_gpu=use_gpu))
-            if watch:
-                watch.look_if_due()
-        has_waited = is_waiting
-
-    if CLUSTER_INFO_VARIABLE not in os.environ:
-        yield
-        return
-    with run_every(WATCH_SECONDS, look, "EC2 capacity"):
-        yield
-
-
-def _is_waiting() -> bool:
-    """True if this driver's job has neither a worker nor a place for one; False if Ray does not answer.
-
-    An elastic run doesn't even ask for places before it has room for its fewest workers. A group that lost one of its
-    nodes may still run on the others.
-    """
-    try:
-        return all(group["state"] == "PENDING" for group in placement_groups().values())
-    except RAY_ERRORS:
-        return False
+    return [int(free.get(name, {}).get(resource, 0) + own[name]) for name in names]
 
 
 def instances_with_workers() -> Counter[InstanceKind]:
@@ -384,7 +327,7 @@ def _pending_placement_group(config: RunConfig, choice: PoolChoice | None) -> Ge
     it gets, so it is removed before the workers' own is requested.
     """
     use_gpu = choice.uses_gpus if choice else config.device != "cpu"
-    labels = choice.labels if choice else {} if use_gpu else _without(_labels_of_others())
+    labels = choice.labels if choice else _labels_without_choice()
     bundles = [{"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}] * (config.workers[0] if config.workers else 1)
     group = placement_group(bundles, bundle_label_selector=[labels] * len(bundles) if labels else None)
     try:
@@ -401,21 +344,3 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 def _nodes() -> list[Resources]:
     return [node["Resources"] for node in alive_nodes()]
-
-
-def shortage_of(request: Request, workers: int = 1) -> Shortage | None:
-    """Return the watch of the node group that the head starts for requests; None without one."""
-    info = read_cluster_info()
-    kind = kind_of_request(request, info) if info else None
-    if info is None or kind is None:
-        return None
-    use_gpu = bool(request.resources.get("GPU"))
-    return Shortage(info, kind, lambda: instances_needed(workers, kind, info, use_gpu=use_gpu), datetime.now(UTC))
-
-
-def _request_of(*, use_gpu: bool) -> Request:
-    """Return the request of a worker of a run without a choice of pools."""
-    if use_gpu:
-        return Request({"CPU": 1, "GPU": 1})
-    others = Condition(NODE_GROUP_LABEL, tuple(_labels_of_others()), is_not=True)
-    return Request({"CPU": 1}, (others,))

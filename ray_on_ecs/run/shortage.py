@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.starting.cause import Nodes, explain, members
-from ray_on_ecs.starting.launches import newest_failure, without_ids
+from ray_on_ecs.starting.launches import launch_line, newest_failure, without_ids
 from ray_on_ecs.starting.look import ACTIVITIES, Ask, Look, WorkersLook, ask_soon
 from ray_on_ecs.starting.states import OF_PLACE, Phase, launch_error
 
@@ -30,22 +30,23 @@ class Shortage:
     Args:
         info: The workers as the stack has them.
         kind: The kind of node.
-        needed: Returns the number of the group's instances with which the run has room.
-        since: When the run began to wait there; an earlier refusal is not of its attempt.
+        needed: Returns the number of the group's instances with which the run has room, and of those that others fill.
+        since: The time at which the run began to wait there; earlier refusals are ignored.
         ask: Asks AWS.
         now: Returns the time.
 
     Attributes:
-        line: Why the workers don't start, and the way out, on one line; empty while nothing is known to be wrong.
+        line: The reason why the workers don't start, and the way out, on one line; empty while nothing is wrong.
         refusal: AWS's words if it refuses instances for what another type or zone may have, such as capacity; or empty.
-        most: The most instances that the group has had.
+        reason: The line of that refusal, without the way out.
+        most: The most instances that the group has had for the run.
     """
 
     def __init__(
         self,
         info: ClusterInfo,
         kind: str,
-        needed: Callable[[], int],
+        needed: Callable[[], tuple[int, int]],
         since: datetime,
         ask: Ask = ask_soon,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -55,7 +56,7 @@ class Shortage:
         self._needed, self._since, self._now = needed, since, now
         self._next_look_at = 0.0
         self._shown = {""}
-        self.line = self.refusal = ""
+        self.line = self.refusal = self.reason = ""
         self.most = 0
 
     def look_if_due(self) -> None:
@@ -70,12 +71,14 @@ class Shortage:
 
     def look(self) -> None:
         """Look at the group; print a line that is new."""
-        nodes, needed, now = self._ask_aws(), self._needed(), self._now()
+        nodes, (needed, of_others), now = self._ask_aws(), self._needed(), self._now()
         number = len(members(nodes.group, Phase.RUNNING, Phase.STARTING))
-        self.most = max(self.most, number)
+        self.most = max(self.most, number - of_others)
         # With as many as the run needs, they are about to join; the group may ask for more.
         failure = newest_failure(nodes.activities or (), self._since) if nodes.group and number < needed else None
         self.refusal = failure if failure and launch_error(failure) in OF_PLACE else ""
+        have, zones = f"only {number} of {needed}" if number else "no", " or ".join(self._group["zones"])
+        self.reason = launch_line(self.refusal, self._group["types"], zones, have).partition(";")[0]
         if nodes.group is None and not nodes.unknown:
             self._show(f"Auto Scaling group {self._group['group']} not found; pulumi up creates it")
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -73,20 +73,13 @@ class RayGroup:
         settings: The settings of the workers.
         allocation: Their number and their resources.
         seconds: How long to wait for the places.
-        is_outdated: Returns whether others are to be requested.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        allocation: WorkerAllocation,
-        seconds: float,
-        is_outdated: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, settings: Settings, allocation: WorkerAllocation, seconds: float) -> None:
         self.lost: dict[int, str] = {}
         self.next_poll = 1
         self._settings = settings
-        self._placing = Placing(allocation, seconds, is_outdated)
+        self._placing = Placing(allocation, seconds)
         self._placed: list[Placed] = []
         self._members: dict[int, Member] = {}
         self._under_way: dict[Any, int] = {}

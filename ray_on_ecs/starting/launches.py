@@ -73,7 +73,8 @@ def launch_line(
         return f"the account's quota has no room for another {kinds}; {way_out(error, pool)}"
     if error is states.CAPACITY:
         place = f" in {where}" if where else ""
-        return f"EC2 has {number} {kinds}{place} at the moment; {_more_choice(failure, types, pool)}"
+        on_demand = f"; or {way_out(states.LAUNCH_ERRORS['price'], pool)}" if states.SPOT.search(failure) else ""
+        return f"EC2 has {number} {kinds}{place} at the moment; {way_out(error, pool)}{on_demand}"
     return f"EC2 starts no {kinds}: {error.means}; {way_out(error, pool)} ({one_line(failure)})"
 
 
@@ -81,15 +82,6 @@ def way_out(error: LaunchError, pool: str) -> str:
     """Return what ends an error, with the configuration keys of the pool."""
     spot = setting(pool, "spot")
     return error.way_out.format(zones=setting(pool, "zones"), spot=f"--path {spot}" if "." in spot else spot)
-
-
-def _more_choice(failure: str, types: Sequence[str], pool: str) -> str:
-    if pool != DEFAULT_POOL:
-        on_demand = ", or take them on demand" if states.SPOT.search(failure) else ""
-        return f"add zones or types to workerPools.{pool}{on_demand}"
-    more = f": `pulumi config set workerInstanceTypes {','.join(types)},TYPE`" if types else ""
-    on_demand = ", or take them on demand: `pulumi config set spot false`" if states.SPOT.search(failure) else ""
-    return f"{way_out(states.CAPACITY, pool)}{more}{on_demand}"
 
 
 def short_lives(activities: Sequence[Activity], now: datetime) -> str:

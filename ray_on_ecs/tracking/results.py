@@ -73,8 +73,7 @@ def write_results(
         "code": dict(code),
         "files": files,
     }
-    if "pool" in summary:
-        document["pool"] = summary["pool"]
+    document |= {key: summary[key] for key in ("pool", "pools") if key in summary}
     storage.write_json(layout.RESULT, document)
     return document
 

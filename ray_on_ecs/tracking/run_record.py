@@ -76,6 +76,7 @@ class Status(TypedDict):
     error: str | None  # why the run failed, on one line
     next: str  # the command that resumes the run
     pool: NotRequired[Pool]  # missing without a stack, and if the run chooses none
+    pools: NotRequired[list[str]]  # names of all in which the run has waited or trained, in order
 
 
 class RunRecord:
@@ -85,6 +86,7 @@ class RunRecord:
         self.owner = job_metadata().get(OWNER) or user_name()
         self.behind: str | None = None  # the run that this one is queued behind
         self.pool: Pool | None = None
+        self.pools: list[str] = []  # names of all in which its commands have waited or trained
         self.earlier = earlier_of(None)  # commands of the run
         self.restarts: list[Restarted] = []
         self.starts = Starts()
@@ -147,6 +149,12 @@ class RunRecord:
         """True while the state is `waiting`."""
         return self._state == "waiting"
 
+    def note_pool(self, pool: Pool) -> None:
+        """Note the pool to which the run goes."""
+        self.pool = pool
+        if pool["name"] not in self.pools:
+            self.pools.append(pool["name"])
+
     def note_waiting(self, is_waiting: bool) -> None:
         """Change the state of a run that trains: it waits for resources, or has them again."""
         with self._lock:
@@ -186,7 +194,7 @@ class RunRecord:
             "next": self._next,
         }
         if self.pool:
-            status["pool"] = self.pool
+            status["pool"], status["pools"] = self.pool, self.pools
         return status
 
     @contextmanager
@@ -200,6 +208,9 @@ class RunRecord:
                 self.restarts[:0] = _restarts_in(before)
                 self.starts.follow(starts_in(before))
                 self.extents += before["extents"]
+                earlier = before.get("pools")
+                names = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []
+                self.pools[:0] = [name for name in dict.fromkeys(names) if name not in self.pools]
         self._state = state
 
         def write() -> None:

@@ -140,6 +140,14 @@ def test_run_trains_in_the_next_pool_if_ec2_refuses(runs: Runs, tmp_path: Path) 
     assert "EC2 has capacity in us-east-1b: add to workerPools.a.zones" not in runs.log("third")
 
 
+def test_run_on_cpus_trains_in_the_default_pool(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "met").touch()
+    flags = ("--device", "cpu", "--num-workers", "1")
+    run = runs.start("cpus", MEETS, *[str(tmp_path / "met")] * 2, flags=flags)
+    assert run.wait(SECONDS) == 0, runs.log("cpus")
+    assert (runs.nodes("cpus"), runs.pool("cpus")["name"]) == ({"node-1"}, "default")
+
+
 def test_program_uses_both_pools(runs: Runs) -> None:
     assert runs.start("program", PROGRAM, flags=("--driver",)).wait(SECONDS) == 0, runs.log("program")
     assert "on ['h100', 'none']" in runs.log("program")

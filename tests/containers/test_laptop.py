@@ -48,7 +48,6 @@ OUTPUTS = {
     "shell_document": "tests-shell",
     "forward_document": "tests-forward",
     "services": {"head": "head", "workers": "workers"},
-    "default_gpus": 2,
     "log_group": "logs",
     "estimated_hourly_usd": 7200,
 }

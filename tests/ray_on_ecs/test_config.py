@@ -1,11 +1,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from ray_on_ecs.cli.main import main
-from ray_on_ecs.config import RunConfig
+from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import environment_variable, flag
 from tests.settings import parse
@@ -177,3 +178,29 @@ def test_resume_args_are_only_a_resumed_scripts(flags: list[str], text: str, arg
 def test_resume_args_with_an_open_quote_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--resume-args: .* is not a list of arguments .*; quote them as in a shell"):
         RunConfig(command=("train.py",), resume_args=text)
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "kept"),
+    [
+        ({"RAY_ON_ECS_GPU": "H100"}, {}, {"gpu": "H100"}),
+        ({"RAY_ON_ECS_POOL": "a"}, {"num_workers": 2}, {"pool": "a"}),
+        ({"RAY_ON_ECS_GPU": "H100"}, {"device": "cuda"}, {"gpu": "H100"}),
+        ({"RAY_ON_ECS_GPU": "H100"}, {"pool": "a"}, {}),
+        ({"RAY_ON_ECS_POOL": "a"}, {"gpu": "H100"}, {}),
+        ({"RAY_ON_ECS_POOL": "a"}, {"pool": "b"}, {}),
+        ({"RAY_ON_ECS_POOL": "a"}, {"device": "cpu"}, {}),
+        ({"RAY_ON_ECS_GPU": "H100"}, {"device": "cpu"}, {}),
+        ({"RAY_ON_ECS_GPU": "H100", "RAY_ON_ECS_DEVICE": "cpu"}, {}, {"device": "cpu"}),
+        ({"RAY_ON_ECS_GPU": "H100"}, {"driver": True}, {}),
+        ({"RAY_ON_ECS_POOL": "a", "RAY_ON_ECS_LOCAL": "1"}, {}, {}),
+    ],
+)
+def test_pools_of_the_environment(environment: dict[str, str], given: Any, kept: Any) -> None:
+    assert defaults_in(environment, given) == kept
+    RunConfig(**{**defaults_in(environment, given), **given})
+
+
+def test_command_to_continue_names_no_missing_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(command=("train.py",), device="cpu")
+    assert config.command_line({"RAY_ON_ECS_POOL": "h100"}) == ["--device", "cpu", "train.py"]

@@ -61,7 +61,7 @@ def test_candidates_of_a_run_in_its_order(given: dict[str, Any], kinds: list[str
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"gpus": ["B200"]}, "--gpu: 'B200' is not a GPU of this stack; it has default (4 x g5.xlarge: A10G) and cpu"),
+        ({"gpus": ["B200"]}, "--gpu: 'B200' is not a GPU of this stack; it has default (4 x g5.xlarge: A10G), "),
         ({"gpus": ["A10"]}, "--gpu: 'A10' is not a GPU of this stack; did you mean A10G? it has "),
         ({"gpus": ["h1000"]}, "did you mean H100?"),
         ({"gpus": [""]}, "--gpu: '' is not a GPU of this stack; it has "),
@@ -71,8 +71,10 @@ def test_candidates_of_a_run_in_its_order(given: dict[str, Any], kinds: list[str
         ({"pools": ["defualt"]}, "did you mean default?"),
         ({"pools": ["h100-workers"]}, "--pool: 'h100-workers' is not a pool of this stack; it has "),
         ({"pools": ["head"]}, "--pool: 'head' is not a pool of this stack; it has "),
-        ({"pools": ["off"]}, "--pool: 'off' can't have a node (its maximum is 0); raise it and pulumi up"),
-        ({"gpus": ["L40S"]}, "--gpu: 'L40S' can't have a node (its maximum is 0)"),
+        ({"pools": ["off"]}, "--pool: 'off' can't have a node; raise workerPools.off.max, which is 0, and pulumi up"),
+        ({"gpus": ["L40S"]}, "--gpu: 'L40S' can't have a node; raise workerPools.off.max, which is 0"),
+        ({"gpus": ["L4"]}, "--gpu: 'L4' can't be chosen alone, as the instances of pool mixed have A10G or L4; give "),
+        ({"gpus": ["H100", "l4"]}, "give --pool mixed for either"),
     ],
 )
 def test_a_name_that_the_stack_does_not_have_is_refused(given: dict[str, Any], said: str) -> None:
@@ -84,7 +86,7 @@ def test_a_name_that_the_stack_does_not_have_is_refused(given: dict[str, Any], s
 
 def test_pools_in_words() -> None:
     few = workers(workers=node_group(), cpu_workers=cpu_group(), h100_workers=ALL["groups"]["h100-workers"])
-    words = "default (4 x g5.xlarge: A10G) and cpu (4 x 8 CPUs) and h100 (2 x p5.48xlarge: 8 x H100)"
+    words = "default (4 x g5.xlarge: A10G), cpu (4 x 8 CPUs) and h100 (2 x p5.48xlarge: 8 x H100)"
     assert pools.describe(few) == words
     assert pools.describe(workers()) == "no pools"
 

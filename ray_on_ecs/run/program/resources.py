@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from ray_on_ecs.node import resource_state
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.pools import Request, kind_of_node, kind_of_request
 from ray_on_ecs.run.queue import head_address
-from ray_on_ecs.run.ray_cluster import alive_nodes, describe_nodes, instances_of, placement_groups, shortage_of
+from ray_on_ecs.run.ray_cluster import alive_nodes, describe_nodes, instances_needed, instances_of, placement_groups
 from ray_on_ecs.run.ray_private import RAY_ERRORS, actors_of, draining_nodes, jobs_of
 from ray_on_ecs.run.shortage import Shortage
 from ray_on_ecs.tracking.cost import InstanceKind
@@ -159,13 +160,12 @@ class ProgramWatch:
         needs = self._missing(self.pid)
         if not needs:
             self.waits_since = self._shortage = None
-            self.unmet = ""
         elif self.waits_since is None:
             self.waits_since = time.monotonic()
+        self.unmet = unmet(self._requests(self.pid)) if needs else ""
         # At two looks: for a moment while it starts workers, a program does not have places.
         if (needs == self._last_needs or not needs) and needs != self._reported_needs:
             self._reported_needs = needs
-            self.unmet = unmet(self._requests(self.pid)) if needs else ""
             self._on_wait(needs)
         if needs and self._reported_needs and not self.unmet:
             self._shortage = self._shortage or self._find_shortage(needs)
@@ -174,10 +174,15 @@ class ProgramWatch:
         self._last_needs = needs
 
     def _find_shortage(self, needs: Needs) -> Shortage | None:
-        """Return the watch of the node group that the head starts for the first request, with all of its sort."""
+        """Return the watch of the node group that the head starts for the first request, with all of its kind."""
         waiting = self._requests(self.pid) or [Request({kind: min(number, 1) for kind, number in needs.items()})]
         alike = [each.resources.get("GPU", 0) for each in waiting if each.conditions == waiting[0].conditions]
-        return shortage_of(waiting[0], max(math.ceil(sum(alike)), 1))
+        info, workers = read_cluster_info(), max(math.ceil(sum(alike)), 1)
+        kind = kind_of_request(waiting[0], info) if info else None
+        if info is None or kind is None:
+            return None
+        use_gpu = bool(waiting[0].resources.get("GPU"))
+        return Shortage(info, kind, lambda: instances_needed(workers, kind, info, use_gpu=use_gpu), datetime.now(UTC))
 
     def shortage(self, seconds: float) -> str | None:
         """Return the resources that the program has not got within `seconds`, or None if it need not wait longer."""

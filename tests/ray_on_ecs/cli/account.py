@@ -203,7 +203,6 @@ def create_account(url: str) -> Account:
         "shell_document": f"{PREFIX}-shell",
         "forward_document": f"{PREFIX}-forward",
         "services": {kind: service_name(kind) for kind in TASKS},
-        "default_gpus": 2,
         "log_group": f"{PREFIX}-logs",
         "estimated_hourly_usd": 2.204,
     }

@@ -28,7 +28,6 @@ def outputs(bucket: str) -> dict[str, Any]:
         "region": REGION,
         "bucket": bucket,
         "services": {"head": "x"},
-        "default_gpus": 2,
         "estimated_hourly_usd": None,
     }
 

@@ -37,7 +37,6 @@ CONNECTION = {
     "shell_document": "the-shell",
     "forward_document": "the-forward",
     "services": {"head": "the-head"},
-    "default_gpus": 2,
     "log_group": "the-logs",
     "estimated_hourly_usd": None,
 }
@@ -250,7 +249,7 @@ def test_status_of_a_run_names_its_commands(capsys: pytest.CaptureFixture[str]) 
 
 def test_stack_outputs_come_from_pulumi(pulumi: Path) -> None:
     stack = find(None, None)
-    assert (stack.bucket, stack.storage_path, stack.default_gpus) == ("the-bucket", "s3://the-bucket/runs", 2)
+    assert (stack.bucket, stack.storage_path) == ("the-bucket", "s3://the-bucket/runs")
     assert stack.estimated_hourly_usd is None
     find("prod", None)
     first, second = pulumi.read_text().splitlines()

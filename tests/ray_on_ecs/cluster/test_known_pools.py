@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.cluster import aws, clusters
+from ray_on_ecs.cluster import clusters
 from ray_on_ecs.cluster.clusters import BucketCluster, ComposeCluster, HeadCluster, LocalCluster, StackCluster
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, UsageError
+from ray_on_ecs.errors import HeadUnavailable, UsageError
 from ray_on_ecs.jobs.documents import HeadState
 
 GROUP: dict[str, Any] = {
@@ -45,16 +45,8 @@ class Remote(BucketCluster):
         return self._given_state, 1.0
 
 
-def on_stack(monkeypatch: pytest.MonkeyPatch, answer: Any) -> StackCluster:
-    def workers(stack: Any) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(aws, "workers", workers)
-    cluster = StackCluster.__new__(StackCluster)
-    cluster._stack, cluster.name = None, "stack dev"  # ty: ignore[invalid-assignment]
-    return cluster
+class OfStack(Remote, StackCluster):
+    """A stack's cluster whose bucket has this state of the head."""
 
 
 @pytest.mark.parametrize("how", ["stack", "head", "bucket"])
@@ -62,7 +54,7 @@ def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch: pytest
     monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
     monkeypatch.setattr(clusters, "read_cluster_info", lambda: INFO)
     cluster = {
-        "stack": lambda: on_stack(monkeypatch, INFO),
+        "stack": lambda: OfStack(HeadState(ray=INFO)),
         "head": HeadCluster,
         "bucket": lambda: Remote(HeadState(ray=INFO)),
     }[how]()
@@ -91,13 +83,21 @@ def test_state_of_another_head_refuses_nothing(state: Any) -> None:
     Remote(state).check_pools(config(gpu="A100"))
 
 
-def test_stack_that_is_denied_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_stack(monkeypatch, ResourceError("ssm: access denied")).check_pools(config(gpu="A100"))
-
-
 @pytest.mark.parametrize("settings", [{"gpu": "H100"}, {"pool": "default"}])
 @pytest.mark.parametrize("kind", [LocalCluster, ComposeCluster, HeadCluster])
 def test_cluster_without_a_stack_has_no_pools(monkeypatch: pytest.MonkeyPatch, settings: Any, kind: Any) -> None:
     monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
     with pytest.raises(UsageError, match=r"has no pools; leave it out"):
         kind().check_pools(config(**settings))
+
+
+@pytest.mark.parametrize("name", ["gpu", "pool"])
+@pytest.mark.parametrize("kind", [LocalCluster, ComposeCluster, HeadCluster])
+def test_pools_of_the_environment_do_not_hold_without_a_stack(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: Any
+) -> None:
+    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
+    monkeypatch.setenv(f"RAY_ON_ECS_{name.upper()}", "H100")
+    assert kind().check_pools(config(**{name: "H100"})) == config()
+    with pytest.raises(UsageError, match=f"--{name}: .* has no pools; leave it out"):
+        kind().check_pools(config(**{name: "A100"}))

@@ -108,7 +108,7 @@ ENDS: dict[str, tuple[str | None, type[Exception], str]] = {
     "the stack is of an earlier version": (
         json.dumps({"connection": {"cluster_name": "x", "bucket": "x"}}),
         UsageError,
-        "/here: its output connection has no cluster_info_parameter, default_gpus",
+        "/here: its output connection has no cluster_info_parameter, estimated_hourly_usd",
     ),
 }
 

@@ -161,8 +161,6 @@ def test_pools_need_a_stack(storage: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["--gpu", "H100,"], "--gpu: 'H100,' has an empty name"),
         (["--gpu", ""], "--gpu: '' has an empty name"),
         (["--pool", " "], "--pool: ' ' has an empty name"),
-        (["--gpu", "H100,h100"], "--gpu: 'H100,h100' has a name twice"),
-        (["--pool", "a,b,a"], "--pool: 'a,b,a' has a name twice"),
         (["--driver", "--gpu", "H100"], "--gpu: leave it out; a Ray program chooses its nodes itself, by accelerator_"),
         (
             ["--driver", "--pool", "a"],
@@ -199,20 +197,57 @@ def test_document_has_the_pool_beside_what_the_command_wrote(storage: Path) -> N
         ({}, stack_with(default_nodes=2), 2),
         ({}, stack_with(default_nodes=0), None),  # one of an earlier version
         ({}, stack_with(gpu=""), None),  # a stack without GPUs
-        ({}, None, None),  # not a stack
+        ({}, None, None),  # one whose description can't be read
         ({"num_workers": "1:4"}, stack_with(), "1:4"),
         ({"driver": True}, stack_with(), None),
+        ({"device": "cpu"}, stack_with(), None),
         ({"gpu": "A10G"}, stack_with(), 2),
         ({"pool": "h100"}, stack_with(), 16),
+        ({"gpu": "H100,A10G"}, stack_with(), 2),
+        ({"pool": "h100,default"}, stack_with(default_nodes=0), 16),
     ],
 )
 def test_run_without_a_number_of_workers_has_the_stacks(
     storage: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], info: Any, workers: Any
 ) -> None:
     monkeypatch.setattr(admission, "read_cluster_info", lambda: info)
+    monkeypatch.setattr(admission, "INFO_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
     monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
+    monkeypatch.delenv("RAY_ON_ECS_LOCAL", raising=False)
     folder = RunStorage.open(str(storage), "default")
     config = RunConfig(command=("train.py",), run_name="default", **given)
     document.write(folder, config, given, Code(name="code", archive="a.tar.gz"), {})
-    read = document.RunDocument.read(folder.uri, {}, None)
-    assert admission.with_workers(read).config.num_workers == workers
+    with admission.admit(folder.uri) as admitted:
+        assert admitted.document.config.num_workers == workers
+
+
+def test_every_run_of_a_stack_waits_for_its_pools(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([None, None, stack_with()])
+    monkeypatch.setattr(admission, "read_cluster_info", lambda: next(answers))
+    monkeypatch.setattr(admission, "INFO_POLL_SECONDS", 0.0)
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
+    folder = RunStorage.open(str(storage), "mine")
+    config = RunConfig(command=("train.py",), run_name="mine", device="cpu")
+    document.write(folder, config, ("device",), Code(name="code", archive="a.tar.gz"), {})
+    with admission.admit(folder.uri) as admitted:
+        assert admitted.kinds == ["workers"]
+        assert admitted.info == stack_with()
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({"GPU": "H100"}, []),
+        ({"POOL": "h100"}, []),
+        ({"GPU": "H100"}, ["--device", "cpu"]),
+    ],
+)
+def test_pools_of_the_environment_do_not_hold_on_this_machine(
+    storage: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: list[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"RAY_ON_ECS_{name}", value)
+    Path("train.py").write_text("print('trained')")
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert command(["run", "--local", "--num-workers", "1", *flags, "train.py"]) == 0

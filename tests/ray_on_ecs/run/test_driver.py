@@ -28,7 +28,6 @@ from ray_on_ecs.run.group import (
     FilesStatus,
     GroupError,
     NoPlacesError,
-    OtherPlacesError,
     Peer,
     Place,
     WorkerRank,
@@ -137,12 +136,15 @@ class SimulatedHome(Home):
         self.launcher: Any = None
         self.draining_nodes: dict[str, float | None] = {}
         self.lacks: ResourceError | None = None
+        self.missing: ResourceError | None = None
         self.nodes = True
         self.groups: list[Workers] = []
         self.moments: list[Moments] = []
         self.makes: Iterator[Workers] = iter(Workers, None)
 
     def new_group(self, settings: Any) -> Workers:
+        if self.missing:
+            raise self.missing
         self.groups.append(next(self.makes))
         return self.groups[-1]
 
@@ -159,7 +161,7 @@ class SimulatedHome(Home):
     def shortage(self) -> ResourceError | None:
         return self.lacks
 
-    def has_nodes(self) -> bool:
+    def is_busy(self) -> bool:
         return self.nodes
 
 
@@ -588,48 +590,32 @@ def test_new_start_ignores_what_is_left_of_the_last(run: Run) -> None:
     assert len(run.said) == 1
 
 
-@pytest.mark.parametrize(
-    ("has_nodes", "error", "line"),
-    [
-        (True, None, "waiting: other jobs use the CPUs and GPUs of the cluster"),
-        (False, "workers that were requested did not join the cluster within 5 s", ""),
-    ],
-)
-def test_missing_places(tmp_path: Path, clock: Clock, has_nodes: bool, error: str | None, line: str) -> None:
-    run = Run(tmp_path, worker_timeout=5.0)
-    run.home.nodes = has_nodes
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_workers_without_places_are_requested_again(run: Run, is_busy: bool) -> None:
+    run.home.nodes = is_busy
     group = Workers()
     group.fails, group.ranks = NoPlacesError("2 workers had no places within 5 s"), []
     run.home.makes = iter([group, group, group])
     run.record._state = "training"
-    run.driver._train_in_group()
-    clock.now += 10
-    run.driver._policy._requested_at -= 10  # by the policy's clock
-    if error:
-        with pytest.raises(ResourceError, match=error):
-            run.driver._train_in_group()
-    else:
+    for _ in range(3):
         run.driver._train_in_group()
     assert run.told == Directive(0)
-    assert run.said == [line] * bool(line)
+    assert run.said == ["waiting: other jobs use the CPUs and GPUs of the cluster"] * is_busy
+    assert run.record.is_waiting == is_busy
 
 
-def test_run_that_moves_waits_as_long_again(tmp_path: Path, clock: Clock) -> None:
-    run = Run(tmp_path, worker_timeout=5.0)
-    run.home.nodes = False
-    moves = iter([True, True, False])
-    run.home.moves_on = lambda: next(moves)
-    run.home.why_waiting = lambda: "tried h100 and a100"
-    moved, timed_out = Workers(), Workers()
-    moved.fails, moved.ranks = OtherPlacesError("2 workers get places elsewhere"), []
-    timed_out.fails, timed_out.ranks = NoPlacesError("2 workers had no places within 5 s"), []
-    run.home.makes = iter([timed_out, moved, timed_out, timed_out, timed_out])
-    for _ in range(3):
-        run.driver._policy._requested_at -= 10  # by the policy's clock
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_nodes_that_do_not_come_end_the_run(run: Run, has_begun: bool) -> None:
+    if has_begun:
+        run.until("running")
+    run.home.missing = ResourceError("2 nodes are missing; tried h100 and a100")
+    with pytest.raises(TrainingError) as error:
         run.driver._train_in_group()
-    run.driver._policy._requested_at -= 10
-    with pytest.raises(ResourceError, match="did not join the cluster within 5 s; tried h100 and a100"):
-        run.driver._train_in_group()
+    if has_begun:
+        lost = "training failed: the nodes of lost workers did not come back: 2 nodes are missing; tried h100 and a100"
+        assert str(error.value).startswith(f"{lost}; see {run.storage.uri}/error.json; continue with --run-name mine")
+    else:
+        assert error.value is run.home.missing
 
 
 def keep(run: Run, name: str = "last.ckpt") -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_on_ecs.errors import ResourceError, StorageError, TrainingError, UsageError
+from ray_on_ecs.errors import StorageError, TrainingError, UsageError
 from ray_on_ecs.run.failure_policy import (
     FAILURES_A_DAY,
     SETTLING_SECONDS,
@@ -14,11 +14,8 @@ from ray_on_ecs.run.failure_policy import (
     Mark,
     Raise,
     Restart,
-    Wait,
 )
 from ray_on_ecs.run.last_words import LastWords
-
-WAIT_SECONDS = 600.0
 
 
 class Run:
@@ -28,10 +25,10 @@ class Run:
         self.now = 1_000_000.0
         self.mark = mark or Mark()
         self.is_lost = False
-        self.policy = FailurePolicy(max_restarts, self._read, worker_timeout=WAIT_SECONDS, clock=lambda: self.now)
+        self.policy = FailurePolicy(max_restarts, self._read, clock=lambda: self.now)
         self.policy.began()
 
-    def fail(self, failure: Failure, seconds: float = 1.0) -> Restart | Wait | Raise:
+    def fail(self, failure: Failure, seconds: float = 1.0) -> Restart | Raise:
         """Let the attempt fail after these seconds, and the next one begin."""
         self.now += seconds
         decision = self.policy.decide(failure)
@@ -251,32 +248,6 @@ def test_preemptions_are_not_failures() -> None:
     assert isinstance(run.fail(reclaimed), Restart)
     assert isinstance(run.fail(KILLED), Restart)
     assert isinstance(Run(max_restarts=0).fail(reclaimed), Restart)
-
-
-def test_wait_for_workers_is_limited() -> None:
-    run, missing = Run(), Failure("they did not come back", "no workers")
-    run.fail(KILLED)
-    run.now += WAIT_SECONDS - 1
-    assert run.policy.decide(missing) == Wait()
-    run.now += 1
-    assert run.policy.decide(missing) == Raise(TrainingError, "training failed: they did not come back")
-
-
-def test_workers_that_never_started_mean_missing_resources() -> None:
-    run = Run()
-    run.policy = FailurePolicy(3, Mark, worker_timeout=WAIT_SECONDS, clock=lambda: run.now)
-    assert run.policy.decide(Failure("not there", "no workers")) == Wait()
-    run.now += WAIT_SECONDS
-    expected = Raise(ResourceError, "not there", is_recorded=False)
-    assert run.policy.decide(Failure("not there", "no workers")) == expected
-
-
-def test_wait_for_a_busy_cluster_is_unlimited() -> None:
-    run = Run()
-    for _ in range(100):
-        run.now += WAIT_SECONDS
-        assert run.policy.decide(Failure("in use", "busy")) == Wait()
-    assert run.policy.decide(Failure("not there", "no workers")) == Wait(), "the limit begins once nodes are missing"
 
 
 @pytest.mark.parametrize("cause", [UsageError("--x: no"), StorageError("it is away")], ids=["usage", "storage"])

@@ -1,78 +1,115 @@
-"""Workers of a run whose node group changes while it waits for successors of those that it has lost."""
+"""Groups of a run's workers: each waits for the nodes of its node group, and after a loss anew."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from ray_on_ecs.config import RunConfig
+from ray_on_ecs.run import homes, worker_group
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.homes import RayCluster
+from ray_on_ecs.run.worker import Settings
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.run_record import RunRecord
+from tests.log_lines import collect_lines
 
-A, B = {"ray.io/availability-zone": "us-west-2a"}, {"ray.io/node-group": "h100"}
 CONFIG = RunConfig(num_workers=2)
+FIRST, SECOND = WorkerAllocation(2, True, 4), WorkerAllocation(2, True, 96)
 
 
 class Choice:
-    """The choice of a run, which a test makes."""
+    """The choice of a run; `calls` has the waits that begin and end."""
 
-    kind = "workers"
-    line = "EC2 has none"
-    labels = A
-
-    def move(self) -> None:
-        self.kind, self.labels = "h100-workers", B
-
-
-class OfRay:
-    """Ray, with the nodes that a test gives: None while none has joined."""
-
-    RAY_ERRORS = (OSError,)
+    kind = "h100-workers"
+    moves = False
 
     def __init__(self) -> None:
-        self.found: Any = None
+        self.calls: list[str] = []
 
-    def allocate(self, config: RunConfig, choice: Any) -> Any:
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
+    def wait_anew(self) -> None:
+        self.calls.append("anew")
+
+    def move_on(self, seconds: float, *, has_nodes: bool) -> bool:
+        self.calls.append(f"on after {seconds:.0f} s")
+        return self.moves
 
 
 @pytest.fixture
-def home() -> Any:
+def choice() -> Choice:
+    return Choice()
+
+
+@pytest.fixture
+def home(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A home after its first wait, whose next waits find `SECOND`."""
+    monkeypatch.setattr(worker_group, "RayGroup", lambda settings, allocation, seconds: (settings.threads, allocation))
     home: Any = RayCluster.__new__(RayCluster)
-    home._choice, home._of_ray, home._config = Choice(), OfRay(), CONFIG
-    home._kind, home._is_provisional = "workers", False
-    home.allocation = WorkerAllocation(2, True, 4, node_labels=A)
+    home.waits = []
+
+    def wait_for_workers(config: RunConfig, seconds: float, waiting: Any, choice: Any, before: Any) -> Any:
+        with waiting():
+            home.waits.append((seconds, before))
+        return SECOND
+
+    home._choice, home._config, home._seconds, home._is_waiting = choice, CONFIG, 60.0, True
+    home._of_ray = SimpleNamespace(wait_for_workers=wait_for_workers, has_nodes=lambda allocation: home.has_nodes)
+    home._record = SimpleNamespace(note_waiting=lambda is_waiting: None)
+    home.has_nodes, home.allocation = True, FIRST
     return home
 
 
-def test_places_stay_while_the_node_group_does(home: Any) -> None:
-    home._of_ray.found = WorkerAllocation(2, True, 96, node_labels=B)
-    assert home._allocate() == WorkerAllocation(2, True, 4, node_labels=A)
+SETTINGS: Any = Settings.__new__(Settings)
 
 
-@pytest.mark.parametrize("nothing", [None, OSError("the head does not answer")])
-def test_workers_are_requested_elsewhere_before_there_is_a_node(home: Any, nothing: Any) -> None:
-    home._choice.move()
-    home._of_ray.found = nothing
-    asked = WorkerAllocation(2, True, 1, node_labels=B)
-    assert home._allocate() == home._allocate() == asked
-    home._of_ray.found = WorkerAllocation(2, True, 96, node_labels=B)
-    assert home._allocate() == home._of_ray.found, "with its CPUs once a node has joined"
-    home._of_ray.found = nothing
-    assert home._allocate().cpus_per_worker == 96
+def test_each_group_but_the_first_begins_a_wait(home: Any, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_on_ecs.run.homes.replace", lambda settings, threads: SimpleNamespace(threads=threads))
+    assert [home.new_group(SETTINGS) for _ in range(2)] == [(96, SECOND)] * 2
+    assert home.waits == [(60.0, FIRST), (60.0, SECOND)]
+    assert choice.calls == ["anew"]
 
 
-def test_elastic_run_keeps_its_limits(home: Any) -> None:
-    home.allocation = WorkerAllocation(3, True, 4, (2, 4), node_labels=A)
-    home._choice.move()
-    assert home._allocate() == WorkerAllocation(3, True, 1, (2, 4), node_labels=B)
+@pytest.mark.parametrize("moves", [False, True])
+def test_workers_on_nodes_in_use_wait_on_or_move(
+    home: Any, choice: Choice, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_on_ecs.run.homes.replace", lambda settings, threads: SimpleNamespace(threads=threads))
+    choice.moves = moves
+    home.new_group(SETTINGS)
+    assert home.is_busy() is not moves
+    home.new_group(SETTINGS)
+    assert choice.calls == ["on after 60 s"], "the wait goes on"
+
+
+def test_lost_nodes_are_not_busy(home: Any, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_on_ecs.run.homes.replace", lambda settings, threads: SimpleNamespace(threads=threads))
+    home.has_nodes = False
+    assert not home.is_busy()
+    home.new_group(SETTINGS)
+    assert choice.calls == ["anew"]
+
+
+def test_run_without_a_stack_has_no_choice(home: Any) -> None:
+    home._choice = None
+    assert home.is_busy()
+    assert home.kinds() == ("workers",)
 
 
 def test_kinds_are_those_of_the_choice(home: Any) -> None:
-    home._choice.move()
     assert home.kinds() == ("h100-workers",)
-    home._choice = None
-    assert home.kinds() == ("workers",)
+
+
+def test_run_without_room_in_any_queue_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = iter([False, False, False, True])
+    choice = SimpleNamespace(begin=lambda has_room: next(begun))
+    monkeypatch.setattr(homes, "PoolChoice", lambda *given: choice)
+    monkeypatch.setattr(homes, "POLL_SECONDS", 0.0)
+    record = RunRecord(RunStorage.open(str(tmp_path), "mine"), RunConfig(run_name="mine"))
+    lines, admitted = collect_lines(), SimpleNamespace(document=Mock(), record=record, info={}, kinds=["a"], place="")
+    assert homes._choice_of(cast("Any", admitted)) is choice
+    assert lines == ["waiting: other runs use the pools that can hold this one"]
+    assert record.status()["state"] == "waiting"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ray_on_ecs.aws import Refused
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.pools import setting
 from ray_on_ecs.run import queue, shortage
 from ray_on_ecs.run.pool_choice import PoolChoice, candidates, default_workers
 from ray_on_ecs.run.queue import Ticket
@@ -137,7 +138,7 @@ class Run:
 
     def __init__(self, info: Any, *, needed: int = 1, place: str = "", **settings: Any) -> None:
         self.cloud = Cloud()
-        self.latest, self.full, self.needed = info, set[str](), needed
+        self.latest, self.full, self.needed, self.of_others = info, set[str](), needed, 0
         self.pools: list[Any] = []
         self.lines = collect_lines()
         settings = {"num_workers": needed} | settings
@@ -145,8 +146,8 @@ class Run:
         self.choice = PoolChoice(
             config(**settings),
             info,
-            self,
-            lambda kind, latest: self.needed,
+            cast("Any", self),
+            lambda kind, latest: (self.needed, self.of_others),
             self.pools.append,
             watch=self._watch,
             latest=lambda: self.latest,
@@ -194,7 +195,10 @@ ONE_EACH = stack(A10G, H100, A100, CPU)
         ({"pool": "default"}, [*A10G]),
         ({"pool": "cpu"}, [*CPU]),
         ({"pool": "h100", "device": "cpu"}, [*H100]),
-        ({"device": "cpu"}, []),
+        ({"device": "cpu"}, [*A10G, *CPU]),
+        ({"device": "cpu", "pool": "cpu,h100"}, [*CPU, *H100]),
+        ({"device": "cpu", "num_workers": 33}, [*A10G]),
+        ({"pool": "cpu", "num_workers": 32}, [*CPU]),
         ({"driver": True}, []),
         ({"num_workers": 5}, [*H100, *A100]),
         ({"num_workers": "9:64"}, [*H100]),
@@ -214,7 +218,8 @@ def test_candidates_are_those_that_can_hold_the_run(settings: Any, kinds: list[s
         ({"pool": "h-100"}, "--pool: 'h-100' is not a pool of this stack"),
         ({"pool": "H100"}, "--pool: 'H100' is not a pool of this stack"),
         ({"pool": "workers"}, "--pool: 'workers' is not a pool of this stack"),
-        ({"pool": "cpu,h100"}, "--pool: 'cpu' has no GPUs, and others of cpu,h100 have"),
+        ({"pool": "cpu,h100"}, "--pool: 'cpu' has no GPUs, and others of cpu,h100 have; choose one kind"),
+        ({"pool": "cpu", "num_workers": 33}, "--num-workers: 33 are more than a pool of --pool cpu can hold"),
         ({"pool": "cpu", "device": "cuda"}, "--pool: 'cpu' has no GPUs, which --device cuda needs"),
         (
             {"num_workers": 17},
@@ -231,14 +236,25 @@ def test_run_that_no_pool_can_hold_is_refused(settings: Any, start: str) -> None
 
 @pytest.mark.parametrize(
     ("settings", "workers"),
-    [({}, 1), ({"gpu": "H100,A100"}, 16), ({"gpu": "A100"}, 8), ({"pool": "cpu"}, None), ({"device": "cpu"}, None)],
+    [
+        ({}, 1),
+        ({"gpu": "H100"}, 16),
+        ({"gpu": "H100,A100"}, 8),
+        ({"gpu": "H100,A10G"}, 1),
+        ({"gpu": "A100"}, 8),
+        ({"pool": "cpu"}, None),
+        ({"device": "cpu"}, None),
+        ({"device": "cpu", "pool": "h100"}, None),
+    ],
 )
-def test_default_workers_are_those_of_the_first_candidate(settings: Any, workers: int | None) -> None:
+def test_default_workers_fit_in_each_pool_that_is_named(settings: Any, workers: int | None) -> None:
     assert default_workers(config(**settings), ONE_EACH) == workers
 
 
-def test_stack_without_gpus_has_no_candidates() -> None:
-    assert candidates(config(num_workers=3), stack({"workers": group("default", "", "a", ["m7i.large"])})) == []
+@pytest.mark.parametrize(("device", "kinds"), [("auto", ["workers", "cpu-workers"]), ("cuda", [])])
+def test_candidates_of_a_stack_without_gpus(device: str, kinds: list[str]) -> None:
+    without = stack({"workers": group("default", "", "a", ["m7i.large"])}, CPU)
+    assert candidates(config(num_workers=3, device=device), without) == kinds
 
 
 @pytest.mark.parametrize(
@@ -254,13 +270,56 @@ def test_stack_without_gpus_has_no_candidates() -> None:
             "pool h100 (2 x p5.48xlarge in us-east-1c): first of --gpu A10G,H100 that can hold 9 workers",
         ),
         ({"pool": "cpu"}, 2, "pool cpu (1 x node in us-east-1a): --pool cpu"),
+        ({"pool": "cpu"}, 20, "pool cpu (3 x node in us-east-1a): --pool cpu"),
+        ({"device": "cpu"}, 2, "pool cpu (1 x node in us-east-1a): the run is on CPUs"),
+        ({"device": "cpu", "pool": "h100"}, 64, "pool h100 (1 x p5.48xlarge in us-east-1c): --pool h100"),
     ],
 )
 def test_choice_and_its_reason_are_one_line(settings: Any, workers: int, line: str) -> None:
     run = Run(ONE_EACH, num_workers=workers, **settings)
-    assert run.lines == [line]
+    assert run.lines[:1] == [line]
     [pool] = run.pools
     assert line.endswith(f": {pool['reason']}")
+
+
+def test_line_has_the_price() -> None:
+    prices = {"p5.48xlarge": 98.32, "p4d.24xlarge": 32.77}
+    run = Run(stack(H100, A100, prices=prices), num_workers=16, gpu="H100")
+    assert run.lines == ["pool h100 (2 x p5.48xlarge in us-east-1c, up to 196.64 USD an hour): --gpu H100"]
+    run = Run(stack(A10G, A100, prices=prices))
+    assert run.lines == ["pool default (1 x g5.xlarge in us-east-1a): first of the stack's pools"]
+
+
+def test_pools_that_cannot_hold_the_run_are_named() -> None:
+    run = Run(ONE_EACH, num_workers=16, gpu="H100,A10G,A100")
+    assert run.lines[1:] == ["--gpu H100,A10G,A100: without default and a100, whose maximum can't hold 16 workers"]
+    assert len(Run(ONE_EACH, num_workers=16).lines) == 1, "it names none"
+
+
+@pytest.mark.parametrize(
+    ("free", "kind", "reason"),
+    [
+        ((), "cpu-workers", "the run is on CPUs"),
+        (("cpu-workers",), "cpu-workers", "the run is on CPUs, where nodes are free"),
+        (("workers-b", "cpu-workers"), "workers-b", "the run is on CPUs, where nodes are free"),
+        (("h100-workers",), "cpu-workers", "the run is on CPUs"),
+    ],
+)
+def test_run_on_cpus_leaves_cpu_workers_to_data_and_starts_no_gpus(free: Any, kind: str, reason: str) -> None:
+    run = Run(ONE_EACH, device="cpu")
+    run.choice.begin(free.__contains__)
+    assert (run.choice.kind, run.pools[-1]["reason"]) == (kind, reason)
+    assert not run.choice.uses_gpus
+
+
+def test_run_whose_pool_was_removed_begins_in_another_one() -> None:
+    run = Run(stack(H100, A100), num_workers=8)
+    run.latest, run.full = stack(A100, A10G), {"a100", "default"}
+    assert not run.choice.begin(), "the queue has no room"
+    run.full = {"a100"}
+    run.latest = stack(A100, {"l4-workers": group("l4", "L4", "a", ["g6.48xlarge"], units=8)})
+    assert run.choice.begin()
+    assert (run.choice.kind, run.pool) == ("l4-workers", "l4")
 
 
 def test_documents_have_the_node_group() -> None:
@@ -339,12 +398,20 @@ def test_zones_without_a_node_group_are_to_be_added() -> None:
     run.cloud.refusals["default-a"] = no_capacity("g5.xlarge", "b", "d")
     run.look()
     assert run.choice.line.endswith(
-        "EC2 has capacity in us-east-1b and us-east-1d: add to availabilityZones (or subnetIds)"
+        f"EC2 has capacity in us-east-1b and us-east-1d: add to {setting('default', 'zones')}"
     )
     run = Run(stack(H100), num_workers=8)
     run.cloud.refusals["h100-c"] = no_capacity("p5.48xlarge", "c", "d")
     run.look()
     assert run.choice.line.endswith("EC2 has capacity in us-east-1d: add to workerPools.h100.zones")
+
+
+def test_keys_of_each_pool_exist() -> None:
+    run = Run(stack({"cpu-workers": {**CPU["cpu-workers"], "types": ["c6i.2xlarge"]}}), pool="cpu")
+    run.cloud.refusals["cpu-a"] = no_capacity("c6i.2xlarge", "b")
+    run.look()
+    assert "workerPools" not in run.choice.line
+    assert run.choice.line.endswith(f"EC2 has capacity in us-east-1b: add to {setting('cpu', 'zones')}")
 
 
 def test_quota_is_not_asked_again_in_another_zone() -> None:
@@ -357,11 +424,47 @@ def test_each_candidate_is_tried_once_and_the_best_is_kept() -> None:
     run = Run(stack(A10G), needed=4)
     run.cloud.has = {"default-a": 1, "default-b": 3}
     assert run.visit(6) == ["workers-b", "workers-c", "workers-b", "workers-b", "workers-b", "workers-b"]
+    assert run.lines[2].endswith(": EC2 has only 1 of 4 g5.xlarge in us-east-1a at the moment")
     tried = "default in us-east-1a, default in us-east-1b and default in us-east-1c"
     assert f"in us-east-1b): none of {tried} has enough, and it had the most, 3 instances" in run.lines[-2]
     assert run.choice.line.endswith(f"tried {tried}")
     run.cloud.has["default-b"] = 4
     assert run.look() == "workers-b"
+
+
+def test_instances_of_other_runs_are_not_had() -> None:
+    run = Run(stack(A10G), needed=2)
+    run.cloud.has, run.of_others = {"default-a": 3, "default-b": 1}, 3
+    run.needed = 5
+    assert run.look(demand=5) == "workers-b"
+    run.of_others, run.needed = 0, 2
+    assert run.visit(2) == ["workers-c", "workers-b"]
+
+
+def test_busy_nodes_are_returned_to() -> None:
+    run = Run(stack(H100, A100), num_workers=8)
+    assert run.choice.move_on(600, has_nodes=True)
+    assert run.visit(2) == ["h100-workers"] * 2
+    assert not run.choice.move_on(600, has_nodes=True), "it waits there"
+
+
+def test_run_that_names_nothing_keeps_its_gpu_after_a_loss() -> None:
+    run = Run(stack(A10G, H100, {"more-workers": group("more", "A10G", "a", ["g5.2xlarge"])}))
+    run.choice.wait_anew()
+    assert run.visit(4) == ["workers-b", "workers-c", "more-workers", "more-workers"]
+    run.latest = stack(A10G, H100, A100)
+    assert "h100-workers" not in run.visit(4)
+    run = Run(stack(A10G, H100), gpu="A10G,H100")
+    run.choice.wait_anew()
+    assert run.visit(3)[-1] == "h100-workers"
+
+
+def test_changed_stack_changes_the_labels_after_a_loss() -> None:
+    run = Run(stack({"workers": A10G["workers"]}))
+    assert run.choice.labels == {}
+    run.latest = stack({"workers": A10G["workers"]}, H100)
+    run.choice.wait_anew()
+    assert run.choice.labels == {"ray.io/node-group": "!in(h100)"}
 
 
 def test_first_of_equals_is_not_returned_to() -> None:
@@ -500,17 +603,17 @@ def test_changed_maximum_is_no_move() -> None:
 
 
 def test_wait_after_a_loss_may_end_without_a_look() -> None:
-    run = Run(stack(H100, A100), num_workers=8)
-    run.choice.wait_anew(run.cloud.now)
+    run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100")
+    run.choice.wait_anew()
     assert run.choice.move_on(60)
     assert run.choice.kind == "a100-workers"
 
 
 def test_next_wait_begins_in_the_present_pool() -> None:
-    run = Run(stack(H100, A100), num_workers=8)
+    run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100")
     assert run.look() == "a100-workers"
     run.cloud.now += timedelta(hours=1)
-    run.choice.wait_anew(run.cloud.now)
+    run.choice.wait_anew()
     run.cloud.has["h100-c"] = 1
     assert run.choice.kind == "a100-workers"
     assert run.look() == "h100-workers", "each may be tried again"
@@ -534,7 +637,7 @@ def test_capacity_is_checked_at_intervals(monkeypatch: pytest.MonkeyPatch) -> No
     now = 1000.0
     monkeypatch.setattr(shortage.time, "monotonic", lambda: now)
     cloud = Cloud()
-    watch = Shortage(stack(H100), "h100-workers", lambda: 1, BEGAN, cloud.ask, lambda: cloud.now)
+    watch = Shortage(stack(H100), "h100-workers", lambda: (1, 0), BEGAN, cloud.ask, lambda: cloud.now)
     watch.look_if_due()
     cloud.want("h100-c", 1)
     watch.look_if_due()

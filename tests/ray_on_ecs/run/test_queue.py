@@ -105,6 +105,31 @@ def test_each_pool_has_a_line(before: list[Any], own: Any, found: str) -> None:
     assert (f"behind {room.run_name}" if isinstance(room, Ticket) else room) == found
 
 
+BOTH = ("default", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "found"),
+    [
+        ([], ("cpu", BOTH), "default"),
+        ([("auto", ("cpu",), "cpu")], ("cpu", BOTH), "behind a"),
+        ([("cpu", ("cpu",), "cpu")], ("cpu", BOTH), "behind a"),
+        ([("cpu", BOTH, "default")], ("auto", ("cpu",)), "behind a"),
+        ([("cpu", BOTH, "cpu")], ("cpu", BOTH), "behind a"),
+        ([("cpu", BOTH, "")], ("cpu", ("cpu",)), "behind a"),
+        ([("cpu", BOTH, "cpu")], ("auto", ("default",)), "default"),
+        ([("auto", ("default",), "default")], ("cpu", BOTH), "default"),
+        ([("auto", ("prepare",), "prepare")], ("cpu", BOTH), "default"),
+        ([("cpu", BOTH, "cpu")], ("auto", ("prepare",)), "prepare"),
+    ],
+)
+def test_runs_on_cpus_take_turns_over_all_their_pools(before: list[Any], own: Any, found: str) -> None:
+    tickets = [Ticket("a", "ada", 1.0, device, 2, pools, pool) for device, pools, pool in before]
+    device, pools = own
+    room = find_room(tickets, Ticket("own", "ada", 2.0, device, 2, pools), {**POOLS, "prepare": 0})
+    assert (f"behind {room.run_name}" if isinstance(room, Ticket) else room) == found
+
+
 def test_run_that_has_begun_moves_to_a_pool_with_room(tmp_path: Path) -> None:
     def of_pools(name: str, since: float, workers: int, *pools: str) -> Place:
         return Place(Ticket(name, "ada", since, "auto", workers, pools), tmp_path)

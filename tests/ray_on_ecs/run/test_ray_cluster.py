@@ -1,6 +1,4 @@
-import threading
 from contextlib import nullcontext
-from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +14,6 @@ from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.tracking.cost import InstanceKind
 from tests.lazy import Lazy
 from tests.run_folders import Clock
-from tests.waiting import LIMIT_SECONDS
 
 COMMAND_NAME = "ray-on-ecs"
 
@@ -66,7 +63,7 @@ def test_free_resources_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("seconds", "waits"), [(60.0, True), (0.0, False)])
 def test_run_is_shown_as_waiting_if_it_waits(monkeypatch: pytest.MonkeyPatch, seconds: float, waits: bool) -> None:
-    for name in ("placement_group", "remove_placement_group", "shortage_of"):
+    for name in ("placement_group", "remove_placement_group"):
         monkeypatch.setattr(ray_cluster, name, lambda *given, **more: None)
     monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
     monkeypatch.setattr(ray_cluster, "time", Clock())
@@ -96,29 +93,6 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: nodes(HEAD))
     monkeypatch.setattr(ray_cluster, "time", Clock())
     return made
-
-
-class Capacity:
-    """A watch that finds the shortage at its first look."""
-
-    def __init__(self) -> None:
-        self.line = ""
-        self.looks = 0
-
-    def look_if_due(self) -> None:
-        self.looks += 1
-        self.line = "EC2 has no g5.xlarge [at all]"
-
-
-@pytest.mark.usefixtures("requested")
-def test_expired_wait_names_the_missing_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "shortage_of", lambda *given: Capacity())
-    with pytest.raises(ResourceError) as error:
-        ray_cluster.wait_for_workers(RunConfig(), 0.3)
-    assert str(error.value) == (
-        "the run needs a GPU or a CPU for each worker, but the cluster has 1 node with 0 CPUs and 0 GPUs, after a wait "
-        "of 0 s; EC2 has no g5.xlarge [at all]"
-    )
 
 
 @pytest.mark.usefixtures("requested")
@@ -155,7 +129,7 @@ class Choice:
 
     def __init__(self, *kinds: str, at_look: int = 0, times_out: bool = False) -> None:
         self.kinds, self.at_look, self.times_out = list(kinds), at_look, times_out
-        self.looks, self.waits, self.info, self.line = 0, 0, STACK, "EC2 has none; tried both"
+        self.looks, self.info, self.line = 0, STACK, "EC2 has none; tried both"
 
     @property
     def kind(self) -> str:
@@ -180,11 +154,9 @@ class Choice:
             self.kinds.pop(0)
         return moves
 
-    def wait_anew(self, since: datetime) -> None:
-        self.waits += 1
-
 
 IN_A = {"ray.io/node-group": "!in(cpu-workers,h100)", "ray.io/availability-zone": "us-west-2a"}
+STACK_KINDS = ("workers", "h100-workers")
 IN_B = {**IN_A, "ray.io/availability-zone": "us-west-2b"}
 OF_H100 = {"ray.io/node-group": "h100"}
 ON_GPU = {"CPU": 1.0, "GPU": 1.0}
@@ -229,6 +201,54 @@ def test_nodes_that_join_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.looks == 1
 
 
+def test_workers_stay_the_same_on_the_nodes_that_are_left(
+    requested: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = nodes({"CPU": 8.0}, {"CPU": 8.0})
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: large[1:])
+    before = WorkerAllocation(2, use_gpu=False, cpus_per_worker=8)
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, before=before)
+    assert requested, "two workers of half the CPUs would be other workers"
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: large)
+    assert ray_cluster.wait_for_workers(RunConfig(num_workers=2), 60, before=before) is before
+
+
+@pytest.mark.usefixtures("requested")
+def test_workers_of_a_changed_stack_are_allocated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = nodes(G5_XLARGE, availability_zone="us-west-2a")
+    p5 = nodes({"CPU": 192.0, "GPU": 8.0}, node_group="h100", availability_zone="us-west-2c")
+    monkeypatch.setattr(ray_cluster, "alive_nodes", lambda: [*here, *p5])
+    before, config = WorkerAllocation(1, True, 2, node_labels={}), RunConfig(num_workers=1)
+    found = [ray_cluster.wait_for_workers(config, 0, choice=Choice(kind), before=before) for kind in STACK_KINDS]
+    assert found == [
+        WorkerAllocation(1, True, 4, node_labels=IN_A),
+        WorkerAllocation(1, True, 24, node_labels=OF_H100),
+    ]
+
+
+@pytest.mark.usefixtures("requested")
+def test_labels_that_change_during_the_wait_are_requested(requested: list[Any]) -> None:
+    choice = Choice("workers", "workers-b", at_look=1)
+    with pytest.raises(ResourceError):
+        ray_cluster.wait_for_workers(RunConfig(num_workers=1), 60, choice=choice)
+    assert [selector for _, selector in requested[::2]] == [[IN_A], [IN_B]]
+
+
+@pytest.mark.usefixtures("requested")
+def test_head_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([RuntimeError("away"), RuntimeError("away"), RuntimeError("away")])
+
+    def there() -> Any:
+        if error := next(answers, None):
+            raise error
+        return nodes(G5_XLARGE)
+
+    monkeypatch.setattr(ray_cluster, "alive_nodes", there)
+    monkeypatch.setattr(ray_cluster, "describe_nodes", lambda: "")
+    assert ray_cluster.wait_for_workers(RunConfig(), 60).num_workers == 1
+
+
 OWN_JOB, OTHER_JOB = "01000000", "02000000"
 LABELS = {"instance-type": "g5.xlarge", "ray.io/market-type": "spot", "ray.io/node-id": "a"}
 
@@ -270,30 +290,22 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("settings", "labels"),
-    [
-        ({}, {}),
-        ({"device": "cpu", "num_workers": 8}, {"ray.io/node-group": "!in(cpu-workers)"}),
-        ({"device": "cpu", "num_workers": 9}, {}),
-    ],
-)
-def test_cpu_workers_are_reserved_for_data(cluster: Cluster, settings: dict[str, Any], labels: dict[str, str]) -> None:
-    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
-    allocation = ray_cluster.wait_for_workers(RunConfig(**settings), 0)
-    assert allocation.node_labels == labels, "a pipeline would wait for a CPU forever"
+def test_run_without_a_stack_uses_any_node(cluster: Cluster) -> None:
+    cluster.nodes[1]["Labels"] = {"ray.io/node-group": "of-kuberay"}
+    assert ray_cluster.wait_for_workers(RunConfig(device="cpu", num_workers=9), 0).node_labels == {}
 
 
-def test_run_on_cpus_leaves_other_pools(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "read_cluster_info", lambda: STACK)
+def test_run_spans_no_pools_if_these_are_not_known(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "/ray/cluster-info")
     cluster.nodes[1]["Labels"] = {"ray.io/node-group": "cpu-workers"}
     cluster.nodes[2]["Labels"] = {"ray.io/node-group": "h100"}
-    labels = [
-        ray_cluster.wait_for_workers(RunConfig(device="cpu", num_workers=number), 0).node_labels for number in (4, 5)
-    ]
-    assert labels == [{"ray.io/node-group": "!in(cpu-workers,h100)"}, {"ray.io/node-group": "!in(h100)"}]
+    assert ray_cluster.wait_for_workers(RunConfig(), 0) == WorkerAllocation(
+        1, True, 4, node_labels={"ray.io/node-group": "!in(cpu-workers,h100)"}
+    )
     with pytest.raises(ResourceError):
-        ray_cluster.wait_for_workers(RunConfig(device="cpu", num_workers=13), 0)
+        ray_cluster.wait_for_workers(RunConfig(num_workers=2), 0)
+    cluster.nodes[1]["Labels"] = cluster.nodes[2]["Labels"] = {}
+    assert ray_cluster.wait_for_workers(RunConfig(num_workers=2), 0).node_labels == {}
 
 
 def test_moments_of_nodes_are_labels_and_joins(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,19 +360,30 @@ def test_instances_that_others_use_are_needed_too(
         cluster.use(name, ON_GPU)
     if placed:
         cluster.place(OWN_JOB, *names[:placed])
-    assert ray_cluster.instances_needed(workers, "workers", STACK, use_gpu=True) == needed
+    assert ray_cluster.instances_needed(workers, "workers", STACK, use_gpu=True) == (needed, in_use)
     assert ray_cluster.has_free_room(RunConfig(num_workers=workers), "workers", STACK, use_gpu=True) == (
         workers <= joined - in_use
     )
 
 
-@pytest.mark.parametrize(("workers", "use_gpu", "needed"), [(8, True, 1), (9, True, 2), (1, True, 1), (64, False, 1)])
-def test_instance_has_a_worker_for_each_gpu(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, workers: int, use_gpu: bool, needed: int
+@pytest.mark.parametrize(
+    ("workers", "kind", "use_gpu", "needed"),
+    [
+        (8, "h100-workers", True, 1),
+        (9, "h100-workers", True, 2),
+        (1, "h100-workers", True, 1),
+        (64, "h100-workers", False, 1),
+        (8, "cpu-workers", False, 1),
+        (9, "cpu-workers", False, 2),
+        (100, "cpu-workers", False, 4),
+    ],
+)
+def test_instance_has_a_worker_for_each_gpu_or_cpu(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, workers: int, kind: str, use_gpu: bool, needed: int
 ) -> None:
-    assert ray_cluster.instances_needed(workers, "h100-workers", STACK, use_gpu=use_gpu) == needed
+    assert ray_cluster.instances_needed(workers, kind, STACK, use_gpu=use_gpu) == (needed, 0)
     monkeypatch.setattr(ray_cluster.ray, "nodes", Mock(side_effect=RuntimeError("the head does not answer")))
-    assert ray_cluster.instances_needed(workers, "h100-workers", STACK, use_gpu=use_gpu) == needed
+    assert ray_cluster.instances_needed(workers, kind, STACK, use_gpu=use_gpu) == (needed, 0)
 
 
 def test_instances_count_once_by_node_labels(cluster: Cluster) -> None:
@@ -376,33 +399,3 @@ def test_unreachable_cluster_has_no_instances(cluster: Cluster, monkeypatch: pyt
 
     monkeypatch.setattr(ray_cluster.ray, "nodes", fail)
     assert ray_cluster.instances_with_workers() == {}
-
-
-def test_only_a_job_without_workers_waits(cluster: Cluster) -> None:
-    assert ray_cluster._is_waiting(), "an elastic run requests only free places"
-    cluster.place(OWN_JOB)
-    assert ray_cluster._is_waiting()
-    cluster.place(OWN_JOB, "a", "b")
-    assert not ray_cluster._is_waiting()
-    next(iter(cluster.groups.values()))["state"] = "RESCHEDULING"
-    assert not ray_cluster._is_waiting(), "the remaining workers may be saving a checkpoint"
-
-
-def test_wait_for_lost_workers_looks_at_ec2(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = iter([False, True, True, False, *[True] * 20])
-    over = threading.Event()
-    choice = Choice("workers")
-
-    def is_waiting() -> bool:
-        found = next(waits, None)
-        if found is None:
-            over.set()
-        return bool(found)
-
-    monkeypatch.setenv(CLUSTER_INFO_VARIABLE, "cluster-info")
-    monkeypatch.setattr(ray_cluster, "_is_waiting", is_waiting)
-    monkeypatch.setattr(ray_cluster, "WATCH_SECONDS", 0.01)
-    with ray_cluster.watching(choice, use_gpu=True):
-        assert over.wait(LIMIT_SECONDS)
-    assert choice.waits == 2, "the next wait may try each node group again"
-    assert choice.looks == 20, "starting workers are not a shortage"

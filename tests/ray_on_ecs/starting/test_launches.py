@@ -91,11 +91,13 @@ def test_zones_that_ec2_names(text: str, zones: list[str]) -> None:
     assert zones_with_capacity(text) == zones
 
 
-def test_line_names_the_keys_of_the_pool() -> None:
-    line = launch_line(NO_CAPACITY, ["p5.48xlarge"], "us-west-2c", pool="h100")
-    assert line == "EC2 has no p5.48xlarge in us-west-2c at the moment; add zones or types to workerPools.h100"
-    line = launch_line(NO_SPOT, ["p5.48xlarge"], "us-west-2c", pool="h100")
-    assert line.endswith("at the moment; add zones or types to workerPools.h100, or take them on demand")
+@pytest.mark.parametrize("pool", ["default", "cpu", "h100"])
+def test_line_names_the_keys_of_the_pool(pool: str) -> None:
+    zones = way_out(CAPACITY, pool)
+    line = launch_line(NO_CAPACITY, ["p5.48xlarge"], "us-west-2c", pool=pool)
+    assert line == f"EC2 has no p5.48xlarge in us-west-2c at the moment; {zones}"
+    line = launch_line(NO_SPOT, ["p5.48xlarge"], "us-west-2c", pool=pool)
+    assert line.endswith(f"at the moment; {zones}; or {way_out(LAUNCH_ERRORS['price'], pool)}")
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 
 def waiting_run(cloud: Cloud) -> Shortage:
-    return Shortage(INFO, "workers", lambda: 2, NOW, cloud.ask, lambda: NOW)
+    return Shortage(INFO, "workers", lambda: (2, 0), NOW, cloud.ask, lambda: NOW)
 
 
 def test_waiting_run_says_what_status_says(cloud: Cloud) -> None:

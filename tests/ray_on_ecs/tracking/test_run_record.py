@@ -188,6 +188,27 @@ def test_command_without_training_leaves_no_status(storage: RunStorage, record: 
     assert not Path(storage.path()).exists()
 
 
+def test_status_has_the_pools_of_all_commands(storage: RunStorage, record: RunRecord) -> None:
+    pool: Any = {"name": "h100", "zone": "us-west-2c", "instance_types": ["p5.48xlarge"], "gpu": "H100", "reason": "x"}
+    assert not {"pool", "pools"} & record.status().keys()
+    earlier = {**record.status(), "state": "failed", "pools": ["a100", "h100", {"of": "another version"}, "a100"]}
+    storage.write_json("status.json", earlier)
+    for name in ("h100", "default", "h100"):
+        record.note_pool({**pool, "name": name})
+    run(record)
+    assert status(storage)["pools"] == ["a100", "h100", "default"]
+    assert status(storage)["pool"]["name"] == "h100"
+
+
+@pytest.mark.parametrize("pools", [None, "h100", 5, {}])
+def test_broken_pools_of_an_earlier_command_are_left_out(storage: RunStorage, record: RunRecord, pools: Any) -> None:
+    storage.write_json("status.json", {**record.status(), "state": "failed", "pools": pools, "pool": {"name": "x"}})
+    pool: Any = {"name": "a100"}
+    record.note_pool(pool)
+    run(record)
+    assert status(storage)["pools"] == ["a100"]
+
+
 @pytest.mark.parametrize("before", [None, '{"state": "interrupted"}'], ids=["a new run", "a run that is resumed"])
 def test_refused_settings_keep_the_status(storage: RunStorage, record: RunRecord, before: str | None) -> None:
     if before:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_request_that_no_pool_can_hold_is_named(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, request_: Request, line: str
 ) -> None:
     monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
-    monkeypatch.setattr(program_resources, "shortage_of", lambda *given: pytest.fail("there is no group to look at"))
+    monkeypatch.setattr(program_resources, "Shortage", lambda *given: pytest.fail("there is no group to look at"))
     program = Program()
     program.needs, program.requests = GPUS, [Request({"GPU": 1}), request_]
     program.watch.look()
@@ -125,16 +126,32 @@ def test_request_that_no_pool_can_hold_is_named(
     assert program.watch.unmet == ""
 
 
-def test_group_of_the_first_request_is_looked_at(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_request_that_changes_is_explained_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
-    monkeypatch.setattr(program_resources, "shortage_of", lambda *given: asked.append(given))
+    monkeypatch.setattr(program_resources, "Shortage", Mock())
+    program = Program()
+    program.needs, program.requests = GPUS, [Request({"GPU": 1})]
+    for _ in range(2):
+        program.watch.look()
+    assert program.watch.unmet == ""
+    program.requests = [Request({"GPU": 16})]
+    program.watch.look()
+    assert program.watch.unmet.startswith("no node of the stack can have 16 GPU"), "the GPUs in all are the same"
+
+
+def test_group_of_the_first_request_is_looked_at(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortage, needed = Mock(), Mock(return_value=(1, 0))
+    monkeypatch.setattr(program_resources, "read_cluster_info", lambda: STACK)
+    monkeypatch.setattr(program_resources, "Shortage", shortage)
+    monkeypatch.setattr(program_resources, "instances_needed", needed)
     program = Program()
     on_h100 = Request({"GPU": 4}, (H100,))
     program.needs, program.requests = GPUS, [on_h100, Request({"GPU": 1}), on_h100]
     program.watch.look()
     program.watch.look()
-    assert asked == [(on_h100, 8)]
+    [(info, kind, count, _)] = [call.args for call in shortage.call_args_list]
+    assert (info, kind, count()) == (STACK, "h100-workers", (1, 0))
+    needed.assert_called_once_with(8, "h100-workers", STACK, use_gpu=True)
 
 
 def test_kinds_are_those_of_the_nodes_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
