@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
-from ray_on_ecs.aws import client, translated
+from ray_on_ecs.aws import DENIED, Refused, client, translated
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CPU_POOL, DEFAULT_POOL, WORKERS, gpu_name
 from ray_on_ecs.errors import TrainingError
 
@@ -61,6 +61,18 @@ def read_cluster_info() -> ClusterInfo | None:
         return parse_cluster_info(response["Parameter"]["Value"]) if response else None
 
     return recent((CLUSTER_INFO_VARIABLE, name), read, READ_SECONDS)
+
+
+def is_refused() -> bool:
+    """Return True if AWS refuses the cluster info: it does not exist, or this role may not read it."""
+    try:
+        with translated("ssm"):
+            client("ssm", **LIMITS).get_parameter(Name=os.environ.get(CLUSTER_INFO_VARIABLE, ""))
+    except Refused as refused:
+        return refused.code in {*DENIED, "ParameterNotFound"}
+    except TrainingError:
+        pass
+    return False
 
 
 def recent(question: Hashable, ask: Callable[[], Any], seconds: float) -> Any:

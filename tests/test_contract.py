@@ -147,8 +147,10 @@ def test_packaged_jobs_are_in_the_working_directory() -> None:
     assert copied.split() == sorted(f"training/{name}.py" for name in RECIPES)
 
 
-# Only on the stack: names, the one container, the log driver, instance metadata, and GPUs.
-NOT_COMPOSE = {"INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements"}
+# Only on the stack: names, the one container, the log driver, instance metadata, pools, and GPUs.
+NOT_COMPOSE = {
+    "CLUSTER_INFO", "INSTANCE_FILE", "name", "essential", "image", "secrets", "logConfiguration", "resourceRequirements",
+}  # fmt: skip
 COMPOSED = {
     "command", "dockerSecurityOptions", "environment", "healthCheck", "linuxParameters", "memory", "mountPoints",
     "readonlyRootFilesystem", "stopTimeout", "ulimits", "user",
@@ -324,7 +326,9 @@ def test_policies_of_trainers_allow_the_calls_of_the_cli() -> None:
     (statements, allowed), (sessions, of_sessions) = allowed_by("trainer"), allowed_by("sessions")
     called = set()
     for path in (ROOT / "ray_on_ecs").rglob("*.py"):
-        for service, method in re.findall(r'\bcall[(,]\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', path.read_text()):
+        text = path.read_text()
+        calls = re.findall(r'\bcall[(,]\s*"([\w-]+)",\s*[\w.]*stack,\s*"(\w+)"', text)
+        for service, method in [*calls, *re.findall(r'\bask\("([\w-]+)", "(\w+)"', text)]:
             action = f"{ACTIONS.get(service, service)}:{''.join(word.title() for word in method.split('_'))}"
             called.add(ACTIONS.get(action, action))
     assert called, "the calls are written in another way"

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ray_on_ecs import logs
-from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
+from ray_on_ecs.cluster_info import ClusterInfo, is_refused, read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
@@ -82,7 +82,7 @@ def admit(uri: str) -> Generator[Admission]:
 def read_pools(config: RunConfig) -> ClusterInfo | None:
     """Return the stack's workers, for which a run waits a while; None for a Ray program, and without a stack.
 
-    A run that names neither GPUs nor pools goes on without them.
+    A run that names neither GPUs nor pools goes on without them, at once if AWS refuses them.
 
     Raises:
         ResourceError: They can't be read.
@@ -96,6 +96,8 @@ def read_pools(config: RunConfig) -> ClusterInfo | None:
         return None
     until = time.monotonic() + INFO_SECONDS
     while (info := read_cluster_info()) is None and time.monotonic() < until:
+        if not option and is_refused():
+            break
         time.sleep(INFO_POLL_SECONDS)
     if info is None and option:
         raise ResourceError(f"{option}: the stack's pools can't be read ({name})")

@@ -26,7 +26,10 @@ def ecs(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     """ECS with a cluster that has a service for each kind of node, and one without a capacity provider."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    with mock_aws():
+    mock = mock_aws()
+    mock.start(reset=False)  # other tests of this process have a moto server with the same accounts
+    try:
+        ecs_backends[DEFAULT_ACCOUNT_ID][REGION].reset()
         ecs = boto3.client("ecs", region_name=REGION)
         monkeypatch.setattr(services, "client", lambda *_: ecs)
         ecs.create_cluster(clusterName="ray")
@@ -40,6 +43,8 @@ def ecs(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
             made.capacity_provider_strategy = [{"capacityProvider": provider(kind), "weight": 1}]
         ecs.create_service(serviceName="other", launchType="EC2", **of_service)
         yield ecs
+    finally:
+        mock.stop(remove_data=False)
 
 
 def running(ecs: Any) -> set[str]:

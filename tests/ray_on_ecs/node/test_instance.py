@@ -45,7 +45,7 @@ def test_labels_are_type_zone_and_market() -> None:
 
 @pytest.mark.usefixtures("file")
 def test_runs_read_the_labels_of_workers() -> None:
-    assert ray_cluster.instance_kind(as_ray_reads_them()) == ("g5.xlarge", "spot"), (
+    assert ray_cluster.instance_kind(as_ray_reads_them()) == ("g5.xlarge", "spot", "workers"), (
         "or the run's cost would be another one's"
     )
 
