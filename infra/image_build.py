@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pulumi
 from botocore import xform_name
-from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, CredentialRetrievalError, HTTPClientError
 from botocore.parsers import ResponseParserError
 
 from infra.config.clients import client
@@ -242,7 +242,7 @@ def _code(error: Exception) -> str:
 
 def _may_pass(error: Exception) -> bool:
     if not isinstance(error, ClientError):
-        return isinstance(error, HTTPClientError | ResponseParserError | CredentialRetrievalError)
+        return isinstance(error, ConnectionError | HTTPClientError | ResponseParserError | CredentialRetrievalError)
     code, text = _code(error), str(error)
     if code == "AccountLimitExceededException":  # other builds occupy the queue, unless the account has none
         return "more than 0 " not in text

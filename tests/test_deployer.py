@@ -404,8 +404,7 @@ def test_policies_are_limited_to_one_account_and_region() -> None:
 
 def test_actions_that_grant_rights_have_conditions() -> None:
     conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
-    assert conditions["iam:PassRole"] == {
-        "StringEquals": {"iam:PassedToService": ["codebuild.amazonaws.com", "ec2.amazonaws.com", "ecs-tasks.amazonaws.com"]}
-    }
+    passed_to = [f"{service}.amazonaws.com" for service in ("codebuild", "ec2", "ecs-tasks")]
+    assert conditions["iam:PassRole"] == {"StringEquals": {"iam:PassedToService": passed_to}}
     assert conditions["iam:CreateServiceLinkedRole"]["StringEquals"].keys() == {"iam:AWSServiceName"}
     assert conditions["ec2:RunInstances"]["ArnLike"].keys() == {"ec2:LaunchTemplate"}

@@ -146,7 +146,15 @@ class Cloud(mocks.Mocks):
         no_docker = mock.patch.object(docker, "check", return_value=self.image_problem)
         asked = mock.patch.object(code_build, "client", return_value=self.codebuild)
         builds = mock.patch.object(image_build, "_client", return_value=self.codebuild)
-        with environment, clients, s3, no_docker, asked, builds, mock.patch.object(pulumi.log, "info", self.messages.append):
+        with (
+            environment,
+            clients,
+            s3,
+            no_docker,
+            asked,
+            builds,
+            mock.patch.object(pulumi.log, "info", self.messages.append),
+        ):
             drained()
         return results[0]
 
