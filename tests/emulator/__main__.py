@@ -24,6 +24,7 @@ MISSING = (
     "see tests/emulator/README.md"
 )
 ALL = {**EVERYTHING, "minWorkers": "1", "kmsKeyArn": aws.KEY, "permissionsBoundary": aws.BOUNDARY}
+ALL["imageBuild"] = "codebuild"
 CPU_WORKERS = "cpuWorkerInstanceTypes=m6i.xlarge,cpuWorkerCount=1"
 # `make emulate` without ARGS: options of each run.
 RUNS = {
