@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,14 @@ import pulumi_docker_build as docker_build
 import pytest
 import yaml
 
+from infra.definitions.build_context import FILE, BuildContext, File
 from infra.image import OUTPUT, CodeBuildArgs, Image, ImageArgs, lifecycle_policy
 from infra.types import Location, ResourceRef, SecurityOptions
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY, Cloud
 from tests.infra.stacks import KEY
 
 BUILDSPEC = (Path(__file__).parents[2] / "docker" / "buildspec.yml").read_text()
+SPECIFICATION: dict[str, Any] = yaml.safe_load(BUILDSPEC)
 
 
 def image(cloud: Cloud) -> Image:
@@ -174,12 +180,105 @@ def test_the_log_of_builds_is_kept_like_the_others(cloud: Cloud) -> None:
     assert (logs["retentionInDays"], logs["kmsKeyId"]) == (30, KEY)
 
 
-def test_variables_of_the_build_specification_are_set() -> None:
-    specification: dict[str, Any] = yaml.safe_load(BUILDSPEC)
-    commands = [line for phase in specification["phases"].values() for line in phase["commands"]]
-    used = {
-        name for line in commands for name in ("SOURCE", "SHA256", "REPOSITORY", "TAG", "OUTPUT") if f"${name}" in line
-    }
-    assert used | {"REPOSITORY", "OUTPUT"} == {"SOURCE", "SHA256", "REPOSITORY", "TAG", "OUTPUT"}
-    assert all(isinstance(line, str) for line in commands), "YAML reads a colon as a mapping"
-    assert "@sha256:" in specification["env"]["variables"]["BUILDKIT"]
+@dataclass(frozen=True)
+class Machine:
+    """A folder in which bash runs the build specification, with `aws`, `docker` and `sleep` that note their calls."""
+
+    folder: Path
+
+    def program(self, name: str, script: str) -> None:
+        path = self.folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'#!/bin/bash\necho "{name} $*" >> {self.folder}/calls\n{script}\n')
+        path.chmod(0o700)
+
+    def run(self, context: BuildContext, sha256: str = "") -> subprocess.CompletedProcess[str]:
+        """Run all commands in one shell until one fails, as CodeBuild does."""
+        source = context.zip()
+        (self.folder / "source.zip").write_bytes(source)
+        commands = [line for phase in SPECIFICATION["phases"].values() for line in phase["commands"]]
+        script = "\n".join(f"{{ {line.rstrip()}\n}} || exit 1" for line in commands)
+        variables = {
+            "SOURCE": "s3://runs/clusters/ray/image/build-1.zip",
+            "SHA256": sha256 or hashlib.sha256(source).hexdigest(),
+            "REPOSITORY": f"{REGISTRY}/training",
+            "TAG": "build-1",
+            "OUTPUT": OUTPUT,
+            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            **SPECIFICATION["env"]["variables"],
+        }
+        place = self.folder / "codebuild"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        return subprocess.run(["bash", "-c", script], cwd=place, env=variables, capture_output=True, text=True)
+
+    def calls(self, beginning: str) -> list[str]:
+        """Calls that begin so."""
+        return [line for line in (self.folder / "calls").read_text().splitlines() if line.startswith(beginning)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    if not shutil.which("unzip"):
+        pytest.skip("CodeBuild has unzip, and this machine hasn't")
+    made = Machine(tmp_path)
+    made.program("aws", f'case "$1" in s3) cp {tmp_path}/source.zip "${{@: -1}}";; ecr) echo password;; esac')
+    made.program("docker", 'if [ "$1" = login ]; then read -r secret; [ "$secret" = password ]; fi')
+    made.program("sleep", "")
+    return made
+
+
+CONTEXT = BuildContext([File("docker/Dockerfile", FILE, b"FROM scratch\n"), File("LICENSE", FILE, b"Apache\n")])
+
+
+def test_the_build_specification_builds_the_unpacked_source(machine: Machine) -> None:
+    done = machine.run(CONTEXT)
+    assert done.returncode == 0, done.stderr
+    [login] = machine.calls("docker login")
+    assert login.endswith(f"--password-stdin {REGISTRY}")
+    buildkit = SPECIFICATION["env"]["variables"]["BUILDKIT"]
+    assert "@sha256:" in buildkit
+    assert machine.calls("docker buildx create")[0].endswith(f"--driver-opt image=mirror.gcr.io/{buildkit}")
+    [build] = machine.calls("docker buildx build")
+    repository = f"{REGISTRY}/training"
+    assert build.split() == [
+        *("docker", "buildx", "build", "--platform", "linux/amd64", "--file", "context/docker/Dockerfile"),
+        *("--progress", "plain", "--provenance=false", "--tag", f"{repository}:build-1", "--output", OUTPUT),
+        *("--cache-from", f"type=registry,ref={repository}:cache"),
+        *("--cache-to", f"{OUTPUT},mode=max,image-manifest=true,ignore-error=true,ref={repository}:cache", "context"),
+    ]
+    assert (machine.folder / "codebuild/context/LICENSE").read_text() == "Apache\n"
+
+
+def test_a_source_that_a_run_has_exchanged_is_not_built(machine: Machine) -> None:
+    assert machine.run(CONTEXT, sha256="0" * 64).returncode
+    assert not machine.calls("docker")
+
+
+def test_a_build_waits_for_the_policy_of_its_role(machine: Machine) -> None:
+    tries = machine.folder / "tries"
+    script = f'if [ "$1" = s3 ]; then echo x >> {tries}; [ $(wc -l < {tries}) = 3 ] && cp {machine.folder}/source.zip'
+    machine.program("aws", f'{script} "${{@: -1}}"; else echo password; fi')
+    assert machine.run(CONTEXT).returncode == 0
+    assert len(machine.calls("aws s3")) == 3
+
+
+def test_a_build_takes_buildkit_from_docker_hub_without_the_mirror(machine: Machine) -> None:
+    machine.program("docker", 'cat > /dev/null; [[ "$*" != "pull --quiet mirror"* ]]')
+    assert machine.run(CONTEXT).returncode == 0
+    assert "image=docker.io/moby/buildkit:" in machine.calls("docker buildx create")[0]
+
+
+@pytest.mark.parametrize(("failures", "passes"), [(1, True), (2, False)])
+def test_a_failed_build_is_tried_once_more(machine: Machine, failures: int, passes: bool) -> None:
+    count = f'$(grep -c "^docker buildx build" {machine.folder}/calls)'
+    machine.program("docker", f'cat > /dev/null; [[ "$*" != "buildx build"* ]] || [ {count} -gt {failures} ]')
+    assert (machine.run(CONTEXT).returncode == 0) is passes
+    assert len(machine.calls("docker buildx build")) == 2
+
+
+@pytest.mark.parametrize("step", ["login", "buildx create"])
+def test_a_failed_step_ends_the_build(machine: Machine, step: str) -> None:
+    machine.program("docker", f'cat > /dev/null; [[ "$*" != "{step}"* ]]')
+    assert machine.run(CONTEXT).returncode
+    assert not machine.calls("docker buildx build")
