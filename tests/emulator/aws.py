@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")  # before moto is imported
@@ -122,7 +123,7 @@ class AwsError(ServiceException):
     """An error with a code and a message; outside moto's modules, so that it takes the form of the called service."""
 
 
-def instead_of(owner: type, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def instead_of(owner: type | ModuleType, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Put a function in the place of methods, which it gets as its first argument (None if there was none)."""
 
     def put(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -326,8 +327,11 @@ def _update_service(original: Any, self: Any, properties: dict[str, Any]) -> Any
 
 # CodeBuild: projects without a source, changes of a project, and builds that leave an image.
 
-_check_source = codebuild._validate_required_params_source
-codebuild._validate_required_params_source = lambda source: source["type"] == "NO_SOURCE" or _check_source(source)
+
+@instead_of(codebuild, "_validate_required_params_source")
+def _check_source(original: Any, source: dict[str, Any]) -> None:
+    if source["type"] != "NO_SOURCE":
+        original(source)
 
 
 @instead_of(CodeBuildResponse, "update_project")

@@ -161,7 +161,7 @@ NETWORK = SettingError("vpc_id", "", "is empty, and the quota is full", "delete 
 
 @pytest.mark.parametrize("problem", [{"image_problem": IMAGE}, {"network_problem": NETWORK}], ids=["image", "network"])
 def test_only_a_preview_of_a_new_cluster_refuses_what_only_that_needs(
-    warnings: list[str], problem: dict[str, SettingError]
+    warnings: list[str], problem: dict[str, Any]
 ) -> None:
     [error] = problem.values()
     with pytest.raises(SettingError) as refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -142,12 +142,13 @@ class Aws:
         if build["looks"] >= 2 and build["buildStatus"] == "IN_PROGRESS":
             status, last = self.ends.pop(0)
             reached = PHASES[: PHASES.index(last) + 1]
-            build["phases"] = [{"phaseType": phase, "phaseStatus": SUCCEEDED} for phase in reached]
+            phases: list[dict[str, Any]] = [{"phaseType": phase, "phaseStatus": SUCCEEDED} for phase in reached]
+            build["phases"] = phases
             build["buildStatus"], build["currentPhase"] = status, "COMPLETED"
             if status == SUCCEEDED:
                 self.image = self.pushes
             else:
-                build["phases"][-1] |= {"phaseStatus": status, "contexts": self.contexts}
+                phases[-1] |= {"phaseStatus": status, "contexts": self.contexts}
         if self.stream:
             build["logs"] = {"groupName": "image-logs", "streamName": "0"}
         return dict(build)
@@ -158,7 +159,7 @@ class Aws:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Messages of a build, whose pauses take no time."""
     lines: list[str] = []
     now = [0.0]
