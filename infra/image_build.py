@@ -145,7 +145,8 @@ class ImageBuild:
 
     async def _follow(self, build: dict[str, Any]) -> dict[str, Any]:
         """Wait for the end of a build, and show its phase and its newest line."""
-        began, shown = time.monotonic(), ""
+        began = seen = time.monotonic()
+        shown = ""
         while build["buildStatus"] == "IN_PROGRESS":
             await asyncio.sleep(POLL_SECONDS)
             try:
@@ -153,8 +154,10 @@ class ImageBuild:
             except Refusal as refusal:
                 text = f"{refusal.text}. The build goes on without this `pulumi up`, and the next one follows it"
                 raise Refusal(refusal.subject, text) from refusal
-            # A build may be missing in the first answers.
-            build = next(iter(answer["builds"]), build)
+            if answer["builds"]:
+                build, seen = answer["builds"][0], time.monotonic()
+            elif time.monotonic() - seen > PATIENCE_SECONDS:  # also a new build may be missing at first
+                raise Refusal("image", f"CodeBuild no longer knows its build {self._link(build)}; `pulumi up` again")
             minutes, seconds = divmod(int(time.monotonic() - began), 60)
             lines, _ = self._log(build, 1)
             line = f"{build.get('currentPhase', 'QUEUED').lower()}{''.join(f': {each[:150]}' for each in lines)}"

@@ -350,6 +350,13 @@ def test_a_failed_build_without_a_log_says_so(run: Run, aws: Aws, line: str) -> 
     assert str(failed.value).splitlines()[1].startswith(line)
 
 
+def test_a_build_that_vanishes_ends_the_wait(run: Run) -> None:
+    with pytest.raises(
+        pulumi.RunError, match=r"^image: CodeBuild no longer knows its build https://.*; `pulumi up` ag"
+    ):
+        run(Aws(unseen=9999))
+
+
 def test_a_build_that_leaves_no_image_is_refused(run: Run) -> None:
     with pytest.raises(pulumi.RunError, match=rf"^image: the build succeeded, but .* has no image {CONTEXT.tag}; see"):
         run(Aws(pushes=False))
