@@ -38,7 +38,7 @@ from moto.iam.models import SERVICE_NAME_CONVERSION
 from moto.kms.models import kms_backends
 from moto.logs.responses import LogsResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
-from moto.s3.models import FakeBucket
+from moto.s3.models import FakeBucket, FakeDeleteMarker
 from moto.servicediscovery.models import ServiceDiscoveryBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.ssm.models import ParameterDict, ssm_backends
@@ -371,6 +371,11 @@ def _start_build(original: Any, self: Any) -> ActionResult:
 def _get_permission(*_: Any) -> PermissionResult:
     """Moto does not read the condition of the policy that refuses requests without TLS."""
     return PermissionResult.NEUTRAL
+
+
+@instead_of(FakeDeleteMarker, "dispose")
+def _dispose(*_: Any) -> None:
+    """A marker has no file; moto calls this for the versions of a deleted object."""
 
 
 @instead_of(LogsResponse, "associate_kms_key", "disassociate_kms_key")
