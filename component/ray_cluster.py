@@ -86,6 +86,8 @@ class Args(TypedDict, total=False):
     """Create a NAT gateway; false creates VPC interface endpoints instead (no internet access)."""
     image_uri: pulumi.Input[str]
     """Existing training image to use instead of building docker/; no ECR repository is created then."""
+    image_build: str
+    """Builder of docker/: local (Docker on this machine), codebuild (AWS), or auto: local if Docker answers."""
     registry_secret_arn: pulumi.Input[str]
     """Secrets Manager secret with the user name and password of image_uri's registry."""
     bucket_name: pulumi.Input[str]

@@ -15,10 +15,11 @@ from infra.choices import Choices, ChoicesArgs
 from infra.cluster import Cluster, ClusterArgs
 from infra.cluster_info import ClusterInfo, ClusterInfoArgs
 from infra.config import RayClusterArgs
-from infra.definitions import commands
+from infra.definitions import build_context, commands
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.errors import AS_WRITTEN
-from infra.image import Image, ImageArgs
+from infra.image import CodeBuildArgs, Image, ImageArgs
+from infra.image_build import ImageBuild
 from infra.monitoring import Monitoring, MonitoringArgs
 from infra.network import Network, NetworkArgs
 from infra.node_group import NodeGroup, NodeGroupArgs
@@ -91,7 +92,7 @@ class RayCluster(pulumi.ComponentResource):
         cluster = self._cluster(choices)
         network = self._network(choices)
         storage = self._storage()
-        image_uri = plan.image_uri or self._image().image_uri
+        image_uri = plan.image_uri or self._image(cluster, storage).image_uri
         auth_args = AuthTokenArgs(kms_key_arn=args.kms_key_arn, rotate=args.rotate_token)
         auth = AuthToken(f"{prefix}-auth", auth_args, opts)
         discovery = Discovery(
@@ -211,10 +212,25 @@ class RayCluster(pulumi.ComponentResource):
             config.announce_runs(storage.bucket.name, pulumi.InvokeOptions(parent=self))
         return storage
 
-    def _image(self) -> Image:
-        # awsx includes the path in its hash, so a relative path keeps the image unchanged on other machines.
-        context = os.path.relpath(ROOT)
-        args = ImageArgs(context=context, dockerfile=f"{context}/docker/Dockerfile", kms_key_arn=self._args.kms_key_arn)
+    def _image(self, cluster: Cluster, storage: Storage) -> Image:
+        plan, context = self._plan, build_context.read(ROOT)
+        build = ImageBuild(context=context, region=plan.location.region)
+        codebuild = CodeBuildArgs(
+            build=build.image_uri,
+            buildspec=(ROOT / "docker" / "buildspec.yml").read_text(),
+            bucket=storage.bucket,
+            cluster=cluster.ref.name,
+            location=plan.location,
+            security=self._args.security,
+            log_retention_days=self._args.log_retention_days,
+        )
+        args = ImageArgs(
+            # Relative, so that it is the same on other machines.
+            context=os.path.relpath(ROOT),
+            tag=context.tag,
+            kms_key_arn=self._args.kms_key_arn,
+            codebuild=codebuild if plan.image_builder == "codebuild" else None,
+        )
         return Image(f"{self._prefix}-image", args, self._opts)
 
     def _node_groups(self, cluster: Cluster, network: Network) -> dict[str, NodeGroup]:

@@ -25,6 +25,7 @@ POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()
 TAGGING = {
     "AddTagsToResource": "RemoveTagsFromResource",
     "CreateOrUpdateTags": "DeleteTags",
+    "CreateProject": "UpdateProject",
     "CreateTags": "DeleteTags",
     "TagInstanceProfile": "UntagInstanceProfile",
     "TagResource": "UntagResource",
@@ -67,6 +68,10 @@ ACTIONS: dict[str, dict[str, str]] = {
     },
     "aws:cloudwatch/metricAlarm:MetricAlarm": {
         "cloudwatch": f"DeleteAlarms DescribeAlarms PutMetricAlarm {TAGGED}",
+    },
+    "aws:codebuild/project:Project": {
+        "codebuild": "BatchGetProjects CreateProject DeleteProject UpdateProject",
+        "iam": "PassRole",
     },
     "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup": {
         "ec2": f"DescribeSecurityGroups RevokeSecurityGroupEgress RevokeSecurityGroupIngress {EC2_TAGGED}",
@@ -285,12 +290,19 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
     },
     "aws:ssm/getParameter:getParameter": {"ssm": "GetParameter"},
-    # infra/config/buckets.py and prices.py, with boto3
+    # infra/config/buckets.py, prices.py and code_build.py, and infra/image_build.py, with boto3
     "buckets": {
         "s3": (
             "GetBucketObjectLockConfiguration GetBucketVersioning GetEncryptionConfiguration GetLifecycleConfiguration "
             "ListBucket"
         ),
+    },
+    "builds": {
+        "codebuild": "BatchGetBuilds BatchGetProjects ListBuildsForProject StartBuild",
+        "ecr": "DescribeImages",
+        "kms": "GenerateDataKey",
+        "logs": "GetLogEvents",
+        "s3": "DeleteObject PutObject",
     },
     "prices": {"ec2": "DescribeSpotPriceHistory", "pricing": "GetProducts"},
 }
@@ -322,7 +334,7 @@ def test_table_covers_all_resources_and_calls(clouds: list[Cloud]) -> None:
     assert {name for name in types if not name.startswith("ray-on-ecs:")} == ACTIONS.keys()
     previews = [deploy(preview=True), deploy(preview=True, is_up=True)]
     asked = {token for cloud in [*clouds, *previews] for token, _ in cloud.calls}
-    assert asked | {"buckets", "prices"} == QUESTIONS.keys()
+    assert asked | {"buckets", "builds", "prices"} == QUESTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [each for each in ACTIONS if each.startswith("aws:") and takes_tags(each)])
@@ -351,7 +363,7 @@ def test_keys_and_secrets_are_named() -> None:
 
 
 # Services whose resources in the stack all have names, and actions that change a resource without its name.
-NAMED = {"autoscaling", "budgets", "cloudwatch", "ecr", "ecs", "iam", "logs", "s3", "sns", "ssm"}
+NAMED = {"autoscaling", "budgets", "cloudwatch", "codebuild", "ecr", "ecs", "iam", "logs", "s3", "sns", "ssm"}
 UNNAMED = {
     "ecs:CreateCapacityProvider": "lists of IAM's actions differ on its resource, and one without a group runs nothing",
     "ecs:DeregisterTaskDefinition": "IAM knows no resource of it, and running tasks go on",
@@ -396,8 +408,7 @@ def test_policies_are_limited_to_one_account_and_region() -> None:
 
 def test_actions_that_grant_rights_have_conditions() -> None:
     conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
-    assert conditions["iam:PassRole"] == {
-        "StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "ecs-tasks.amazonaws.com"]}
-    }
+    passed_to = [f"{service}.amazonaws.com" for service in ("codebuild", "ec2", "ecs-tasks")]
+    assert conditions["iam:PassRole"] == {"StringEquals": {"iam:PassedToService": passed_to}}
     assert conditions["iam:CreateServiceLinkedRole"]["StringEquals"].keys() == {"iam:AWSServiceName"}
     assert conditions["ec2:RunInstances"]["ArnLike"].keys() == {"ec2:LaunchTemplate"}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pulumi
 import pytest
+from botocore.exceptions import ClientError
 
 from infra.definitions.policies import (
     LOOK_AT_GROUPS,
@@ -20,6 +21,7 @@ from infra.definitions.policies import (
     SPOT_PRICES,
     WILDCARD_ACTIONS,
 )
+from infra.errors import SettingError
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.cluster_info import parse_cluster_info
@@ -32,6 +34,7 @@ from tests.infra.fake_aws import (
     REGISTRY,
     SECRET,
     STACK,
+    BuiltImage,
     Cloud,
     Registered,
     group_tags,
@@ -594,6 +597,38 @@ def test_existing_network_holds_all_resources() -> None:
 
 def test_unknown_cost_is_exported_as_unknown() -> None:
     assert deployed("existing network and image").exports["estimated_hourly_usd"] == "unknown"
+
+
+BUILD_LINE = "image: CodeBuild builds it in `pulumi up`, some 8 minutes, about 0.16 USD"
+NO_DOCKER = SettingError("image_build", "local", "needs Docker on this machine, but it is not installed", "start it")
+
+
+class WithoutImage(BuiltImage):
+    """An account whose repository lacks the image."""
+
+    def describe_images(self, **asked: Any) -> dict[str, Any]:
+        raise ClientError({"Error": {"Code": "ImageNotFoundException"}}, "DescribeImages")
+
+
+def test_a_machine_without_docker_plans_a_build_in_codebuild() -> None:
+    cloud = deploy(preview=True, image_problem=NO_DOCKER)
+    assert cloud.messages.count(BUILD_LINE) == 1
+    assert cloud.exports["image_uri"] is None
+    assert cloud.of_type("aws:codebuild/project:Project")
+
+
+def test_a_preview_knows_the_image_that_is_in_the_repository() -> None:
+    cloud = deploy(preview=True, is_up=True, image_problem=NO_DOCKER)
+    assert BUILD_LINE not in cloud.messages
+    assert cloud.exports["image_uri"] == f"{REGISTRY}/training@{DIGEST}"
+    changed = deploy(preview=True, is_up=True, image_problem=NO_DOCKER, codebuild=WithoutImage())
+    assert changed.messages.count(BUILD_LINE) == 1
+    assert changed.exports["image_uri"] is None
+
+
+def test_a_ready_image_needs_neither_docker_nor_codebuild() -> None:
+    cloud = deploy(preview=True, config={"imageUri": READY_IMAGE}, image_problem=NO_DOCKER, codebuild=None)
+    assert not cloud.of_type("aws:codebuild/project:Project")
 
 
 def test_existing_image_skips_the_build() -> None:

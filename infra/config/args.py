@@ -88,6 +88,8 @@ class RayClusterArgs:
     """Create a NAT gateway; false creates VPC interface endpoints instead (no internet access)."""
     image_uri: Annotated[Text, rules.image] = ""
     """Existing training image to use instead of building docker/; no ECR repository is created then."""
+    image_build: Annotated[str, rules.image_build] = "auto"
+    """Builder of docker/: local (Docker on this machine), codebuild (AWS), or auto: local if Docker answers."""
     registry_secret_arn: Annotated[Text, rules.secret_arn] = ""
     """Secrets Manager secret with the user name and password of image_uri's registry."""
     bucket_name: Annotated[Text, rules.bucket] = ""

@@ -25,15 +25,23 @@ TARGET = "linux/amd64"
 ROOM_GIB = 25
 HINT = (
     "start Docker (check with `docker info`), select another daemon or builder (DOCKER_HOST, `docker context use`, "
-    "`docker buildx use`), or set image_uri to an existing image"
+    "`docker buildx use`), set image_build to codebuild, or image_uri to an existing image"
 )
+
+
+def choose(image_build: str) -> tuple[str, SettingError | None]:
+    """Builder of an image, `local` or `codebuild`, and the reason why this machine can't build it."""
+    if image_build == "codebuild":
+        return "codebuild", None
+    problem = check()
+    return ("codebuild", None) if problem and image_build == "auto" else ("local", problem)
 
 
 def check() -> SettingError | None:
     """Return the reason why this machine can't build the image; warn if it can, but perhaps slowly or not for long."""
     problem = _problem()
     if problem:
-        return SettingError("image_uri", "", f"is empty, so the image is built locally, but {problem}", HINT)
+        return SettingError("image_build", "local", f"needs Docker on this machine, but {problem}", HINT)
     for doubt in _doubts():
         warn(f"the image is built locally, and {doubt}")
     return None
@@ -77,7 +85,10 @@ def _doubts() -> Iterator[str]:
     """Facts that may make the build slow, or fail."""
     platforms = ", ".join(_of_builder("Platforms"))
     if platforms and TARGET not in platforms:  # https://github.com/docker/docs/pull/24750
-        yield f"the builder has no {TARGET} ({platforms}): emulated, it is slow and may fail; see `docker buildx use`"
+        yield (
+            f"the builder has no {TARGET} ({platforms}): emulated, it is slow and may fail; see `docker buildx use`, "
+            "or set image_build to codebuild"
+        )
     info = _docker("info", "--format", "{{.Name}} {{.DockerRootDir}}")
     name, _, root = (info.stdout if info else "").strip().partition(" ")
     # The disk of another machine, or of Docker Desktop's virtual machine, is unknown.

@@ -34,6 +34,7 @@ class Plan:
         scales: Number of workers by kind; the minimum and the initial number are in a pool's first zone.
         gpus: Number of GPUs that a job requests by default, in the default pool.
         image_uri: Training image, pinned by its digest where that is known; empty to build one.
+        image_builder: `local` or `codebuild`; empty with an image.
         default_tags: Default tags of the AWS provider.
         image_problem: Reason why this machine can't build the image.
         network_problem: Reason why AWS would refuse another network.
@@ -44,6 +45,7 @@ class Plan:
     scales: Mapping[str, Scale]
     gpus: int
     image_uri: pulumi.Input[str]
+    image_builder: str
     default_tags: Mapping[str, str]
     image_problem: SettingError | None
     network_problem: SettingError | None
@@ -73,7 +75,8 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     if args.is_stack:
         check_account(caller.account)
     image_uri = lookups.check(args, caller, opts)
-    image_problem, network_problem = None if args.image_uri else docker.check(), None
+    image_builder, image_problem = ("", None) if args.image_uri else docker.choose(args.image_build)
+    network_problem = None
     existing = network_of_program(args)
     if args.vpc_id and not existing:
         existing = lookups.existing_network(args, caller, opts)
@@ -107,6 +110,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         scales=scales,
         gpus=args.scale(DEFAULT_POOL).default_job_count * nodes[WORKERS].task.gpus,
         image_uri=image_uri,
+        image_builder=image_builder,
         default_tags=tags,
         image_problem=image_problem,
         network_problem=network_problem,

@@ -33,6 +33,7 @@ PRIVATE_RANGES = tuple(
 # https://pkg.go.dev/github.com/distribution/reference
 TAG, DIGEST = r":\w[\w.-]{0,127}", r"@sha256:[0-9a-f]{64}"
 IMAGE = rf"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*({TAG}|({TAG})?{DIGEST})"
+BUILDERS = ("auto", "local", "codebuild")
 # A shorter idle time could stop a worker that still pulls its image. A CloudWatch alarm evaluates at most one day.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
 SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
@@ -129,6 +130,12 @@ def image(field: str, value: str) -> None:
     if value and not re.fullmatch(IMAGE, value):
         hint = "use registry/repository:tag or registry/repository@sha256:digest, or leave it empty to build docker/"
         raise SettingError(field, value, "is not an image reference", hint)
+
+
+def image_build(field: str, value: str) -> None:
+    """One of the builders."""
+    if value not in BUILDERS:
+        raise SettingError(field, value, f"is not one of {', '.join(BUILDERS)}", "codebuild needs no Docker")
 
 
 def email(field: str, value: str) -> None:

@@ -63,7 +63,7 @@ WRITE_SECRETS = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
 # Actions without resource-level permissions, and the reason why each is acceptable.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/
 WILDCARD_ACTIONS = {
-    "ecr:GetAuthorizationToken": "the token is for the whole registry; the pull is restricted to a repository",
+    "ecr:GetAuthorizationToken": "the token is for the whole registry; pull and push are restricted to a repository",
     "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
     SPOT_PRICES: "spot prices are public and have no resource",
     **dict.fromkeys(
@@ -84,6 +84,8 @@ AGENT_OF_CLUSTER = (
     "ecs:SubmitTaskStateChange",
 )
 AGENT_OF_INSTANCE = ("ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState")
+PULL = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
+PUSH = ("ecr:CompleteLayerUpload", "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart")
 # AWS's buckets that instances read without the account's credentials: image layers, Amazon Linux packages, and files of
 # Systems Manager for its agent and patches.
 # https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html#ecr-minimum-s3-perms
@@ -122,6 +124,30 @@ def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
         "ecs-tasks.amazonaws.com",
         ArnLike={"aws:SourceArn": source},
         StringEquals={"aws:SourceAccount": account},
+    )
+
+
+def assumed_by_codebuild(*, partition: str, region: str, account: str, project: str) -> Policy:
+    """Trust policy of the role of a CodeBuild project, whose name may be a pattern.
+
+    https://docs.aws.amazon.com/codebuild/latest/userguide/cross-service-confused-deputy-prevention.html
+    """
+    source = f"arn:{partition}:codebuild:{region}:{account}:project/{project}"
+    return assumed_by(
+        "codebuild.amazonaws.com",
+        ArnLike={"aws:SourceArn": source},
+        StringEquals={"aws:SourceAccount": account},
+    )
+
+
+def image_build(*, repository_arn: str, source_arn: str, log_group_arn: str, kms_key_arn: str = "") -> Policy:
+    """Policy of the image's build: read its source, pull and push this repository's images, and write its log."""
+    return _policy(
+        _allow(["s3:GetObject"], source_arn),
+        *_use_key(kms_key_arn, ["kms:Decrypt"], "s3"),
+        _allow(["ecr:GetAuthorizationToken"], "*"),
+        _allow([*PULL, *PUSH], repository_arn),
+        _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),
     )
 
 
@@ -338,7 +364,7 @@ def _pull(partition: str, image_uri: str) -> list[Statement]:
     repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['name']}"
     return [
         _allow(["ecr:GetAuthorizationToken"], "*"),
-        _allow(["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], repository),
+        _allow(list(PULL), repository),
     ]
 
 

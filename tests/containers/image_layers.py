@@ -1,6 +1,7 @@
 """The layers of the training image, and the layers that a change to the training code rebuilds."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -41,7 +42,9 @@ def layers_pushed_by_a_change(engine: str) -> list[Layer]:
         with (Path(folder) / CHANGED_FILE).open("a") as module:
             module.write("# one more line\n")
         options = ("--platform", "linux/amd64", "--file", f"{folder}/docker/Dockerfile", "--tag", CHANGED_IMAGE)
-        call_engine(engine, "build", *options, folder)
+        # As for `make image`.
+        base = [f"--build-arg=PYTHON_IMAGE={name}" for name in (os.environ.get("PYTHON_IMAGE"),) if name]
+        call_engine(engine, "build", *options, *base, folder)
     try:
         before, after = (_digests(engine, image) for image in (IMAGE, CHANGED_IMAGE))
         changed = layers(engine, CHANGED_IMAGE)

@@ -25,6 +25,7 @@ MISSING = (
     "see tests/emulator/README.md"
 )
 ALL = {**EVERYTHING, "minWorkers": "1", "kmsKeyArn": aws.KEY, "permissionsBoundary": aws.BOUNDARY}
+ALL["imageBuild"] = "codebuild"
 CPU_WORKERS = "cpuWorkerInstanceTypes=m6i.xlarge,cpuWorkerCount=1"
 POOLS = {
     "l4": {"instanceTypes": ["g6.xlarge"], "zones": ["us-west-2b", "us-west-2a"], "max": 2, "spot": True},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")  # before moto is imported
@@ -20,6 +22,9 @@ from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
 from moto.autoscaling.models import AutoScalingBackend, autoscaling_backends
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.budgets.responses import BudgetsResponse
+from moto.codebuild import responses as codebuild
+from moto.codebuild.models import CodeBuildBackend
+from moto.codebuild.responses import CodeBuildResponse
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.ec2.models import EC2Backend
@@ -28,10 +33,12 @@ from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses import EC2Response
 from moto.ecs.models import EC2ContainerServiceBackend
 from moto.ecs.responses import EC2ContainerServiceResponse
+from moto.iam.access_control import PermissionResult
 from moto.iam.models import SERVICE_NAME_CONVERSION
 from moto.kms.models import kms_backends
 from moto.logs.responses import LogsResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+from moto.s3.models import FakeBucket, FakeDeleteMarker
 from moto.servicediscovery.models import ServiceDiscoveryBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.ssm.models import ParameterDict, ssm_backends
@@ -98,6 +105,7 @@ def inventory() -> set[str]:
         *ask("ec2", "describe_security_groups", "SecurityGroups[].GroupId"),
         *ask("ec2", "describe_nat_gateways", "NatGateways[?State!='deleted'].NatGatewayId"),
         *ask("ec2", "describe_addresses", "Addresses[].AllocationId"),
+        *ask("codebuild", "list_projects", "projects"),
         *ask("ecr", "describe_repositories", "repositories[].repositoryName"),
         *ask("iam", "list_roles", "Roles[].RoleName"),
         *ask("iam", "list_instance_profiles", "InstanceProfiles[].InstanceProfileName"),
@@ -115,7 +123,7 @@ class AwsError(ServiceException):
     """An error with a code and a message; outside moto's modules, so that it takes the form of the called service."""
 
 
-def instead_of(owner: type, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def instead_of(owner: type | ModuleType, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Put a function in the place of methods, which it gets as its first argument (None if there was none)."""
 
     def put(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,7 +325,57 @@ def _update_service(original: Any, self: Any, properties: dict[str, Any]) -> Any
     return original(self, properties)
 
 
+# CodeBuild: projects without a source, changes of a project, and builds that leave an image.
+
+
+@instead_of(codebuild, "_validate_required_params_source")
+def _check_source(original: Any, source: dict[str, Any]) -> None:
+    if source["type"] != "NO_SOURCE":
+        original(source)
+
+
+@instead_of(CodeBuildResponse, "update_project")
+def _update_project(_: None, self: Any) -> ActionResult:
+    project = self.codebuild_backend.codebuild_projects[self._get_param("name")].project_metadata
+    for name in ("description", "environment", "logsConfig", "serviceRole", "source", "tags", "timeoutInMinutes"):
+        project[name] = self._get_param(name) or project.get(name)
+    return ActionResult({"project": project})
+
+
+@instead_of(CodeBuildBackend, "delete_project")
+def _delete_project(original: Any, self: Any, name: str) -> None:
+    original(self, name.rpartition("/")[2])  # the provider gives the ARN
+
+
+@instead_of(CodeBuildResponse, "start_build")
+def _start_build(original: Any, self: Any) -> ActionResult:
+    given = {each["name"]: each["value"] for each in self._get_param("environmentVariablesOverride")}
+    bucket, _, key = given["SOURCE"].removeprefix("s3://").partition("/")
+    source = boto3.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+    if hashlib.sha256(source).hexdigest() != given["SHA256"]:
+        raise AwsError("InvalidInputException", f"{given['SOURCE']} is not the source of this build.")
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = json.dumps(
+        {"schemaVersion": 2, "mediaType": kind, "config": {"digest": given["SHA256"], "size": 2}, "layers": []}
+    )
+    name = given["REPOSITORY"].partition("/")[2]
+    boto3.client("ecr").put_image(repositoryName=name, imageManifest=manifest, imageTag=given["TAG"])
+    print("   CodeBuild builds", given["TAG"])
+    return original(self)
+
+
 # Other services.
+
+
+@instead_of(FakeBucket, "get_permission")
+def _get_permission(*_: Any) -> PermissionResult:
+    """Moto does not read the condition of the policy that refuses requests without TLS."""
+    return PermissionResult.NEUTRAL
+
+
+@instead_of(FakeDeleteMarker, "dispose")
+def _dispose(*_: Any) -> None:
+    """A marker has no file; moto calls this for the versions of a deleted object."""
 
 
 @instead_of(LogsResponse, "associate_kms_key", "disassociate_kms_key")

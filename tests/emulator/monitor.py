@@ -16,6 +16,7 @@ from typing import Any
 import pulumi
 from pulumi.runtime import mocks, rpc
 
+from infra.image_build import ImageBuild
 from tests.emulator import chance
 from tests.emulator.schema import Block, argument, arguments, automatic_name, camel, properties, terraform_type
 from tests.emulator.terraform import Refused, Terraform, is_reference, reference
@@ -40,6 +41,8 @@ class Plan:
         replaced_on: Arguments whose change replaces the resource, by address.
         kept: What random resources have drawn.
         answers: Lasting answers of AWS.
+        builds: Builds of images in CodeBuild, which run once the resources are up. The output `image_build_NUMBER` has
+            what a build is called with.
     """
 
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class Plan:
     retained: set[str] = field(default_factory=set)
     kept: chance.Kept = field(default_factory=dict)
     answers: dict[str, Any] = field(default_factory=dict)
+    builds: list[ImageBuild] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 

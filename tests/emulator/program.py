@@ -19,7 +19,8 @@ import pulumi
 import yaml
 from pulumi.runtime.stack import run_pulumi_func
 
-from tests.emulator.monitor import ACCOUNT, Monitor, Plan
+from infra.image_build import ImageBuild
+from tests.emulator.monitor import ACCOUNT, DIGEST, Monitor, Plan
 from tests.emulator.terraform import Refused, Terraform
 
 
@@ -90,6 +91,13 @@ def _run(program: Program, schema: dict[str, Any], lookups: Path, before: Plan) 
     def export(name: str, value: Any) -> None:
         exported[name] = pulumi.Output.from_input(value)
 
+    built: dict[str, Any] = {}
+
+    async def image_uri(build: ImageBuild, names: dict[str, str]) -> str:
+        built[f"image_build_{len(plan.builds)}"] = names
+        plan.builds.append(build)
+        return f"{names['repository']}@{DIGEST}"
+
     def main() -> None:
         runpy.run_path(str(program.folder / "__main__.py"), run_name="__main__")
 
@@ -98,8 +106,8 @@ def _run(program: Program, schema: dict[str, Any], lookups: Path, before: Plan) 
         return {name: await output.future() for name, output in exported.items()}
 
     try:
-        with mock.patch.object(pulumi, "export", export):
-            plan.outputs = loop.run_until_complete(outputs())
+        with mock.patch.object(pulumi, "export", export), mock.patch.object(ImageBuild, "image_uri", image_uri):
+            plan.outputs = {**loop.run_until_complete(outputs()), **built}
     except Exception as error:
         if not isinstance(error, pulumi.RunError):
             traceback.print_exc()

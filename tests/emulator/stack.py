@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import hashlib
 from collections import Counter, defaultdict
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pulumi
 
 from tests.emulator import program
 from tests.emulator.monitor import Plan
@@ -76,6 +79,12 @@ class Stack:
             self._write(self.plan)
             raise
         self.program, self.plan = changed, plan
+        names = self.terraform.outputs()
+        for number, build in enumerate(plan.builds):
+            try:
+                print("   image:", asyncio.run(build.image_uri(names[f"image_build_{number}"])))
+            except pulumi.RunError as error:
+                raise Refused(str(error)) from error
         return [*plan.problems, *(f"the provider warns: {warning}" for warning in told)]
 
     def destroy(self) -> None:

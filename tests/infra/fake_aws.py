@@ -22,7 +22,8 @@ import pulumi
 from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra.config import buckets, docker, prices
+from infra import image_build
+from infra.config import buckets, code_build, docker, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
 from infra.types import NodeSpec, Price
@@ -91,6 +92,7 @@ class Cloud(mocks.Mocks):
     default_tags: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
     image_problem: SettingError | None = None
+    codebuild: Any = field(default_factory=lambda: BuiltImage())
     secret_keys: tuple[str, ...] = ()
     preview: bool = False
     is_up: bool = False
@@ -144,7 +146,17 @@ class Cloud(mocks.Mocks):
         s3 = mock.patch.object(buckets, "client", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
         no_docker = mock.patch.object(docker, "check", return_value=self.image_problem)
-        with environment, clients, s3, no_docker, mock.patch.object(pulumi.log, "info", self.messages.append):
+        asked = mock.patch.object(code_build, "client", return_value=self.codebuild)
+        builds = mock.patch.object(image_build, "_client", return_value=self.codebuild)
+        with (
+            environment,
+            clients,
+            s3,
+            no_docker,
+            asked,
+            builds,
+            mock.patch.object(pulumi.log, "info", self.messages.append),
+        ):
             drained()
         return results[0]
 
@@ -382,6 +394,18 @@ class FakeS3:
         return answer
 
 
+class BuiltImage:
+    """ECR with the image of every build context, and CodeBuild with nothing to do."""
+
+    def describe_images(self, **asked: Any) -> dict[str, Any]:
+        """Answer as ECR does."""
+        return {"imageDetails": [{"imageDigest": DIGEST}]}
+
+    def batch_get_projects(self, **asked: Any) -> dict[str, Any]:
+        """Answer as CodeBuild does."""
+        return {"projects": []}
+
+
 class _Recorder(mocks.MockMonitor):
     """Keeps what mocks alone do not see: dependencies and the other resource options."""
 
@@ -433,6 +457,7 @@ class _Recorder(mocks.MockMonitor):
                 # Outputs among them belong to the program's loop; requests are answered in threads.
                 changed = asyncio.run_coroutine_threadsafe(rpc.serialize_properties(result.props, {}), _LOOP)
                 request.object.CopyFrom(changed.result())
+                request.retainOnDelete |= bool(result.opts.retain_on_delete)
 
     def _name(self, urn: str) -> str:
         return self._short(urn.rpartition("::")[2])

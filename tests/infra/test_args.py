@@ -81,6 +81,9 @@ BAD = [
     ("imageUri", "foo", "is not an image reference"),
     ("imageUri", "public.example/ray", "is not an image reference"),
     ("imageUri", "public.example/ray@sha256:12", "is not an image reference"),
+    ("imageBuild", "docker", "is not one of auto, local, codebuild; codebuild needs no Docker"),
+    ("imageBuild", "CodeBuild", "is not one of"),
+    ("imageBuild", "true", "is not one of"),
     ("bucketName", "s3://runs", "is not an S3 bucket"),
     ("bucketName", "runs--usw2-az1--x-s3", "is a directory bucket"),
     ("objectVersionDays", "-1", "must not be negative"),
@@ -145,6 +148,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "spread_zones": ("true", True),
     "nat_gateway": ("true", True),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
+    "image_build": ("codebuild", "codebuild"),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
     "bucket_name": ("", ""),  # excludes the next two
     "retain_bucket": ("true", True),

@@ -105,7 +105,8 @@ def test_a_docker_that_cannot_build_is_refused(
 ) -> None:
     install(**kind)
     text = refusal()
-    assert text.startswith("image_uri: '' is empty, so the image is built locally, but ")
+    assert text.startswith("image_build: 'local' needs Docker on this machine, but ")
+    assert "set image_build to codebuild, or image_uri to an existing image" in text
     assert re.search(problem, text)
     assert "\n" not in text
     assert not warnings

@@ -203,10 +203,39 @@ def test_the_cause_is_the_line_that_says_why(answer: str, line: str) -> None:
 AMI = "ami-0123456789abcdef0"
 
 
+NO_DOCKER = SettingError("image_build", "local", "needs Docker on this machine, but it is not installed", "start it")
+
+
 @pytest.mark.parametrize(("image_uri", "builds"), [("", True), ("public.example/ray@sha256:" + 64 * "a", False)])
 def test_docker_is_checked_if_an_image_is_built(cloud: Cloud, image_uri: str, builds: bool) -> None:
-    cloud.image_problem = SettingError("image_uri", "", "is empty, and Docker is not installed", "start it")
-    assert plan(cloud, image_uri=image_uri).image_problem is (cloud.image_problem if builds else None)
+    cloud.image_problem = NO_DOCKER
+    assert plan(cloud, image_uri=image_uri, image_build="local").image_problem is (NO_DOCKER if builds else None)
+
+
+@pytest.mark.parametrize(
+    ("image_build", "problem", "builder", "refused"),
+    [
+        ("auto", None, "local", None),
+        ("auto", NO_DOCKER, "codebuild", None),
+        ("local", None, "local", None),
+        ("local", NO_DOCKER, "local", NO_DOCKER),
+        ("codebuild", None, "codebuild", None),
+        ("codebuild", NO_DOCKER, "codebuild", None),
+    ],
+)
+def test_docker_builds_if_it_answers_or_has_to(
+    cloud: Cloud, image_build: str, problem: SettingError | None, builder: str, refused: SettingError | None
+) -> None:
+    cloud.image_problem = problem
+    made = plan(cloud, image_build=image_build)
+    assert (made.image_builder, made.image_problem) == (builder, refused)
+
+
+@pytest.mark.parametrize("image_build", ["auto", "local", "codebuild"])
+def test_a_ready_image_has_no_builder(cloud: Cloud, image_build: str) -> None:
+    cloud.image_problem = NO_DOCKER
+    made = plan(cloud, image_build=image_build, image_uri="public.example/ray@sha256:" + 64 * "a")
+    assert (made.image_builder, made.image_problem) == ("", None)
 
 
 def test_a_full_vpc_quota_is_a_problem_of_new_clusters(cloud: Cloud) -> None:

@@ -1,0 +1,275 @@
+"""Build of the image in AWS CodeBuild: `pulumi up` starts it, or finds it under way, and follows it to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+import pulumi
+from botocore import xform_name
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, CredentialRetrievalError, HTTPClientError
+from botocore.parsers import ResponseParserError
+
+from infra.config.clients import client
+from infra.definitions.build_context import BuildContext
+from infra.definitions.policies import ECR_IMAGE
+from infra.errors import DENIED, Refusal, error_reason, warn
+from infra.image import OUTPUT
+
+# Of a first build; with a cache it takes one or two. https://aws.amazon.com/codebuild/pricing/
+MINUTES, USD = 8, 0.16
+POLL_SECONDS = 5
+# For as long a call that fails for a passing reason is repeated: shorter than the 5 minutes of a build's token.
+PATIENCE_SECONDS = 240
+# Builds in a row that end before their first command, as with a role that is seconds old.
+MOST_STARTS = 3
+LOG_LINES = 20
+PASSING = ("Throttl", "TooManyRequests", "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "InternalError")
+CONSOLES = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-us-gov.com"}
+ENDS = {"FAULT": "ended by a fault of CodeBuild", "TIMED_OUT": "took too long", "STOPPED": "was stopped"}
+WAY_OUT = "set image_uri to an existing image, or build with Docker (image_build local)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBuild:
+    """Build of a context in a region."""
+
+    context: BuildContext
+    region: str
+
+    async def image_uri(self, names: Any) -> Any:
+        """URI of the image by its digest: the one in the repository, or else a new one.
+
+        A preview builds nothing and returns pulumi.UNKNOWN.
+
+        Args:
+            names: `repository` (URL), `project`, `bucket` and `key` (prefix of the source); a preview may lack some.
+
+        Raises:
+            Refusal: AWS refuses the build.
+            pulumi.RunError: The build failed.
+        """
+        known = names if isinstance(names, Mapping) else {}
+        repository, preview = known.get("repository"), pulumi.runtime.is_dry_run()
+        if isinstance(repository, str):
+            try:
+                if digest := await self._digest(repository, patience=0 if preview else PATIENCE_SECONDS):
+                    return f"{repository}@{digest}"
+            except Refusal as refusal:
+                if not preview:
+                    raise
+                warn(str(refusal))
+        if preview:
+            pulumi.log.info(f"image: CodeBuild builds it in `pulumi up`, some {MINUTES} minutes, about {USD} USD")
+            return pulumi.UNKNOWN
+        return f"{repository}@{await self._build(known)}"
+
+    async def _build(self, names: Mapping[str, str]) -> str:
+        """Digest of the image after the build."""
+        build = await self._under_way(names["project"])
+        if not build and (digest := await self._digest(names["repository"])):  # ended since the first look
+            return digest
+        starts = 0
+        while True:
+            ended = await self._follow(build or await self._start(names))
+            starts += 1
+            if starts == MOST_STARTS or not _ended_early(ended):
+                break
+            build = None
+            await asyncio.sleep(3 * POLL_SECONDS)
+        with suppress(BotoCoreError, ClientError):  # a new source takes its place
+            self._client("s3").delete_object(Bucket=names["bucket"], Key=self._key(names))
+        if ended["buildStatus"] != "SUCCEEDED":
+            raise pulumi.RunError(await self._failure(ended))
+        for _ in range(6):
+            if digest := await self._digest(names["repository"]):
+                return digest
+            await asyncio.sleep(POLL_SECONDS)
+        raise Refusal(
+            "image",
+            f"the build succeeded, but {names['repository']} has no image {self.context.tag}; see {self._link(ended)}, "
+            "and `pulumi up` again",
+        )
+
+    async def _digest(self, repository: str, patience: float = PATIENCE_SECONDS) -> str:
+        """Digest of the context's image in the repository, or empty."""
+        image = ECR_IMAGE.match(repository)
+        if not image:
+            raise Refusal("image", f"{repository} is not a repository of ECR")
+        place = {"registryId": image["account"], "repositoryName": image["name"]}
+        tag, absent = [{"imageTag": self.context.tag}], "ImageNotFoundException"
+        answer = await self._ask("ecr:DescribeImages", patience=patience, absent=absent, imageIds=tag, **place)
+        return answer["imageDetails"][0]["imageDigest"] if answer else ""
+
+    async def _under_way(self, project: str) -> dict[str, Any] | None:
+        """Build of the same context that is under way: its `up` was interrupted, or lost the answer to its start."""
+        answer = await self._ask("codebuild:ListBuildsForProject", projectName=project, sortOrder="DESCENDING")
+        ids = answer["ids"][:100]
+        builds = (await self._ask("codebuild:BatchGetBuilds", ids=ids))["builds"] if ids else []
+        for build in builds:
+            variables = build.get("environment", {}).get("environmentVariables", [])
+            has_tag = any(each["name"] == "TAG" and each["value"] == self.context.tag for each in variables)
+            if build["buildStatus"] == "IN_PROGRESS" and has_tag:
+                pulumi.log.info(f"image: CodeBuild is at it since {build['startTime']:%H:%M}: {self._link(build)}")
+                return build
+        return None
+
+    async def _start(self, names: Mapping[str, str]) -> dict[str, Any]:
+        source, key = self.context.zip(), self._key(names)
+        await self._ask("s3:PutObject", Bucket=names["bucket"], Key=key, Body=source)
+        variables = {
+            "SOURCE": f"s3://{names['bucket']}/{key}",
+            "SHA256": hashlib.sha256(source).hexdigest(),
+            "REPOSITORY": names["repository"],
+            "TAG": self.context.tag,
+            "OUTPUT": OUTPUT,
+        }
+        answer = await self._ask(
+            "codebuild:StartBuild",
+            projectName=names["project"],
+            # Of a repeated call CodeBuild returns the same build.
+            idempotencyToken=uuid.uuid4().hex,
+            environmentVariablesOverride=[{"name": name, "value": value} for name, value in variables.items()],
+        )
+        pulumi.log.info(f"image: CodeBuild builds it, some {MINUTES} minutes: {self._link(answer['build'])}")
+        return answer["build"]
+
+    async def _follow(self, build: dict[str, Any]) -> dict[str, Any]:
+        """Wait for the end of a build, and show its phase and its newest line."""
+        began = seen = time.monotonic()
+        shown = ""
+        while build["buildStatus"] == "IN_PROGRESS":
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                answer = await self._ask("codebuild:BatchGetBuilds", ids=[build["id"]])
+            except Refusal as refusal:
+                text = f"{refusal.text}. The build goes on without this `pulumi up`, and the next one follows it"
+                raise Refusal(refusal.subject, text) from refusal
+            if answer["builds"]:
+                build, seen = answer["builds"][0], time.monotonic()
+            elif time.monotonic() - seen > PATIENCE_SECONDS:  # also a new build may be missing at first
+                raise Refusal("image", f"CodeBuild no longer knows its build {self._link(build)}; `pulumi up` again")
+            minutes, seconds = divmod(int(time.monotonic() - began), 60)
+            lines, _ = self._log(build, 1)
+            line = f"{build.get('currentPhase', 'QUEUED').lower()}{''.join(f': {each[:150]}' for each in lines)}"
+            if line != shown:
+                pulumi.log.info(f"image: {minutes}:{seconds:02} {line}", ephemeral=True)
+                shown = line
+        return build
+
+    def _log(self, build: Mapping[str, Any], count: int) -> tuple[list[str], str]:
+        """Last lines of a build's log, and the reason why there are none."""
+        place = build.get("logs", {})
+        if not (place.get("groupName") and place.get("streamName")):
+            return [], "it has no log"
+        stream = {"logGroupName": place["groupName"], "logStreamName": place["streamName"]}
+        try:
+            events = self._client("logs").get_log_events(**stream, limit=count, startFromHead=False)["events"]
+        except (BotoCoreError, ClientError) as error:
+            return [], f"its log could not be read (logs:GetLogEvents: {error_reason(error)})"
+        # Without the sequences that move a terminal's cursor.
+        texts = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]", "", each["message"]) for each in events]
+        return [text.rstrip() for text in texts if text.strip()][-count:], "its log is empty"
+
+    async def _failure(self, build: Mapping[str, Any]) -> str:
+        """Message with phase, reason, last lines of the log and link."""
+        phases = [each for each in build.get("phases", ()) if each.get("phaseStatus", "SUCCEEDED") != "SUCCEEDED"]
+        reasons = [
+            f"{context.get('statusCode', '')}: {context['message']}"
+            for phase in phases
+            for context in phase.get("contexts", ())
+            if context.get("message")
+        ]
+        where = f" in {phases[0]['phaseType']}" if phases else ""
+        why = f" ({reasons[0]})" if reasons else ""
+        await asyncio.sleep(POLL_SECONDS)  # the last lines arrive after the end
+        lines, missing = self._log(build, LOG_LINES)
+        head = f"image: the build {ENDS.get(build['buildStatus'], 'failed')}{where}{why}; `pulumi up` starts another"
+        return "\n".join([head, *(lines or [missing]), self._link(build)])
+
+    def _key(self, names: Mapping[str, str]) -> str:
+        return f"{names['key']}{self.context.tag}.zip"
+
+    def _link(self, build: Mapping[str, Any]) -> str:
+        """Build's page in the console."""
+        project, partition = build["id"].rpartition(":")[0], build["arn"].split(":")[1]
+        console = CONSOLES.get(partition, "console.aws.amazon.com")
+        page = f"codesuite/codebuild/projects/{project}/build/{quote(build['id'], safe='')}"
+        return f"https://{console}/{page}?region={self.region}"
+
+    async def _ask(self, action: str, *, patience: float = PATIENCE_SECONDS, absent: str = "", **arguments: Any) -> Any:
+        """AWS's answer, None for the error `absent`; what may pass is asked again.
+
+        Raises:
+            Refusal: AWS refuses, or does not answer in time.
+        """
+        service, operation = action.split(":")
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return getattr(self._client(service), xform_name(operation))(**arguments)
+            except (BotoCoreError, ClientError, ResponseParserError) as error:
+                if absent and _code(error) == absent:
+                    return None
+                if not _may_pass(error) or time.monotonic() >= until:
+                    raise _refusal(action, error) from error
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _client(self, service: str) -> Any:
+        return _client(service, self.region)
+
+
+@cache
+def _client(service: str, region: str) -> Any:
+    return client(service, region)
+
+
+def _ended_early(build: Mapping[str, Any]) -> bool:
+    """True for a build that failed before its first command; neither Dockerfile nor code is to blame."""
+    reached = {phase["phaseType"] for phase in build.get("phases", ())}
+    return build["buildStatus"] in ("FAILED", "FAULT") and not reached & {"INSTALL", "PRE_BUILD", "BUILD"}
+
+
+def _code(error: Exception) -> str:
+    return error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
+
+
+def _may_pass(error: Exception) -> bool:
+    if not isinstance(error, ClientError):
+        return isinstance(error, ConnectionError | HTTPClientError | ResponseParserError | CredentialRetrievalError)
+    code, text = _code(error), str(error)
+    if code == "AccountLimitExceededException":  # other builds occupy the queue, unless the account has none
+        return "more than 0 " not in text
+    # The role of a new project is not known everywhere at once.
+    is_new = code == "InvalidInputException" and "sts:AssumeRole" in text
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return is_new or status >= 500 or any(each in code for each in PASSING)
+
+
+def _refusal(action: str, error: Exception) -> Refusal:
+    """Refusal in one line that names `image_uri`."""
+    reason, code = error_reason(error), _code(error)
+    if code == "AccountLimitExceededException":
+        text = (
+            f"the account may not run another build in CodeBuild ({reason}); ask AWS Support for one of Linux/Large, "
+            "whatever Service Quotas shows for a new account"
+        )
+    elif any(each in f"{code} {reason}".lower() for each in DENIED):
+        text = f"CodeBuild can't build it ({action}: {reason}); allow the caller {action} (docs/accounts.md)"
+    elif code in ("RepositoryNotFoundException", "ResourceNotFoundException", "NoSuchBucket"):
+        text = (
+            f"{action}: {reason}; builds use the credentials of the environment or of aws:profile, and not those of an "
+            "explicit provider or of aws:assumeRoles"
+        )
+    else:
+        text = f"CodeBuild can't build it ({action}: {reason}); try again"
+    return Refusal("image", f"{text}, or {WAY_OUT}")
