@@ -39,6 +39,7 @@ METRIC_USD, ALARM_USD, DASHBOARD_USD = 0.30, 0.10, 3.0
 OF_CLUSTER, OF_SERVICE = 8, 11 + 6
 # Metrics that the head publishes for a kind of worker, and those in its scaling alarms; and in the other alarms.
 OF_KIND, ALARMS_OF_KIND, OTHER_ALARMS = 5, 13, 2
+END = "`pulumi destroy` ends it"
 
 
 def look_up(
@@ -97,31 +98,34 @@ def describe(
     Workers that the first `pulumi up` starts beyond those that stay are named apart, as they stop once they are idle.
     """
     if parts is None:
-        return "unknown without prices; `pulumi destroy` ends it"
-    known = {part: usd for part, usd in parts.items() if usd is not None}
+        return f"unknown without prices; {END}"
+    total = sum(usd for usd in parts.values() if usd is not None)
+    listed = [f"{part} {usd:.2f}" for part, usd in parts.items() if usd is not None]
     unknown = [part for part, usd in parts.items() if usd is None]
     started = []
     for kind, scale in scales.items():
-        node = nodes[kind]
+        node, staying = nodes[kind], _staying(scale)
         usd = max((price.on_demand for price in (node.prices or {}).values()), default=None)
-        if count := _staying(scale):
-            name = f"{count} x {' or '.join(node.instance_types)}"
-            if usd is None:
-                unknown.append(name)
-            else:
-                known[f"{name}{_at_most(node)}"] = count * usd
-        if more := scale.initial_count - _staying(scale):
-            cost = "price unknown" if usd is None else f"{_at_most(node)} {more * usd:.2f} USD an hour".strip()
-            started.append(f"{more} x {' or '.join(node.instance_types)} ({cost})")
-    of_parts = ", ".join(f"{part} {usd:.2f}" for part, usd in known.items())
-    texts = [f"{per_hour_and_month(sum(known.values()))} while idle: {of_parts}"]
+        if staying and usd is None:
+            unknown.append(_workers(staying, node))
+        elif staying and usd is not None:
+            total += staying * usd
+            listed.append(f"{_workers(staying, node)} {_at_most(node)}{staying * usd:.2f}")
+        if more := scale.initial_count - staying:
+            cost = "price unknown" if usd is None else f"{_at_most(node)}{more * usd:.2f} USD an hour"
+            started.append(f"{_workers(more, node)} ({cost}) until idle for {scale.idle_minutes} minutes")
+    texts = [f"{per_hour_and_month(total)} while idle: {', '.join(listed)}"]
     if unknown:
         texts.append(f"the price of {' and '.join(unknown)} is unknown")
     if started:
-        idle = max(scale.idle_minutes for scale in scales.values())
-        texts.append(f"the first `pulumi up` also starts {' and '.join(started)} until idle for {idle} minutes")
-    return "; ".join([*texts, "`pulumi destroy` ends it"])
+        texts.append(f"the first `pulumi up` also starts {' and '.join(started)}")
+    return "; ".join([*texts, END])
+
+
+def _workers(count: int, node: NodeSpec) -> str:
+    return f"{count} x {' or '.join(node.instance_types)}"
 
 
 def _at_most(node: NodeSpec) -> str:
-    return " at most" if node.spot_count or len(node.instance_types) > 1 else ""
+    """Words before a price on demand: it is the highest of several types, and above those on spot."""
+    return "at most " if node.spot_count or len(node.instance_types) > 1 else ""

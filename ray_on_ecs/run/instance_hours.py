@@ -23,6 +23,8 @@ class InstanceHours:
     def __init__(self, count: Callable[[], Mapping[InstanceKind, int]]) -> None:
         self._count = count
         self._read_at: float | None = None
+        # Numbers of instances, and until when (monotonic time) there were as many.
+        self._numbers: list[tuple[Mapping[InstanceKind, int], float]] = []
         self.by_kind: dict[InstanceKind, float] = defaultdict(float)
 
     @contextmanager
@@ -36,6 +38,18 @@ class InstanceHours:
     def read(self, now: float) -> None:
         """Add the time since the last reading, by the number of instances that there are now."""
         if self._read_at is not None:
-            for kind, number in self._count().items():
+            numbers = self._count()
+            for kind, number in numbers.items():
                 self.by_kind[kind] += number * (now - self._read_at) / 3600
+            if self._numbers and self._numbers[-1][0] == numbers:
+                self._numbers.pop()
+            self._numbers.append((numbers, now))
         self._read_at = now
+
+    def most(self, seconds: float) -> dict[InstanceKind, int]:
+        """Return the highest number of instances of each kind in the last seconds: the idle stop leaves as many."""
+        most: dict[InstanceKind, int] = {}
+        for numbers, until in self._numbers:
+            if self._read_at is not None and until >= self._read_at - seconds:
+                most |= {kind: max(number, most.get(kind, 0)) for kind, number in numbers.items() if number}
+        return most
