@@ -18,9 +18,9 @@ MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
 NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 
 
-IDLE = {"head": 0.192, "its disk": 0.011, "NAT gateway": 0.05, "CloudWatch": 0.02}
+IDLE = {"head": 0.192, "its disk": 0.012, "NAT gateway": 0.05, "CloudWatch": 0.02}
 IDLE_USD = sum(IDLE.values())
-AT_LEAST = "at least 0.27 USD an hour (199 a month) without workers"
+AT_LEAST = "at least 0.27 USD an hour (200 a month) without workers"
 
 
 def shown(done: CompletedProcess[str]) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_status_is_one_screen(stack: Laptop) -> None:
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "2 of 2 workers in service",
-        "cost": "2.29 USD an hour (1,668 a month) now: head 0.19, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02, "
+        "cost": "2.29 USD an hour (1,669 a month) now: head 0.19, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02, "
         "workers 2.01; at most 2.29 an hour with all workers; disk space of workers, traffic, S3 and logs are extra; "
         "`pulumi destroy` ends it",
         "scale-in": "idle workers stop after 30 minutes",
@@ -183,7 +183,7 @@ def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
     found = shown(done)
     assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", found["ECS"])
     assert found["EC2"].startswith("unknown (autoscaling: ")
-    assert found["cost"].startswith("0.27 USD an hour (199 a month) now: head 0.19, ")
+    assert found["cost"].startswith("0.27 USD an hour (200 a month) now: head 0.19, ")
 
 
 def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
@@ -202,8 +202,8 @@ def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
         ),
         (
             IDLE | {"NAT gateway": None},
-            "2.23 USD an hour (1,632 a month) now: head 0.19, its disk 0.01, CloudWatch 0.02, workers 2.01; at most "
-            "2.23 an hour with all workers; NAT gateway, disk space of workers, traffic, S3 and logs are extra; "
+            "2.24 USD an hour (1,632 a month) now: head 0.19, its disk 0.01, CloudWatch 0.02, workers 2.01; at most "
+            "2.24 an hour with all workers; NAT gateway, disk space of workers, traffic, S3 and logs are extra; "
             "`pulumi destroy` ends it",
         ),
     ],
