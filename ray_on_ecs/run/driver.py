@@ -168,6 +168,7 @@ class RunDriver:
             others_follow = self._ended_for != "finished"
         finally:
             try:
+                self.hours.read()  # a short run may have been read only before it had workers
                 self._leave(group, others_follow)
             finally:
                 group.close()

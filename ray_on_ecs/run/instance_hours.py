@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
@@ -22,6 +23,7 @@ class InstanceHours:
 
     def __init__(self, count: Callable[[], Mapping[InstanceKind, int]]) -> None:
         self._count = count
+        self._lock = threading.Lock()
         self._read_at: float | None = None
         # Numbers of instances, and until when (monotonic time) there were as many.
         self._numbers: list[tuple[Mapping[InstanceKind, int], float]] = []
@@ -30,13 +32,23 @@ class InstanceHours:
     @contextmanager
     def running(self) -> Generator[None]:
         """Count until the block ends."""
-        self.read(time.monotonic())
-        with run_every(POLL_SECONDS, lambda: self.read(time.monotonic()), "instance hours"):
+        self.read()
+        with run_every(POLL_SECONDS, self.read, "instance hours"):
             yield
-        self.read(time.monotonic())
+        self.read()
 
-    def read(self, now: float) -> None:
-        """Add the time since the last reading, by the number of instances that there are now."""
+    def read(self, now: float | None = None) -> None:
+        """Add the time since the last reading, by the number of instances that there are now (monotonic time).
+
+        It does nothing while another thread reads, which may wait for Ray.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._add(time.monotonic() if now is None else now)
+            finally:
+                self._lock.release()
+
+    def _add(self, now: float) -> None:
         if self._read_at is not None:
             numbers = self._count()
             for kind, number in numbers.items():
