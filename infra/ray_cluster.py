@@ -57,6 +57,8 @@ class RayCluster(pulumi.ComponentResource):
     """Name of the CloudWatch dashboard: training, GPUs, tasks, network."""
     estimated_hourly_usd: pulumi.Output[float | None]
     """On-demand cost of all instances in USD per hour; none if prices are not available."""
+    idle_cost: pulumi.Output[str]
+    """Cost per hour and month while no run uses the cluster, by part, and the command that ends it."""
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default."""
     vpc_id: pulumi.Output[str]
@@ -146,6 +148,7 @@ class RayCluster(pulumi.ComponentResource):
         self.log_group = cluster.logs.name
         self.metrics_dashboard = monitoring.dashboard_name
         self.estimated_hourly_usd = pulumi.Output.from_input(plan.hourly_usd)
+        self.idle_cost = pulumi.Output.from_input(plan.idle_cost)
         self.default_gpus = pulumi.Output.from_input(plan.gpus)
         self.vpc_id = network.vpc_id
         self.subnet_ids = pulumi.Output.all(*network.ref.subnets.values())
@@ -314,6 +317,7 @@ class RayCluster(pulumi.ComponentResource):
             cluster_name=self.cluster_name,
             log_group=self.log_group,
             estimated_hourly_usd=self.estimated_hourly_usd,
+            idle_hourly_usd=self._plan.idle_usd,
             default_gpus=self.default_gpus,
             region=self._plan.location.region,
             **names,

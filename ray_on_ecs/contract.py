@@ -101,6 +101,15 @@ GPUS = {
 KIND_DIMENSION = "Workers"
 
 
+# Hours of a month, as AWS's price lists count them.
+HOURS_OF_MONTH = 730
+
+
+def per_hour_and_month(usd: float) -> str:
+    """Return a cost in USD per hour in words, also of a month: `0.30 USD an hour (216 a month)`."""
+    return f"{usd:.2f} USD an hour ({usd * HOURS_OF_MONTH:,.0f} a month)"
+
+
 def gpu_name(instance_types: list[str]) -> str:
     """Return the name of the types' GPU; `A10G or L4` of unlike types, and `GPU` for a family that is not known."""
     names = (GPUS.get(name.partition(".")[0], "GPU") for name in instance_types)

@@ -60,6 +60,7 @@ EXPORTS = {
     "log_group",
     "metrics_dashboard",
     "estimated_hourly_usd",
+    "idle_cost",
     "default_gpus",
     "connection",
     "train_command",
@@ -117,8 +118,12 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
         **known,
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
         "metrics_dashboard": "ray-on-ecs-ray-dev-c0ffee",
+        "idle_cost": "0.30 USD an hour (216 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, "
+        "CloudWatch 0.02; the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) until idle for 30 "
+        "minutes; `pulumi destroy` ends it",
         "connection": {
             **known,
+            "idle_hourly_usd": {"head": 0.2162, "its disk": 0.011, "NAT gateway": 0.05, "CloudWatch": 0.0185},
             "region": REGION,
             "head_host": "head.ray-on-ecs-ray-dev-c0ffee.internal",
             "token_parameter": "ray-on-ecs-auth-parameter",
@@ -596,7 +601,9 @@ def test_existing_network_holds_all_resources() -> None:
 
 
 def test_unknown_cost_is_exported_as_unknown() -> None:
-    assert deployed("existing network and image").exports["estimated_hourly_usd"] == "unknown"
+    exports = deployed("existing network and image").exports
+    assert exports["estimated_hourly_usd"] == "unknown"
+    assert exports["idle_cost"].startswith("unknown")
 
 
 BUILD_LINE = "image: CodeBuild builds it in `pulumi up`, some 8 minutes, about 0.16 USD"

@@ -12,7 +12,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import docker, limits, lookups, prices, quotas, rules
+from infra.config import docker, idle_cost, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
@@ -36,6 +36,7 @@ class Plan:
         image_uri: Training image, pinned by its digest where that is known; empty to build one.
         image_builder: `local` or `codebuild`; empty with an image.
         default_tags: Default tags of the AWS provider.
+        idle_usd: USD per hour without workers, by part (see idle_cost.py).
         image_problem: Reason why this machine can't build the image.
         network_problem: Reason why AWS would refuse another network.
     """
@@ -47,6 +48,7 @@ class Plan:
     image_uri: pulumi.Input[str]
     image_builder: str
     default_tags: Mapping[str, str]
+    idle_usd: Mapping[str, float | None] | None
     image_problem: SettingError | None
     network_problem: SettingError | None
 
@@ -57,6 +59,11 @@ class Plan:
         Spot prices change by the hour: an output with them would show a change in every preview.
         """
         return prices.estimate(*(replace(node, spot_count=0) for node in self.nodes.values()))
+
+    @property
+    def idle_cost(self) -> str:
+        """Cost per hour and month of a stack that no run uses, in words."""
+        return idle_cost.describe(self.idle_usd, self.nodes, self.scales)
 
 
 def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | None = None) -> Plan:
@@ -112,6 +119,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         image_uri=image_uri,
         image_builder=image_builder,
         default_tags=tags,
+        idle_usd=idle_cost.look_up(caller.region, location, nodes, scales, nat_gateway=args.nat_gateway),
         image_problem=image_problem,
         network_problem=network_problem,
     )

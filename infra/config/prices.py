@@ -20,6 +20,7 @@ from infra.config.worker_pool import counts_of
 from infra.definitions.sizing import GP3_MIB
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec, Price
+from ray_on_ecs.contract import HOURS_OF_MONTH
 
 PRICE_LIST_REGION = "us-east-1"
 # Linux without licences, on demand, on shared tenancy; without unused reservations and capacity blocks, which have
@@ -31,7 +32,7 @@ PRODUCT = {
 # Throughput of a gp3 volume above what its size includes, for a month.
 # https://aws.amazon.com/ebs/pricing/
 DISK_PRODUCT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
-DISK_UNIT, MIB_OF_UNIT, HOURS_OF_MONTH = "GiBps-mo", 1024, 730
+DISK_UNIT, MIB_OF_UNIT = "GiBps-mo", 1024
 # Refused or absent, or the page of a proxy in place of an answer.
 UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, ValueError)
 
@@ -175,11 +176,11 @@ def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
     return usd(prices, region, "Hrs", {**PRODUCT, "instanceType": instance_type})
 
 
-def usd(prices: Any, region: str, unit: str, product: Mapping[str, str]) -> float:
+def usd(prices: Any, region: str, unit: str, product: Mapping[str, str], service: str = "AmazonEC2") -> float:
     """Price of a unit of a product in USD; LookupError unless the list has exactly one."""
     wanted = {**product, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    products = prices.get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+    products = prices.get_products(ServiceCode=service, Filters=filters)["PriceList"]
     offers = [offer for found in products for offer in json.loads(found)["terms"].get("OnDemand", {}).values()]
     dimensions = [dimension for offer in offers for dimension in offer["priceDimensions"].values()]
     # 0 is a product that is not sold on demand.

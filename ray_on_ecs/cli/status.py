@@ -18,7 +18,7 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
-from ray_on_ecs.contract import SPOT
+from ray_on_ecs.contract import HOURS_OF_MONTH, SPOT, per_hour_and_month
 from ray_on_ecs.errors import (
     HeadUnavailable,
     ResourceError,
@@ -143,7 +143,7 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
     groups = read("groups", lambda: read_groups(stack, info)) if info else None
     services = read("services", lambda: read_services(stack, info, groups)) or {}
     found: dict[str, Any] = {"groups": groups, "scale_in": {}}
-    found |= {"hourly_usd": None, "hourly_usd_by_kind": None}
+    found |= {"hourly_usd": None, "monthly_usd": None, "hourly_usd_by_part": None}
     if info:
         known = groups or {}
         stopping, refused = read("scale-in", lambda: scale_in.read(stack, info, services, known, nodes)) or ({}, {})
@@ -151,15 +151,21 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
         found |= {"node_groups": info["groups"], "scale_in": stopping}
         if nodes is not None:
             usd = read("prices", lambda: read_hourly_usd(stack, info, nodes, known))
-            found |= {"hourly_usd": usd and round(sum(usd.values()), 4), "hourly_usd_by_kind": usd}
-    totals = {"estimated_hourly_usd": stack.estimated_hourly_usd, "unknown": unknown}
+            if usd:
+                total = sum(usd.values())
+                found |= {"hourly_usd": round(total, 4), "monthly_usd": round(total * HOURS_OF_MONTH, 2)}
+                found["hourly_usd_by_part"] = usd
+    totals = {"estimated_hourly_usd": stack.estimated_hourly_usd, "idle_hourly_usd": stack.idle_hourly_usd}
+    totals["unknown"] = unknown
     return {"region": stack.region, "services": services, **found, **totals}
 
 
 def read_hourly_usd(
     stack: Stack, info: ClusterInfo, nodes: Sequence[Node], groups: Mapping[str, Group | None]
 ) -> dict[str, float]:
-    """Return the cost in USD per hour of the nodes and of workers that have not joined, by kind of node.
+    """Return the cost in USD per hour as it stands: of what runs without workers, by part, and of workers, by kind.
+
+    Workers that have not joined count.
 
     Raises:
         TrainingError: A price is not known, or AWS refuses the Spot prices.
@@ -173,7 +179,8 @@ def read_hourly_usd(
         instances += [InstanceKind(instance_type or None, kind=kind) for instance_type in starting]
     if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
-    return {HEAD: info["head_usd"], **hourly_usd(info, instances, aws.asking(stack))}
+    idle = {part: usd for part, usd in (stack.idle_hourly_usd or {}).items() if usd is not None}
+    return {HEAD: info["head_usd"], **idle, **hourly_usd(info, instances, aws.asking(stack))}
 
 
 def _ray_lines(
@@ -249,17 +256,25 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
         if service.fault:
             yield "", f"{kind}: {service.fault}"
     yield "EC2", groups_line(groups) if groups else unknown("workers", "groups")
-    if of_aws["hourly_usd"] is not None:
-        cost = f"{of_aws['hourly_usd']:.2f} USD an hour now"
-        if len(usd := of_aws["hourly_usd_by_kind"]) > 2:
-            cost += f" ({', '.join(f'{kind} {each:.2f}' for kind, each in usd.items())})"
-    elif ray:
-        cost = unknown("workers", "prices")
-    else:
-        cost = "unknown while the head can't be reached"
-    if of_aws["estimated_hourly_usd"] is not None:
-        cost += f"; at most {of_aws['estimated_hourly_usd']:.2f} with all workers"
-    yield "cost", f"{cost}; disk space, NAT and traffic are extra"
+    yield "cost", _cost(of_aws, unknown("workers", "prices") if ray else "unknown while the head can't be reached")
     lines = scale_in.in_words(of_aws["scale_in"]) or unknown("workers", "scale-in")
     refused = "; ".join(f"{action} {why}" for action, why in of_aws["unknown"].items() if ":" in action)
     yield "scale-in", lines + (f" (not known: {refused})" if refused else "")
+
+
+def _cost(of_aws: Mapping[str, Any], unknown: str) -> str:
+    """Return the cost as it stands by part, the most that it can be, and what ends it."""
+    idle = of_aws["idle_hourly_usd"] or {}
+    known = {part: usd for part, usd in idle.items() if usd is not None}
+    if of_aws["hourly_usd"] is not None:
+        parts = ", ".join(f"{part} {usd:.2f}" for part, usd in of_aws["hourly_usd_by_part"].items())
+        texts = [f"{per_hour_and_month(of_aws['hourly_usd'])} now: {parts}"]
+    else:
+        least = [f"at least {per_hour_and_month(sum(known.values()))} without workers"] if known else []
+        texts = [unknown, *least]
+    if of_aws["estimated_hourly_usd"] is not None:
+        others = sum(usd for part, usd in known.items() if part != HEAD)
+        texts.append(f"at most {of_aws['estimated_hourly_usd'] + others:.2f} an hour with all workers")
+    without = [part for part, usd in idle.items() if usd is None] if idle else ["network", "CloudWatch"]
+    extra = [*without, "disk space of workers" if idle else "disk space", "traffic, S3 and logs"]
+    return "; ".join([*texts, f"{', '.join(extra)} are extra", "`pulumi destroy` ends it"])

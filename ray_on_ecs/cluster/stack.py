@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ class Stack:
     services: dict[str, str]  # of the head and by kind of node: `workers`, and others if there can be any
     log_group: str
     estimated_hourly_usd: float | None  # of all instances
+    # What runs without workers, by part (head, NAT gateway); a part is None if its price is unknown, and all are None
+    # without the head's price, and in outputs of earlier versions.
+    idle_hourly_usd: dict[str, float | None] | None = None
     project: Path | None = None  # None for a file
 
     @property
@@ -167,7 +170,8 @@ def _read(name: str, outputs: Any, source: str, project: Path | None = None) -> 
     if not outputs:
         hint = f"; {OTHER_PROJECT}" if project else ""
         raise ResourceError(f"{source} has no outputs: the stack is not up; pulumi up creates it{hint}")
-    keys = {field.name for field in fields(Stack)} - {"name", "project"}
+    own = [field for field in fields(Stack) if field.name not in ("name", "project")]
+    keys = {field.name for field in own if field.default is MISSING}
     # A file may hold only the connection, for example of one of a program's clusters.
     connection = outputs if keys <= outputs.keys() else outputs.get(CONNECTION)
     if not isinstance(connection, dict):
@@ -176,4 +180,5 @@ def _read(name: str, outputs: Any, source: str, project: Path | None = None) -> 
     if missing:
         error = AnotherProgram if "cluster_name" in missing else UsageError
         raise error(f"{source}: its output {CONNECTION} has no {', '.join(missing)}; {UPDATE}")
-    return Stack(name=name, project=project, **{key: connection[key] for key in keys})
+    values = {field.name: connection[field.name] for field in own if field.name in connection}
+    return Stack(name=name, project=project, **values)

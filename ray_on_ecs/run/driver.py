@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -34,7 +34,7 @@ from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
 from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.restarts import Restarts
-from ray_on_ecs.run.summary import print_header, print_summary, publish_files
+from ray_on_ecs.run.summary import print_header, print_summary, print_what_stays, publish_files
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.run.worker import Settings
 from ray_on_ecs.storage import layout
@@ -83,10 +83,11 @@ def run(admitted: Admission) -> dict[str, Any]:
     config, storage = document.config, document.storage
     sources = {name: inputs.resolve(name, source, storage) for name, source in config.inputs.items()}
     record.starts.request(time.time())
-    with home_of(admitted, sources) as home:
+    with home_of(admitted, sources) as home, ExitStack() as last:
         storage.delete(layout.ERROR)
         print_header(config, storage, home.allocation)
         driver = RunDriver(admitted, home, sources)
+        last.callback(print_what_stays, config, driver.hours)
         summary = driver.train()
         publish_files(storage)
         of_code = {"archive": document.code.archive, **document.code.git}
@@ -166,6 +167,7 @@ class RunDriver:
             others_follow = self._ended_for != "finished"
         finally:
             try:
+                self.hours.read()  # a short run may have been read only before it had workers
                 self._leave(group, others_follow)
             finally:
                 group.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
@@ -22,20 +23,45 @@ class InstanceHours:
 
     def __init__(self, count: Callable[[], Mapping[InstanceKind, int]]) -> None:
         self._count = count
+        self._lock = threading.Lock()
         self._read_at: float | None = None
+        # Numbers of instances, and until when (monotonic time) there were as many.
+        self._numbers: list[tuple[Mapping[InstanceKind, int], float]] = []
         self.by_kind: dict[InstanceKind, float] = defaultdict(float)
 
     @contextmanager
     def running(self) -> Generator[None]:
         """Count until the block ends."""
-        self.read(time.monotonic())
-        with run_every(POLL_SECONDS, lambda: self.read(time.monotonic()), "instance hours"):
+        self.read()
+        with run_every(POLL_SECONDS, self.read, "instance hours"):
             yield
-        self.read(time.monotonic())
+        self.read()
 
-    def read(self, now: float) -> None:
-        """Add the time since the last reading, by the number of instances that there are now."""
+    def read(self, now: float | None = None) -> None:
+        """Add the time since the last reading, by the number of instances that there are now (monotonic time).
+
+        It does nothing while another thread reads, which may wait for Ray.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._add(time.monotonic() if now is None else now)
+            finally:
+                self._lock.release()
+
+    def _add(self, now: float) -> None:
         if self._read_at is not None:
-            for kind, number in self._count().items():
+            numbers = self._count()
+            for kind, number in numbers.items():
                 self.by_kind[kind] += number * (now - self._read_at) / 3600
+            if self._numbers and self._numbers[-1][0] == numbers:
+                self._numbers.pop()
+            self._numbers.append((numbers, now))
         self._read_at = now
+
+    def most(self, seconds: float) -> dict[InstanceKind, int]:
+        """Return the highest number of instances of each kind in the last seconds: the idle stop leaves as many."""
+        most: dict[InstanceKind, int] = {}
+        for numbers, until in self._numbers:
+            if self._read_at is not None and until >= self._read_at - seconds:
+                most |= {kind: max(number, most.get(kind, 0)) for kind, number in numbers.items() if number}
+        return most

@@ -11,10 +11,11 @@ from typing import Any
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
 from ray_on_ecs.run.allocation import WorkerAllocation
+from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import publish, read_snapshot
-from ray_on_ecs.tracking.cost import cost_line
+from ray_on_ecs.tracking.cost import cost_line, lines_after_run
 from ray_on_ecs.tracking.records import STEP, read_records
 from ray_on_ecs.tracking.report import NOT_FINITE
 from ray_on_ecs.tracking.results import metric_names
@@ -65,6 +66,12 @@ def print_summary(document: dict[str, Any], config: RunConfig, storage: RunStora
     with suppress(OSError, UsageError):  # the run has finished, and has its results
         _print_unmatched_metrics(config, storage)
         _print_failed_trials(storage)
+
+
+def print_what_stays(config: RunConfig, hours: InstanceHours) -> None:
+    """Print what runs on and costs after a run, however it ends; nothing outside a stack."""
+    for line in lines_after_run(hours.most, then_stop=config.then_stop):
+        print(line, flush=True)
 
 
 def _print_unmatched_metrics(config: RunConfig, storage: RunStorage) -> None:

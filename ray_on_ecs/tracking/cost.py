@@ -11,9 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypedDict
 
-from ray_on_ecs.cluster_info import ClusterInfo, ask_aws, read_cluster_info, recent, spot_prices, spot_question
-from ray_on_ecs.contract import ON_DEMAND, SPOT, WORKERS
+from ray_on_ecs.cluster_info import (
+    ClusterInfo,
+    NodeGroup,
+    ask_aws,
+    read_cluster_info,
+    recent,
+    spot_prices,
+    spot_question,
+)
+from ray_on_ecs.contract import ON_DEMAND, SPOT, WORKERS, per_hour_and_month
 from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.pools import setting
 
 # Prices on spot change while a run trains, which asks for its cost every few seconds.
 SPOT_PRICES_SECONDS = 300.0
@@ -162,6 +171,64 @@ def cost_line(cost: Cost | None) -> str:
     if any(instance["market"] == SPOT for instance in cost["instances"]):
         line += f" ({cost['on_demand_usd']:.2f} USD on demand)"
     return line
+
+
+def lines_after_run(most: Callable[[float], Mapping[InstanceKind, int]], *, then_stop: bool) -> list[str]:
+    """Return what runs on and costs after a run: its workers until the idle stop, and the head; empty without a stack.
+
+    Args:
+        most: Returns the highest number of the run's instances by kind in the last seconds.
+        then_stop: The run's workers stop at its end.
+    """
+    info = read_cluster_info()
+    if info is None:
+        return []
+    timeout = max((group["idle_minutes"] for group in info["groups"].values()), default=0)
+    used: dict[str, dict[InstanceKind, int]] = defaultdict(lambda: defaultdict(int))
+    for instance, count in most(60.0 * timeout if timeout else math.inf).items():
+        if instance.kind in info["groups"]:
+            used[instance.kind][labelled(instance, info)] += count
+    prices = hourly_prices(info, [each for of_kind in used.values() for each in of_kind], _recent_spot_prices)
+    staying = [_staying(info["groups"][kind], instances, prices, then_stop) for kind, instances in used.items()]
+    if (
+        timeout
+        and not then_stop
+        and any(sum(each.values()) > info["groups"][kind]["min"] for kind, each in used.items())
+    ):
+        staying.append("run --then-stop stops a run's workers at its end")
+    lines = ["; ".join(staying)] if staying else []
+    if info["head_usd"] is not None:
+        head = f"the head costs {per_hour_and_month(info['head_usd'])}, network and CloudWatch are extra"
+        lines.append(f"{head}; pulumi destroy ends the stack")
+    return lines
+
+
+def _staying(
+    group: NodeGroup, instances: Mapping[InstanceKind, int], prices: Mapping[InstanceKind, float], then_stop: bool
+) -> str:
+    """Return in words for how long a run's instances of a kind stay, and their cost if the prices are known."""
+    count, least, minutes = sum(instances.values()), group["min"], group["idle_minutes"]
+    names = [f"{number} x {_named(each)}" for each, number in instances.items()]
+    text, is_one, key = " and ".join(names), count == 1, setting(group["pool"], "min")
+    usd = math.nan
+    if instances.keys() <= prices.keys():
+        usd = sum(prices[each] * number for each, number in instances.items())
+    if count <= least or not (then_stop or minutes):
+        cost = "" if math.isnan(usd) else f": {per_hour_and_month(usd)}"
+        why = key if count <= least else "idleTimeoutMinutes is 0"
+        return f"{text} {'keeps' if is_one else 'keep'} running ({why}){cost}"
+    down = f", down to {least} ({key})" if least else ""
+    if then_stop:
+        return f"{text} {'is' if is_one else 'are'} being stopped{down} (--then-stop)"
+    share = (count - least) / count * minutes / 60
+    cost = "" if math.isnan(usd) else f" ({usd * share:.2f} USD)"
+    them = "it" if is_one else "them"
+    stay = f"{text} {'stays' if is_one else 'stay'} idle for some {minutes} minutes{cost}"
+    return f"{stay} unless another run takes {them}{down}"
+
+
+def _named(instance: InstanceKind) -> str:
+    return (instance.instance_type or instance.kind) + (" on spot" if instance.market == SPOT else "")
 
 
 def earlier_of(status: Document | None) -> Earlier:

@@ -57,7 +57,7 @@ def group(pool: str, gpu: str) -> dict[str, Any]:
 
 POOLS = {"workers": group("default", "A10G"), "h100-workers": group("h100", "H100"), "a-workers": group("a", "A100")}
 STACK = {
-    "info": {"cluster": "ray", "groups": POOLS, "prices": None, "head_usd": None},
+    "info": {"cluster": "ray", "groups": POOLS, "prices": {"p5.48xlarge": 40.0}, "head_usd": 0.2},
     "refused": {"a": no_capacity("p4d.24xlarge", "b")},
 }
 
@@ -128,6 +128,8 @@ def test_runs_of_two_pools_train_side_by_side(runs: Runs, tmp_path: Path) -> Non
         "reason": "--pool h100",
     }
     assert "queued behind" not in runs.log("first") + runs.log("second")
+    [workers, _] = runs.log("second").splitlines()[-2:]
+    assert workers.startswith("1 x p5.48xlarge stays idle for some 60 minutes (40.00 USD)")
 
 
 def test_run_trains_in_the_next_pool_if_ec2_refuses(runs: Runs, tmp_path: Path) -> None:
@@ -146,6 +148,20 @@ def test_run_on_cpus_trains_in_the_default_pool(runs: Runs, tmp_path: Path) -> N
     run = runs.start("cpus", MEETS, *[str(tmp_path / "met")] * 2, flags=flags)
     assert run.wait(SECONDS) == 0, runs.log("cpus")
     assert (runs.nodes("cpus"), runs.pool("cpus")["name"]) == ({"node-1"}, "default")
+
+
+@pytest.mark.parametrize("flags", [(), ("--then-stop",)], ids=["idle", "then stop"])
+def test_failed_run_says_what_stays(runs: Runs, flags: tuple[str, ...]) -> None:
+    script = "import sys, time\ntime.sleep(5)\nsys.exit(3)\n"
+    run = runs.start("failed", script, flags=("--pool", "h100", "--max-restarts", "0", *flags))
+    assert run.wait(SECONDS) == 1, runs.log("failed")
+    stays = "1 x p5.48xlarge is being stopped (--then-stop)"
+    if not flags:
+        stays = "1 x p5.48xlarge stays idle for some 60 minutes (40.00 USD) unless another run takes it"
+    [workers, head, error] = runs.log("failed").splitlines()[-3:]
+    assert workers.startswith(stays)
+    assert head.startswith("the head costs 0.20 USD an hour (146 a month)")
+    assert "exit status 3" in error
 
 
 def test_program_uses_both_pools(runs: Runs) -> None:

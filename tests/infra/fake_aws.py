@@ -112,6 +112,10 @@ class Cloud(mocks.Mocks):
     kept: dict[str, str] = field(default_factory=dict)
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     disk_price: float | None = 40.96
+    # Of a GB of disk and a month, a NAT gateway, and an interface endpoint in a zone; a key that is missing has none.
+    other_prices: dict[str, float] = field(
+        default_factory=lambda: {"Storage": 0.08, "NAT Gateway": 0.045, "VpcEndpoint": 0.01}
+    )
     spot_prices: dict[str, float] | None = field(default_factory=lambda: {"g5.xlarge": 0.4})
     absent: tuple[str, ...] = ()
     subnet_zones: dict[str, str] = field(default_factory=dict)
@@ -165,6 +169,10 @@ class Cloud(mocks.Mocks):
         if self.prices is None:
             raise EndpointConnectionError(endpoint_url="https://api.pricing.us-east-1.amazonaws.com/")
         wanted = {item["Field"]: item["Value"] for item in Filters}
+        if (family := wanted.get("productFamily")) in ("Storage", "NAT Gateway", "VpcEndpoint"):
+            assert ServiceCode == ("AmazonVPC" if family == "VpcEndpoint" else "AmazonEC2")
+            price, unit = self.other_prices.get(family), "GB-Mo" if family == "Storage" else "Hrs"
+            return {"PriceList": [] if price is None else [on_demand(price, unit), on_demand(0.02, "GB")]}
         if "volumeApiName" in wanted:
             return {"PriceList": [] if self.disk_price is None else [on_demand(self.disk_price, "GiBps-mo")]}
         price = self.prices.get(wanted["instanceType"])

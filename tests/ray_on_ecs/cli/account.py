@@ -205,6 +205,7 @@ def create_account(url: str) -> Account:
         "services": {kind: service_name(kind) for kind in TASKS},
         "log_group": f"{PREFIX}-logs",
         "estimated_hourly_usd": 2.204,
+        "idle_hourly_usd": {"head": 0.192, "its disk": 0.012, "NAT gateway": 0.05, "CloudWatch": 0.02},
     }
     account.aws("s3").create_bucket(Bucket=account.outputs["bucket"])
     account.put_token()

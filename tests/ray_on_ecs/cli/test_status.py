@@ -18,6 +18,11 @@ MINIMUM = {"workers": {"min": 1, "max": 2, "idle_minutes": 60}}
 NEVER = {"workers": {"min": 0, "max": 2, "idle_minutes": 0}}
 
 
+IDLE = {"head": 0.192, "its disk": 0.012, "NAT gateway": 0.05, "CloudWatch": 0.02}
+IDLE_USD = sum(IDLE.values())
+AT_LEAST = "at least 0.27 USD an hour (200 a month) without workers"
+
+
 def shown(done: CompletedProcess[str]) -> dict[str, str]:
     """The screen's lines by their titles; several of one title as one text."""
     lines = done.stdout.splitlines()[1:]
@@ -47,7 +52,9 @@ def test_status_is_one_screen(stack: Laptop) -> None:
         "jobs": "1 running, 1 queued",
         "ECS": "head 1 of 1 running, workers 2 of 2 running",
         "EC2": "2 of 2 workers in service",
-        "cost": "2.20 USD an hour now; at most 2.20 with all workers; disk space, NAT and traffic are extra",
+        "cost": "2.29 USD an hour (1,669 a month) now: head 0.19, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02, "
+        "workers 2.01; at most 2.29 an hour with all workers; disk space of workers, traffic, S3 and logs are extra; "
+        "`pulumi destroy` ends it",
         "scale-in": "idle workers stop after 30 minutes",
     }
 
@@ -57,8 +64,9 @@ def test_status_as_json(stack: Laptop) -> None:
     document = json.loads(stack.run("status", "--json").stdout)
     assert document["gpus"] == {"used": 0, "total": 1, "requested": 0}
     assert document["services"]["workers"] == {"running": 2, "desired": 2, "fault": None, "deployment": None}
-    assert document["hourly_usd"] == pytest.approx(SPOT_USD + 1.006 + 0.192, abs=1e-4)
-    assert document["hourly_usd_by_kind"] == {"head": 0.192, "workers": pytest.approx(SPOT_USD + 1.006)}
+    assert document["hourly_usd"] == pytest.approx(SPOT_USD + 1.006 + IDLE_USD, abs=1e-4)
+    assert document["monthly_usd"] == pytest.approx(730 * document["hourly_usd"], abs=0.1)
+    assert document["hourly_usd_by_part"] == {**IDLE, "workers": pytest.approx(SPOT_USD + 1.006)}
     assert {"pool": "default", "max": 2, "idle_minutes": 30}.items() <= document["node_groups"]["workers"].items()
     assert document["unknown"] == {}
 
@@ -175,12 +183,43 @@ def test_denied_aws_values_are_omitted(stack: Laptop) -> None:
     found = shown(done)
     assert re.fullmatch(r"unknown \(ecs: An error occurred \(AccessDeniedException\).*\)", found["ECS"])
     assert found["EC2"].startswith("unknown (autoscaling: ")
-    assert found["cost"].startswith("0.19 USD an hour now")
+    assert found["cost"].startswith("0.27 USD an hour (200 a month) now: head 0.19, ")
 
 
 def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
     stack.put_workers(head_usd=None)
-    assert shown(stack.run("status"))["cost"].startswith("unknown (the stack has no price of a node); at most 2.20")
+    why = "unknown (the stack has no price of a node)"
+    assert shown(stack.run("status"))["cost"].startswith(f"{why}; {AT_LEAST}; at most 2.29 an hour")
+
+
+@pytest.mark.parametrize(
+    ("idle", "line"),
+    [
+        (
+            None,
+            "2.20 USD an hour (1,609 a month) now: head 0.19, workers 2.01; at most 2.20 an hour with all workers; "
+            "network, CloudWatch, disk space, traffic, S3 and logs are extra; `pulumi destroy` ends it",
+        ),
+        (
+            IDLE | {"NAT gateway": None},
+            "2.24 USD an hour (1,632 a month) now: head 0.19, its disk 0.01, CloudWatch 0.02, workers 2.01; at most "
+            "2.24 an hour with all workers; NAT gateway, disk space of workers, traffic, S3 and logs are extra; "
+            "`pulumi destroy` ends it",
+        ),
+    ],
+    ids=["outputs of an earlier version", "a price is unknown"],
+)
+def test_cost_without_a_part_says_so(stack: Laptop, idle: dict[str, float | None] | None, line: str) -> None:
+    if idle is None:
+        del stack.outputs["idle_hourly_usd"]
+    else:
+        stack.outputs["idle_hourly_usd"] = idle
+    assert shown(stack.run("status"))["cost"] == line
+
+
+def test_stack_costs_while_its_head_cannot_be_reached(stack: Laptop) -> None:
+    done = stack.run("status", with_state=False)
+    assert shown(done)["cost"].startswith(f"unknown while the head can't be reached; {AT_LEAST}; at most 2.29 an hour")
 
 
 def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
@@ -188,7 +227,7 @@ def test_parameter_of_another_version_is_reported(stack: Laptop) -> None:
     found = shown(stack.run("status"))
     why = f"unknown ({stack.outputs['cluster_info_parameter']} has no valid cluster info; pulumi up writes it)"
     assert found["scale-in"] == why
-    assert found["cost"].startswith(f"{why}; at most 2.20")
+    assert found["cost"].startswith(f"{why}; {AT_LEAST}; at most 2.29 an hour")
 
 
 def test_aws_state_is_shown_without_a_head(stack: Laptop) -> None:
@@ -266,17 +305,21 @@ def test_unhealthy_instance_is_named(stack: Laptop) -> None:
 @pytest.mark.parametrize(
     ("nodes", "changed", "hourly"),
     [
-        ([], {}, 0.192 + 2 * 1.006),
-        ([{}], {}, 0.192 + 2 * 1.006),
-        ([{}, {}, {}], {}, 0.192 + 3 * 1.006),
-        ([{"ray.io/market-type": "spot"}] * 2, {}, 0.192 + 2 * SPOT_USD),
-        ([], {"spot": True}, 0.192 + 2 * SPOT_USD),
-        ([{"instance-type": "g5.2xlarge"}] * 2, {"prices": {"g5.xlarge": 1.006, "g5.2xlarge": 1.212}}, 0.192 + 2.424),
+        ([], {}, IDLE_USD + 2 * 1.006),
+        ([{}], {}, IDLE_USD + 2 * 1.006),
+        ([{}, {}, {}], {}, IDLE_USD + 3 * 1.006),
+        ([{"ray.io/market-type": "spot"}] * 2, {}, IDLE_USD + 2 * SPOT_USD),
+        ([], {"spot": True}, IDLE_USD + 2 * SPOT_USD),
+        (
+            [{"instance-type": "g5.2xlarge"}] * 2,
+            {"prices": {"g5.xlarge": 1.006, "g5.2xlarge": 1.212}},
+            IDLE_USD + 2.424,
+        ),
         ([{"ray.io/node-group": "cpu-workers", "instance-type": "c7i.large"}], {"prices": {"c7i.large": 0.1}}, None),
         (
             [{"ray.io/node-group": "cpu-workers", "instance-type": "c7i.large"}],
             {"prices": {"g5.xlarge": 1.006, "c7i.large": 0.1}},
-            0.192 + 2 * 1.006 + 0.1,
+            IDLE_USD + 2 * 1.006 + 0.1,
         ),
         ([{"instance-type": "g6.xlarge"}], {}, None),
         ([], {"prices": None}, None),
@@ -392,7 +435,7 @@ def test_pools_have_a_line_for_each_node_group(stack: Laptop) -> None:
     done = stack.run("status")
     assert (done.returncode, done.stderr) == (0, "")
     found = shown(done)
-    usd = 0.192 + 3 * 1.006 + SPOT_USD
+    usd = IDLE_USD + 3 * 1.006 + SPOT_USD
     del found["head"], found["jobs"]
     assert found == {
         "default": "1 of 2 nodes in us-east-1a: 1 x g5.xlarge on demand, 1 of 1 GPUs in use; "
@@ -401,8 +444,9 @@ def test_pools_have_a_line_for_each_node_group(stack: Laptop) -> None:
         "GPUs": "5 of 10 in use, 5 requested",
         "ECS": "head 1 of 1 running, workers 2 of 2 running, h100-workers 1 of 1 running",
         "EC2": "2 of 2 workers in service; 1 of 1 h100-worker in service",
-        "cost": f"{usd:.2f} USD an hour now (head 0.19, workers 2.01, workers-b 1.01, h100-workers 0.00); at most 2.20 "
-        "with all workers; disk space, NAT and traffic are extra",
+        "cost": f"{usd:.2f} USD an hour ({usd * 730:,.0f} a month) now: head 0.19, its disk 0.01, NAT gateway 0.05, "
+        "CloudWatch 0.02, workers 2.01, workers-b 1.01, h100-workers 0.00; at most 2.29 an hour with all workers; disk "
+        "space of workers, traffic, S3 and logs are extra; `pulumi destroy` ends it",
         "scale-in": "idle workers, workers-b and h100-workers stop after 30 minutes",
     }
 
@@ -439,8 +483,8 @@ def test_pools_as_json(stack: Laptop) -> None:
     assert [*document["groups"]] == [*document["node_groups"]] == [*document["scale_in"]] == kinds
     assert [group["pool"] for group in document["node_groups"].values()] == ["default", "default", "h100"]
     assert document["groups"]["h100-workers"]["types"] == ["p5.48xlarge"]
-    usd = {"head": 0.192, "workers": 2.012, "h100-workers": 55.04}
-    assert document["hourly_usd_by_kind"] == pytest.approx(usd), "instances that have not joined are billed"
+    usd = {**IDLE, "workers": 2.012, "h100-workers": 55.04}
+    assert document["hourly_usd_by_part"] == pytest.approx(usd), "instances that have not joined are billed"
     assert document["hourly_usd"] == pytest.approx(sum(usd.values()))
     assert document["unknown"] == {}
 
@@ -550,4 +594,4 @@ def test_node_of_a_removed_pool_is_still_shown(stack: Laptop) -> None:
     stack.head.add_worker(gpus=8.0, **H100 | {"ray.io/node-group": "old"})
     found = shown(stack.run("status"))
     assert found["old"] == "1 node in us-east-1c: 1 x p5.48xlarge on spot, 0 of 8 GPUs in use"
-    assert found["cost"].startswith("unknown (the stack has no price of a node)")
+    assert found["cost"].startswith(f"unknown (the stack has no price of a node); {AT_LEAST}")

@@ -1,6 +1,7 @@
 """Cost of a run, by the prices that the stack leaves in a parameter, and its totals over all commands."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 from ray_on_ecs import cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.tracking import cost as cost_module
-from ray_on_ecs.tracking.cost import InstanceKind, cost_line, cost_of, earlier_of, total_seconds, total_usd
+from ray_on_ecs.tracking.cost import (
+    InstanceKind,
+    cost_line,
+    cost_of,
+    earlier_of,
+    lines_after_run,
+    total_seconds,
+    total_usd,
+)
 from tests.aws import REGION, client
 
 NAME = "workers-of-the-tests"
@@ -244,3 +253,94 @@ def test_unknown_cost_makes_the_total_unknown(unknown: tuple[float | None, float
 def test_run_before_its_start_has_no_time() -> None:
     assert (total_seconds({}, {}), total_usd({}, {})) == (None, None)
     assert earlier_of(None) == {"seconds": 0.0, "usd": 0.0}
+
+
+OF_WORKERS = WORKERS["scaling"]["workers"]
+HEAD_LINE = (
+    "the head costs 0.19 USD an hour (140 a month), network and CloudWatch are extra; pulumi destroy ends the stack"
+)
+NEXT = "; run --then-stop stops a run's workers at its end"
+H100_SPOT = InstanceKind("p5.48xlarge", "spot", "h100-workers")
+
+
+@pytest.mark.parametrize(
+    ("used", "limits", "line"),
+    [
+        ({G5: 2}, {}, "2 x g5.xlarge stay idle for some 30 minutes (1.01 USD) unless another run takes them" + NEXT),
+        ({G5: 1}, {}, "1 x g5.xlarge stays idle for some 30 minutes (0.50 USD) unless another run takes it" + NEXT),
+        (
+            {UNLABELLED: 1, G5: 1, G6: 1},
+            {"idle_minutes": 60},
+            "2 x g5.xlarge and 1 x g6.xlarge stay idle for some 60 minutes (2.82 USD) unless another run takes them"
+            + NEXT,
+        ),
+        (
+            {G5: 4},
+            {"min": 1},
+            "4 x g5.xlarge stay idle for some 30 minutes (1.51 USD) unless another run takes them, down to 1 "
+            "(minWorkers)" + NEXT,
+        ),
+        ({G5: 2}, {"min": 2}, "2 x g5.xlarge keep running (minWorkers): 2.01 USD an hour (1,469 a month)"),
+        ({G5: 1}, {"min": 2}, "1 x g5.xlarge keeps running (minWorkers): 1.01 USD an hour (734 a month)"),
+        (
+            {G5: 2},
+            {"idle_minutes": 0},
+            "2 x g5.xlarge keep running (idleTimeoutMinutes is 0): 2.01 USD an hour (1,469 a month)",
+        ),
+        ({}, {}, None),
+        ({InstanceKind("g5.xlarge", "on-demand", "gone-workers"): 1}, {}, None),
+    ],
+)
+def test_lines_after_a_run_name_what_stays(
+    used: dict[InstanceKind, int], limits: dict[str, int], line: str | None, put: Callable[..., Any]
+) -> None:
+    put(scaling={"workers": {**OF_WORKERS, **limits}})
+    assert lines_after_run(lambda seconds: used, then_stop=False) == [*([line] if line else []), HEAD_LINE]
+
+
+@pytest.mark.parametrize(
+    ("limits", "line"),
+    [
+        ({}, "2 x g5.xlarge are being stopped (--then-stop)"),
+        ({"idle_minutes": 0}, "2 x g5.xlarge are being stopped (--then-stop)"),
+        ({"min": 1}, "2 x g5.xlarge are being stopped, down to 1 (minWorkers) (--then-stop)"),
+        ({"min": 2}, "2 x g5.xlarge keep running (minWorkers): 2.01 USD an hour (1,469 a month)"),
+    ],
+)
+def test_workers_of_then_stop_are_being_stopped(limits: dict[str, int], line: str, put: Callable[..., Any]) -> None:
+    put(scaling={"workers": {**OF_WORKERS, **limits}})
+    assert lines_after_run(lambda seconds: {G5: 2}, then_stop=True) == [line, HEAD_LINE]
+
+
+def test_workers_of_several_pools_are_one_line(put: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    put(**{**POOLS, "pools": {"h100-workers": {**H100, "min": 1}}})
+    monkeypatch.setattr(cost_module, "ask_aws", lambda *_, **__: None)
+    [line, _] = lines_after_run(lambda seconds: {G5: 1, H100_SPOT: 1}, then_stop=False)
+    assert line == (
+        "1 x g5.xlarge stays idle for some 30 minutes (0.50 USD) unless another run takes it; "
+        "1 x p5.48xlarge on spot keeps running (workerPools.h100.min)" + NEXT
+    )
+
+
+def test_unknown_prices_are_left_out_after_a_run(put: Callable[..., Any]) -> None:
+    put(prices=None, head_usd=None)
+    lines = lines_after_run(lambda seconds: {G5: 2}, then_stop=False)
+    assert lines == ["2 x g5.xlarge stay idle for some 30 minutes unless another run takes them" + NEXT]
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(30, 1800.0), (0, math.inf)])
+def test_instances_within_the_idle_timeout_count(minutes: int, seconds: float, put: Callable[..., Any]) -> None:
+    put(scaling={"workers": {**OF_WORKERS, "idle_minutes": minutes}})
+    asked: list[float] = []
+
+    def most(since: float) -> dict[InstanceKind, int]:
+        asked.append(since)
+        return {}
+
+    lines_after_run(most, then_stop=False)
+    assert asked == [seconds]
+
+
+def test_outside_a_stack_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLUSTER_INFO_VARIABLE, raising=False)
+    assert lines_after_run(lambda seconds: {G5: 2}, then_stop=False) == []
