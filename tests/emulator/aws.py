@@ -46,8 +46,13 @@ from moto.ssm.models import ParameterDict, ssm_backends
 from tests.aws import environment, moto_server
 from tests.emulator.monitor import ACCOUNT
 
-# On-demand Linux in USD an hour, rounded.
+# On-demand Linux in USD an hour, rounded, and other products of the price list.
+UNITS = {"Provisioned Throughput": "GiBps-mo", "Storage": "GB-Mo"}
 PRICES = {
+    "Provisioned Throughput": 40.96,
+    "Storage": 0.08,
+    "NAT Gateway": 0.045,
+    "VpcEndpoint": 0.01,
     "m5.xlarge": 0.192, "m5.2xlarge": 0.384, "m6i.xlarge": 0.192, "c6i.2xlarge": 0.34, "g4dn.xlarge": 0.526,
     "g5.xlarge": 1.006, "g5.12xlarge": 5.672, "g6.xlarge": 0.805, "g6e.xlarge": 1.861, "p4d.24xlarge": 21.957,
     "p5.48xlarge": 55.04,
@@ -468,7 +473,8 @@ def _call(original: Any, self: Any, environ: dict[str, Any], start_response: Cal
         return original(self, environ, start_response)
     asked = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
     wanted = {each["Field"]: each["Value"] for each in asked["Filters"]}
-    price, unit = (40.96, "GiBps-mo") if "volumeApiName" in wanted else (PRICES.get(wanted["instanceType"]), "Hrs")
+    name = wanted.get("instanceType") or wanted["productFamily"]
+    price, unit = PRICES.get(name), UNITS.get(name, "Hrs")
     offer = {"priceDimensions": {"d": {"unit": unit, "pricePerUnit": {"USD": f"{price}"}}}}
     product = {"product": {"attributes": wanted}, "terms": {"OnDemand": {"o": offer}}}
     body = json.dumps({"FormatVersion": "aws_v1", "PriceList": [json.dumps(product)] if price else []}).encode()
