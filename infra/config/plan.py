@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
 
 import pulumi
 import pulumi_aws as aws
@@ -149,10 +149,10 @@ def _check_room(args: RayClusterArgs, nodes: Sequence[NodeSpec]) -> None:
 def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions | None) -> dict[str, NodeSpec]:
     """Node specifications by kind. A pool without zones is in the head's, which is the first of the default pool."""
     here, key = location.worker_zones[:1], "head_instance_type"
-    answers: dict[str, Any] = {}  # of EC2 by instance type, which several pools may have
-    instances = lookups.instance_types(
-        key, [args.head_instance_type], location.region, ["on-demand"], opts, answers=answers
-    )
+    of_head = lookups.instance_types(key, [args.head_instance_type], location.region, ["on-demand"])
+    questions = {name: _types(args, name, location.region) for name in args.pools}
+    answers = lookups.ask_all([*of_head, *chain(*questions.values())], opts)
+    instances = lookups.described(of_head, answers)
     head = NodeSpec(
         key=key,
         instances=instances,
@@ -165,7 +165,7 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     nodes = {"head": head}
     for name, pool in args.pools.items():
         spread = args.spread_zones and name == DEFAULT_POOL
-        node = _node(args, name, location.region, opts, answers)
+        node = _node(args, name, lookups.described(questions[name], answers))
         zones = location.worker_zones if name == DEFAULT_POOL else pool.zones or here
         if spread or not zones:
             nodes[kind_of(name)] = replace(node, zones=zones, spread=spread)
@@ -176,17 +176,19 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     return nodes
 
 
-def _node(
-    args: RayClusterArgs, name: str, region: str, opts: pulumi.InvokeOptions | None, answers: dict[str, Any]
-) -> NodeSpec:
-    """Specification of a pool's nodes, without their zone; types without GPUs make CPU workers."""
-    pool, key = args.pools[name], field_of(name, "instance_types")
+def _types(args: RayClusterArgs, name: str, region: str) -> list[lookups.Question]:
+    """Questions for the instance types of a pool."""
+    pool = args.pools[name]
     markets = {"on-demand": pool.most - pool.spot_count, "spot": pool.spot_count}
     usages = [market for market, count in markets.items() if count]
     is_grouped = pool.most > 1 and name != CPU_POOL and not (args.spread_zones and name == DEFAULT_POOL)
-    instances = lookups.instance_types(
-        key, pool.instance_types, region, usages, opts, grouped=is_grouped, answers=answers
-    )
+    field = field_of(name, "instance_types")
+    return lookups.instance_types(field, pool.instance_types, region, usages, grouped=is_grouped)
+
+
+def _node(args: RayClusterArgs, name: str, instances: tuple[InstanceType, ...]) -> NodeSpec:
+    """Specification of a pool's nodes, without their zone; types without GPUs make CPU workers."""
+    pool, key = args.pools[name], field_of(name, "instance_types")
     has_gpus = name == DEFAULT_POOL or (name != CPU_POOL and any(instance.gpu_name for instance in instances))
     task = (worker_size if has_gpus else cpu_worker_size)(key, instances)
     if has_gpus:
