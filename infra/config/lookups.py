@@ -264,7 +264,7 @@ def _ami(args: RayClusterArgs, name: str, ami_id: str, group: Sequence[NodeSpec]
     else:
         conditions, absent = rules.public_ami(*disk), WARN
     # A deprecated AMI can still be launched by its ID.
-    filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
+    filters = [aws.ec2.GetAmiFilterArgsDict(name="image-id", values=[ami_id])]
     call = partial(aws.ec2.get_ami, filters=filters, include_deprecated=True)
     return Question(_ami_field(group), ami_id, "ec2:DescribeImages", call, conditions, hint, absent)
 
@@ -297,10 +297,8 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     answers = ask_all(questions, opts)
     vpc, questions = next(answers), []
     if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
-        call, conditions = (
-            partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id),
-            rules.dhcp_options(vpc.cidr_block),
-        )
+        call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
+        conditions = rules.dhcp_options(vpc.cidr_block)
         questions.append(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, conditions))
     for name in names:
         call = partial(_route_table, name, vpc.main_route_table_id if vpc else "")

@@ -51,7 +51,7 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     names = sorted({name for node in nodes for name in node.instance_types})
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
-        calls = [partial(hourly_usd, price_list, region, name) for name in names]
+        calls: list[Callable[[], float]] = [partial(hourly_usd, price_list, region, name) for name in names]
         if any(node.disk_throughput != GP3_MIB for node in nodes):
             calls.append(partial(usd, price_list, region, DISK_UNIT, DISK_PRODUCT))
         answers = _usd(calls)

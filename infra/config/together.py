@@ -18,25 +18,27 @@ def together(*calls: Callable[[], Any]) -> list[Future[Any]]:
     as in those of `Output.apply`. In a thread it could not wait for what the program's loop does, such as transforms.
     https://github.com/pulumi/pulumi/pull/3056
     """
-    answers: dict[str, Future[Any]] = {repr(call): Future() for call in calls}
-    todo = list({repr(call): call for call in calls}.values())
+    names = [repr(call) for call in calls]
+    answers: dict[str, Future[Any]] = {name: Future() for name in names}
+    todo = list(dict(zip(names, calls, strict=True)).items())
 
-    def make(call: Callable[[], Any]) -> None:
-        answer = answers[repr(call)]
-        if not (answer.running() or answer.done()):
-            answer.set_running_or_notify_cancel()
-            try:
-                answer.set_result(call())
-            except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
-                answer.set_exception(error)
+    def make(name: str, call: Callable[[], Any]) -> None:
+        answer = answers[name]
+        if answer.running() or answer.done():
+            return
+        answer.set_running_or_notify_cancel()
+        try:
+            answer.set_result(call())
+        except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
+            answer.set_exception(error)
 
     while todo:
         batch, todo = todo[:AT_ONCE], todo[AT_ONCE:]
-        for call in batch[1:]:
-            asyncio.get_running_loop().call_soon(make, call)
-        for call in batch:
-            make(call)
-    return [answers[repr(call)] for call in calls]
+        for each in batch[1:]:
+            asyncio.get_running_loop().call_soon(make, *each)
+        for each in batch:
+            make(*each)
+    return [answers[name] for name in names]
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Future[Any]]:
