@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pulumi_aws as aws
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.config.clients import client
+from infra.config.together import in_threads
 from infra.errors import is_absent
 from ray_on_ecs.contract import RUNS_PREFIX
 
@@ -19,6 +20,15 @@ REDIRECTED = ("MovedPermanently", "PermanentRedirect", "StatusCode: 301")
 # Storage classes whose objects have to be restored before they can be read.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/archived-objects.html
 ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+# Requests for the facts of the stack's own bucket, and of one with data.
+OF_RUNS = (
+    "head_bucket",
+    "get_bucket_versioning",
+    "get_bucket_lifecycle_configuration",
+    "get_object_lock_configuration",
+    "get_bucket_encryption",
+)
+OF_DATA = ("get_bucket_request_payment", "get_bucket_encryption")
 
 
 def get(name: str, opts: pulumi.InvokeOptions | None) -> Any:
@@ -31,33 +41,36 @@ def get(name: str, opts: pulumi.InvokeOptions | None) -> Any:
         raise
 
 
-def facts(name: str, region: str, account: str, opts: pulumi.InvokeOptions | None) -> Facts:
+def facts(name: str, region: str, account: str, requests: Sequence[str], opts: pulumi.InvokeOptions | None) -> Facts:
     """Facts about a bucket."""
-    return Facts(name, client("s3", region), account)
+    return Facts(name, client("s3", region), account, requests)
 
 
 class Facts:
-    """Facts that the AWS provider has no data source for; S3 is asked when one is read, and may refuse."""
+    """Facts that the AWS provider has no data source for, from requests to S3, which may refuse them."""
 
-    def __init__(self, name: str, client: Any, account: str) -> None:
-        self._name, self._client, self._account = name, client, account
+    def __init__(self, name: str, client: Any, account: str, requests: Sequence[str]) -> None:
+        """Start the requests, which are names of a client's methods."""
+        calls = {request: partial(getattr(client, request), Bucket=name) for request in requests}
+        if "head_bucket" in calls:
+            calls["of_account"] = partial(calls["head_bucket"], ExpectedBucketOwner=account)
+        self._asked = dict(zip(calls, in_threads(*calls.values()), strict=True))
 
-    def _ask(self, call: Callable[..., Any], **more: str) -> Any:
+    def _answer(self, request: str) -> Any:
         try:
-            return call(Bucket=self._name, **more)
+            return self._asked[request].result()
         except (BotoCoreError, ClientError) as error:
             return {} if is_absent(str(error)) else None
 
     @property
     def is_own(self) -> bool:
         """True if the bucket belongs to this account."""
-        head = self._client.head_bucket
-        return self._ask(head) is None or self._ask(head, ExpectedBucketOwner=self._account) is not None
+        return self._answer("head_bucket") is None or self._answer("of_account") is not None
 
     @property
     def versions_expire(self) -> bool:
         """False if noncurrent versions of runs stay for ever."""
-        versioning = self._ask(self._client.get_bucket_versioning) or {}
+        versioning = self._answer("get_bucket_versioning") or {}
         rules = self._rules
         return versioning.get("Status") != "Enabled" or rules is None or any(_expires_versions(each) for each in rules)
 
@@ -81,26 +94,26 @@ class Facts:
     @property
     def retention(self) -> str:
         """Default retention of Object Lock, or empty."""
-        lock = (self._ask(self._client.get_object_lock_configuration) or {}).get("ObjectLockConfiguration", {})
+        lock = (self._answer("get_object_lock_configuration") or {}).get("ObjectLockConfiguration", {})
         default = lock.get("Rule", {}).get("DefaultRetention", {})
         return " ".join(f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in default)
 
     @property
     def kms_key(self) -> str:
         """KMS key that encrypts new objects, empty for S3's."""
-        answer = self._ask(self._client.get_bucket_encryption) or {}
+        answer = self._answer("get_bucket_encryption") or {}
         [rule] = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules") or [{}]
         return rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", "")
 
     @property
     def payer(self) -> str | None:
         """BucketOwner or Requester."""
-        return (self._ask(self._client.get_bucket_request_payment) or {}).get("Payer")
+        return (self._answer("get_bucket_request_payment") or {}).get("Payer")
 
     @cached_property
     def _rules(self) -> list[Any] | None:
         """Enabled lifecycle rules, or None if S3 does not tell."""
-        answer = self._ask(self._client.get_bucket_lifecycle_configuration)
+        answer = self._answer("get_bucket_lifecycle_configuration")
         return None if answer is None else [rule for rule in answer.get("Rules", []) if rule["Status"] == "Enabled"]
 
     def _of_runs(self) -> Iterator[Any]:

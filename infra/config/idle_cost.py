@@ -6,9 +6,12 @@ Traffic, logs, S3, the image in ECR and the size of the workers' disks are extra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from infra.config import prices
+from infra.config.together import in_threads
 from infra.errors import error_reason, warn
 from infra.types import Location, NodeSpec, Scale
 from ray_on_ecs.contract import HOURS_OF_MONTH, per_hour_and_month
@@ -42,36 +45,58 @@ OF_KIND, ALARMS_OF_KIND, OTHER_ALARMS = 5, 13, 2
 END = "`pulumi destroy` ends it"
 
 
+def ask(location: Location, *, nat_gateway: bool) -> dict[str, Future[float]]:
+    """Start to ask for the prices of the disk and the network, by part.
+
+    Args:
+        location: Region and network: an existing one costs this stack only its endpoints.
+        nat_gateway: False for a network without one.
+    """
+    products = {"its disk": DISK}
+    if location.endpoints:
+        products["VPC endpoints"] = ENDPOINT
+    elif nat_gateway and not location.existing:
+        products["NAT gateway"] = NAT_GATEWAY
+    try:
+        price_list = prices.client("pricing", prices.PRICE_LIST_REGION)
+    except prices.UNREADABLE:  # prices.py warns, and the head has no price
+        return {}
+    calls = [
+        partial(prices.usd, price_list, location.region, product.unit, product.attributes, product.service)
+        for product in products.values()
+    ]
+    return dict(zip(products, in_threads(*calls), strict=True))
+
+
 def look_up(
-    region: str, location: Location, nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale], *, nat_gateway: bool
+    location: Location, nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale], asked: Mapping[str, Future[float]]
 ) -> dict[str, float | None] | None:
     """USD per hour of what runs without workers, by part; None for a part whose price is unknown, with a warning.
 
     Args:
-        region: The region.
-        location: Its network: an existing one costs this stack only its endpoints.
+        location: Location of the cluster.
         nodes: Nodes with prices, by kind; without the head's price the cost is None.
         scales: Numbers of workers by kind.
-        nat_gateway: False for a network without one.
+        asked: Prices that `ask` has asked for.
     """
     head = nodes["head"]
     if not head.prices:  # there is a warning, and the other prices are in the same list; China's are in CNY
         return None
     parts: dict[str, float | None] = {"head": max(price.on_demand for price in head.prices.values())}
-    parts["its disk"] = _usd(region, "its disk", DISK, lambda usd: head.disk_gib * usd / HOURS_OF_MONTH)
-    if location.endpoints:
-        count = len(location.endpoints) * max(1, len(location.worker_zones))
-        parts["VPC endpoints"] = _usd(region, "VPC endpoints", ENDPOINT, lambda usd: count * usd)
-    elif nat_gateway and not location.existing:
-        parts["NAT gateway"] = _usd(region, "NAT gateway", NAT_GATEWAY, lambda usd: usd + ADDRESS_USD)
+    count = len(location.endpoints) * max(1, len(location.worker_zones))
+    costs: dict[str, Callable[[float], float]] = {
+        "its disk": lambda usd: head.disk_gib * usd / HOURS_OF_MONTH,
+        "VPC endpoints": lambda usd: count * usd,
+        "NAT gateway": lambda usd: usd + ADDRESS_USD,
+    }
+    parts |= {part: _usd(part, price, costs[part]) for part, price in asked.items()}
     parts["CloudWatch"] = _cloudwatch(scales)
     return {part: usd and round(usd, 4) for part, usd in parts.items()}
 
 
-def _usd(region: str, part: str, product: Product, cost: Callable[[float], float]) -> float | None:
+def _usd(part: str, price: Future[float], cost: Callable[[float], float]) -> float | None:
     try:
-        price_list = prices.client("pricing", prices.PRICE_LIST_REGION)
-        return cost(prices.usd(price_list, region, product.unit, product.attributes, product.service))
+        return cost(price.result())
     except prices.UNREADABLE as cause:
         warn(f"the idle cost is without {part} (pricing:GetProducts: {error_reason(cause)})")
         return None

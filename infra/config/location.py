@@ -13,7 +13,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.config.args import RayClusterArgs
-from infra.config.lookups import REFUSE, WARN, Question, ask
+from infra.config.lookups import REFUSE, WARN, Question, ask_all
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.errors import Refusal, SettingError, error_reason, warn
 from infra.types import ExistingNetwork, Location
@@ -227,14 +227,16 @@ def _endpoints(
     services = (*INTERFACE_ENDPOINTS, *(service for service, is_called in optional.items() if is_called))
     names = {service: f"com.amazonaws.{caller.region}.{service}" for service in services}
     zones: Offerings = {}
-    for service, name in names.items():
+    denied, hint = WARN if caller.partition == "aws" else REFUSE, "keep nat_gateway at true"
+    questions = []
+    for name in names.values():
         # In China the prefix depends on the service.
         filters = [aws.ec2.GetVpcEndpointServiceFilterArgs(name="service-name", values=[name, f"cn.{name}"])]
         call = partial(aws.ec2.get_vpc_endpoint_service, service_type="Interface", filters=filters)
-        denied = WARN if caller.partition == "aws" else REFUSE
-        hint = "keep nat_gateway at true"
-        question = Question("nat_gateway", name, "ec2:DescribeVpcEndpointServices", call, [], hint, denied=denied)
-        found = ask(question, opts)
+        questions.append(
+            Question("nat_gateway", name, "ec2:DescribeVpcEndpointServices", call, [], hint, denied=denied)
+        )
+    for service, found in zip(services, ask_all(questions, opts), strict=True):
         if not found:  # nor will others be told
             break
         names[service], zones[f"a VPC endpoint of {service}"] = found.service_name, {*found.availability_zones}

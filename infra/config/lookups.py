@@ -6,6 +6,7 @@ A denied call is a warning that names the IAM action, or a refusal where the pla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import pulumi_aws as aws
 from infra.config import buckets
 from infra.config import lookup_rules as rules
 from infra.config.lookup_rules import Rule
+from infra.config.together import together
 from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
@@ -66,8 +68,22 @@ def ask(question: Question, opts: Options = None) -> Any:
     Raises:
         SettingError: The resource is absent or unfit, or a call whose answer the plan needs is denied.
     """
+    return next(ask_all([question], opts))
+
+
+def ask_all(questions: Sequence[Question], opts: Options = None) -> Iterator[Any]:
+    """AWS's answers to questions that are asked together, at the first `next`; each is judged when it is taken."""
+    yield from map(judged, questions, _asked(questions, opts))
+
+
+def _asked(questions: Iterable[Question], opts: Options) -> list[Future[Any]]:
+    return together(*(partial(question.call, opts=opts) for question in questions))
+
+
+def judged(question: Question, asked: Future[Any]) -> Any:
+    """The answer to a question that has been asked, with the errors of `ask`."""
     try:
-        answer = question.call(opts=opts)
+        answer = asked.result()
     except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
         reason = error_reason(error)
         if is_absent(reason):
@@ -102,14 +118,14 @@ def check(args: RayClusterArgs, caller: Caller, opts: Options = None) -> pulumi.
     Returns:
         `image_uri`, with the current digest in place of a tag in this account's ECR.
     """
-    for question in [*_policies(args), *_secrets(args), *_key(args)]:
+    questions = [*_policies(args), *_secrets(args), *_key(args), *_buckets(args, caller)]
+    answers = ask_all(questions, opts)
+    for question in questions:
         if question.value.startswith("arn:"):
             _, partition, service, region, account, *_ = question.value.split(":")
             conditions = rules.arn(caller.partition, caller.region, caller.account, shared=service != "iam")
             judge(question, conditions, SimpleNamespace(partition=partition, region=region, account=account))
-        ask(question, opts)
-    for question in _buckets(args, caller):
-        ask(question, opts)
+        next(answers)
     return _image(args, caller, opts)
 
 
@@ -173,7 +189,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     for name in _known(args.bucket_name):
         conditions = rules.bucket(region, is_warning=False)
         yield Question("bucket_name", name, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
-        facts = partial(buckets.facts, name, region, caller.account)
+        facts = partial(buckets.facts, name, region, caller.account, buckets.OF_RUNS)
         conditions = rules.BUCKET + rules.encryption("kms_key", key, "set kms_key_arn to that key", is_warning=True)
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
@@ -183,7 +199,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     for source in _known(*args.data_buckets):
         name, hint = source.partition("/")[0], "use existing buckets"
         yield Question("data_buckets", source, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
-        facts = partial(buckets.facts, name, region, caller.account)
+        facts = partial(buckets.facts, name, region, caller.account, buckets.OF_DATA)
         yield Question("data_buckets", source, "s3:GetEncryptionConfiguration", facts, of_facts, hint, IGNORE, IGNORE)
 
 
@@ -215,28 +231,52 @@ def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[
 
 def check_machine_images(args: RayClusterArgs, nodes: Iterable[NodeSpec], opts: Options = None) -> None:
     """Look up the nodes' AMIs: those of the settings, and those that public SSM parameters name now."""
-    kinds: dict[str, list[NodeSpec]] = {}
+    groups: dict[str, list[NodeSpec]] = {}
     for node in nodes:
         if node.max_count:
-            kinds.setdefault(node.ami_id, []).append(node)
-    for ami_id, group in kinds.items():
-        gpus = any(node.task.gpus for node in group)
-        field = "worker_ami_id" if gpus else "head_ami_id"
-        hint = "use the Amazon ECS-optimized AMI (leave it empty), or one of this region that is derived from it"
+            groups.setdefault(node.ami_id, []).append(node)
+    parameters = {name: _parameter(name, group) for name, group in groups.items() if name.startswith(RESOLVE)}
+    named = dict(zip(parameters, _asked(parameters.values(), opts), strict=True))
+    # `value` is a secret output.
+    ids = {name: "" if asked.exception() else asked.result().insecure_value for name, asked in named.items()}
+    images = {
+        name: _ami(args, name, ids.get(name, name), group) for name, group in groups.items() if ids.get(name, name)
+    }
+    described = dict(zip(images, _asked(images.values(), opts), strict=True))
+    for name in groups:
+        if name in parameters:
+            judged(parameters[name], named[name])
+        if name in images:
+            judged(images[name], described[name])
+
+
+def _parameter(name: str, group: Sequence[NodeSpec]) -> Question:
+    """Question for the public SSM parameter that names the AMI of these nodes."""
+    call = partial(aws.ssm.get_parameter, name=name.removeprefix(RESOLVE))
+    return Question(_ami_field(group), name, "ssm:GetParameter", call, [], "set the ID of an AMI")
+
+
+def _ami(args: RayClusterArgs, name: str, ami_id: str, group: Sequence[NodeSpec]) -> Question:
+    """Question for the AMI of these nodes, which a setting or a public SSM parameter names."""
+    hint = "use the Amazon ECS-optimized AMI (leave it empty), or one of this region that is derived from it"
+    disk = min((_disk(args, node.pool) for node in group), key=lambda disk: disk[1])
+    if name == ami_id:
         instances = [instance for node in group for instance in node.instances]
-        disk = min((_disk(args, node.pool) for node in group), key=lambda disk: disk[1])
-        conditions, absent = rules.ami(instances, *disk, gpus=gpus), REFUSE
-        if ami_id.startswith(RESOLVE):
-            conditions, absent = rules.public_ami(*disk), WARN
-            call = partial(aws.ssm.get_parameter, name=ami_id.removeprefix(RESOLVE))
-            parameter = ask(Question(field, ami_id, "ssm:GetParameter", call, [], "set the ID of an AMI"), opts)
-            # `value` is a secret output.
-            ami_id = parameter.insecure_value if parameter else ""
-        if ami_id:
-            # A deprecated AMI can still be launched by its ID.
-            filters = [aws.ec2.GetAmiFilterArgs(name="image-id", values=[ami_id])]
-            call = partial(aws.ec2.get_ami, filters=filters, include_deprecated=True)
-            ask(Question(field, ami_id, "ec2:DescribeImages", call, conditions, hint, absent), opts)
+        conditions, absent = rules.ami(instances, *disk, gpus=_has_gpus(group)), REFUSE
+    else:
+        conditions, absent = rules.public_ami(*disk), WARN
+    # A deprecated AMI can still be launched by its ID.
+    filters = [aws.ec2.GetAmiFilterArgsDict(name="image-id", values=[ami_id])]
+    call = partial(aws.ec2.get_ami, filters=filters, include_deprecated=True)
+    return Question(_ami_field(group), ami_id, "ec2:DescribeImages", call, conditions, hint, absent)
+
+
+def _ami_field(group: Sequence[NodeSpec]) -> str:
+    return "worker_ami_id" if _has_gpus(group) else "head_ami_id"
+
+
+def _has_gpus(group: Sequence[NodeSpec]) -> bool:
+    return any(node.task.gpus for node in group)
 
 
 def _disk(args: RayClusterArgs, pool: str) -> tuple[str, int]:
@@ -250,21 +290,31 @@ def existing_network(args: RayClusterArgs, caller: Caller, opts: Options = None)
     vpc_id, region = known(args.vpc_id), caller.region
     call, conditions = partial(aws.ec2.get_vpc, id=vpc_id), rules.vpc(caller.account, region, vpc_id)
     hint = f"use another VPC of this account in {region}, or leave it empty to create one"
-    vpc = ask(Question("vpc_id", vpc_id, "ec2:DescribeVpcs", call, conditions, hint), opts)
-    if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
-        call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
-        ask(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, rules.dhcp_options(vpc.cidr_block)), opts)
+    questions = [Question("vpc_id", vpc_id, "ec2:DescribeVpcs", call, conditions, hint)]
     subnets: dict[str, pulumi.Input[str]] = {}
     conditions = rules.subnet(vpc_id, lambda zone: _most_in(args, zone, [*args.availability_zones, *subnets, zone][0]))
-    for name in _known(*args.subnet_ids):
-        call, hint = partial(aws.ec2.get_subnet, id=name), f"use another subnet of {vpc_id}"
-        question = Question("subnet_ids", name, "ec2:DescribeSubnets", call, conditions, hint, denied=REFUSE)
-        zone = ask(question, opts).availability_zone
+    names, hint = _known(*args.subnet_ids), f"use another subnet of {vpc_id}"
+    for name in names:
+        call = partial(aws.ec2.get_subnet, id=name)
+        questions.append(Question("subnet_ids", name, "ec2:DescribeSubnets", call, conditions, hint, denied=REFUSE))
+    answers = ask_all(questions, opts)
+    vpc, questions = next(answers), []
+    if vpc and vpc.dhcp_options_id != NO_DHCP_OPTIONS:
+        call = partial(aws.ec2.get_vpc_dhcp_options, dhcp_options_id=vpc.dhcp_options_id)
+        conditions = rules.dhcp_options(vpc.cidr_block)
+        questions.append(Question("vpc_id", vpc_id, "ec2:DescribeDhcpOptions", call, conditions))
+    for name in names:
+        call = partial(_route_table, name, vpc.main_route_table_id if vpc else "")
+        questions.append(Question("subnet_ids", name, "ec2:DescribeRouteTables", call, rules.ROUTES, absent=IGNORE))
+    more = ask_all(questions, opts)
+    if len(questions) > len(names):
+        next(more)
+    for name in names:
+        zone = next(answers).availability_zone
         if zone in subnets:
             raise SettingError("subnet_ids", name, f"is in {zone}, like {subnets[zone]}", "use one subnet per zone")
         subnets[zone] = name
-        call = partial(_route_table, name, vpc.main_route_table_id if vpc else "")
-        ask(Question("subnet_ids", name, "ec2:DescribeRouteTables", call, rules.ROUTES, absent=IGNORE), opts)
+        next(more)
     return ExistingNetwork(vpc_id=vpc_id, subnets=subnets)
 
 
@@ -286,30 +336,23 @@ def _route_table(subnet_id: str, main_id: str, opts: Options) -> Any:
 
 
 def instance_types(
-    field: str,
-    names: Sequence[str],
-    region: str,
-    usages: Sequence[str],
-    opts: Options = None,
-    *,
-    grouped: bool = False,
-    answers: dict[str, Any] | None = None,
-) -> tuple[InstanceType, ...]:
-    """EC2's description of the instance types in a setting; SettingError if one is unfit or can't be looked up.
+    field: str, names: Sequence[str], region: str, usages: Sequence[str], *, grouped: bool = False
+) -> list[Question]:
+    """Questions for the instance types in a setting.
 
-    `usages` are "on-demand", "spot" or both, `grouped` instances with GPUs share a cluster placement group, and
-    `answers` keeps EC2's answers for other settings.
+    `usages` are "on-demand", "spot" or both, and `grouped` instances with GPUs share a cluster placement group.
     """
     conditions, hint = rules.instance_type(usages, grouped=grouped), f"use an instance type that {region} offers"
-    answers = {} if answers is None else answers
+    questions = []
     for name in names:
         call = partial(aws.ec2.get_instance_type, instance_type=name)
-        question = Question(field, name, "ec2:DescribeInstanceTypes", call, conditions, hint, denied=REFUSE)
-        if name in answers:
-            judge(question, conditions, answers[name])
-        else:
-            answers[name] = ask(question, opts)
-    return tuple(_described(name, answers[name]) for name in names)
+        questions.append(Question(field, name, "ec2:DescribeInstanceTypes", call, conditions, hint, denied=REFUSE))
+    return questions
+
+
+def described(questions: Sequence[Question], answers: Iterator[Any]) -> tuple[InstanceType, ...]:
+    """Instance types of the questions; SettingError if one is unfit or can't be looked up."""
+    return tuple(_described(question.value, answer) for question, answer in zip(questions, answers, strict=False))
 
 
 def _described(name: str, answer: aws.ec2.GetInstanceTypeResult) -> InstanceType:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
 
 import pulumi
 import pulumi_aws as aws
@@ -98,6 +98,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
             nat_gateway=args.nat_gateway,
             opts=opts,
         )
+    idle = idle_cost.ask(location, nat_gateway=args.nat_gateway)
     priced = prices.look_up(caller.region, *nodes.values(), zones=location.suitable, spot=args.max_hourly_usd > 0)
     prices.check(args.max_hourly_usd, *priced)
     if not existing:
@@ -119,7 +120,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         image_uri=image_uri,
         image_builder=image_builder,
         default_tags=tags,
-        idle_usd=idle_cost.look_up(caller.region, location, nodes, scales, nat_gateway=args.nat_gateway),
+        idle_usd=idle_cost.look_up(location, nodes, scales, idle),
         image_problem=image_problem,
         network_problem=network_problem,
     )
@@ -165,10 +166,10 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     first zone has none.
     """
     here, key = location.worker_zones[:1], "head_instance_type"
-    answers: dict[str, Any] = {}  # of EC2 by instance type, which several pools may have
-    instances = lookups.instance_types(
-        key, [args.head_instance_type], location.region, ["on-demand"], opts, answers=answers
-    )
+    of_head = lookups.instance_types(key, [args.head_instance_type], location.region, ["on-demand"])
+    questions = {name: _types(args, name, location.region) for name in args.pools}
+    answers = lookups.ask_all([*of_head, *chain(*questions.values())], opts)
+    instances = lookups.described(of_head, answers)
     head = NodeSpec(
         key=key,
         instances=instances,
@@ -180,7 +181,7 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     )
     nodes = {"head": head}
     for name, pool in args.pools.items():
-        node, zones = _node(args, name, location.region, opts, answers), pool.zones
+        node, zones = _node(args, name, lookups.described(questions[name], answers)), pool.zones
         if name == DEFAULT_POOL:
             first, zones = (location.worker_zones, ()) if args.spread_zones else (here, location.worker_zones[1:])
             nodes[WORKERS] = replace(node, zones=first, spread=args.spread_zones)
@@ -192,17 +193,19 @@ def _nodes(args: RayClusterArgs, location: Location, opts: pulumi.InvokeOptions 
     return nodes
 
 
-def _node(
-    args: RayClusterArgs, name: str, region: str, opts: pulumi.InvokeOptions | None, answers: dict[str, Any]
-) -> NodeSpec:
-    """Specification of a pool's nodes, without their zone; types without GPUs make CPU workers."""
-    pool, key = args.pools[name], field_of(name, "instance_types")
+def _types(args: RayClusterArgs, name: str, region: str) -> list[lookups.Question]:
+    """Questions for the instance types of a pool."""
+    pool = args.pools[name]
     markets = {"on-demand": pool.most - pool.spot_count, "spot": pool.spot_count}
     usages = [market for market, count in markets.items() if count]
     is_grouped = pool.most > 1 and name != CPU_POOL and not (args.spread_zones and name == DEFAULT_POOL)
-    instances = lookups.instance_types(
-        key, pool.instance_types, region, usages, opts, grouped=is_grouped, answers=answers
-    )
+    field = field_of(name, "instance_types")
+    return lookups.instance_types(field, pool.instance_types, region, usages, grouped=is_grouped)
+
+
+def _node(args: RayClusterArgs, name: str, instances: tuple[InstanceType, ...]) -> NodeSpec:
+    """Specification of a pool's nodes, without their zone; types without GPUs make CPU workers."""
+    pool, key = args.pools[name], field_of(name, "instance_types")
     has_gpus = name == DEFAULT_POOL or (name != CPU_POOL and any(instance.gpu_name for instance in instances))
     task = (worker_size if has_gpus else cpu_worker_size)(key, instances)
     if has_gpus:

@@ -7,15 +7,18 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from infra.config.clients import client
+from infra.config.together import in_threads
 from infra.config.worker_pool import counts_of
 from infra.definitions.sizing import GP3_MIB
 from infra.errors import SettingError, error_reason, warn
@@ -33,6 +36,9 @@ PRODUCT = {
 # https://aws.amazon.com/ebs/pricing/
 DISK_PRODUCT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
 DISK_UNIT, MIB_OF_UNIT = "GiBps-mo", 1024
+# Requests for nodes at once: the API takes ten, of which idle_cost.py makes two; then five per second.
+# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-pelong.html
+BURST = 8
 # Refused or absent, or the page of a proxy in place of an answer.
 UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, ValueError)
 
@@ -44,15 +50,20 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     zones, since each can have all of its instances.
     A node with a type whose price is unknown is returned without prices, as are all if the list can't be read.
     """
-    names = {name for node in nodes for name in node.instance_types}
+    names = sorted({name for node in nodes for name in node.instance_types})
     used = {name for node in nodes if node.max_count for name in node.instance_types}
     on_demand: dict[str, float] = {}
     unknown = []
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
-        for name in sorted(names):
+        calls: list[Callable[[], float]] = [partial(hourly_usd, price_list, region, name) for name in names]
+        if any(node.disk_throughput != GP3_MIB for node in nodes):
+            calls.append(partial(usd, price_list, region, DISK_UNIT, DISK_PRODUCT))
+        answers = _usd(calls)
+        asked = _ask_spot(region, nodes, zones) if spot else {}
+        for name in names:
             try:
-                on_demand[name] = hourly_usd(price_list, region, name)
+                on_demand[name] = next(answers)
             except LookupError as cause:  # as of types that are only sold in Capacity Blocks
                 unknown += [error_reason(cause)] if name in used else []
     except UNREADABLE as cause:
@@ -60,7 +71,9 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
         return list(nodes)
     if unknown:
         warn(f"cost estimate is not available (pricing:GetProducts: {', '.join(unknown)}); continuing")
-    disk_usd = _disk_usd(price_list, region, *nodes)
+    if not on_demand:
+        return list(nodes)
+    disk_usd = _disk_usd(answers)
     on_spot: dict[str, dict[str, float]] = {}
     priced = []
     for node in nodes:
@@ -68,8 +81,7 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
             priced.append(node)
             continue
         if spot and node.spot_count and node.pool not in on_spot:
-            of_pool = sorted({zone for other in nodes if other.pool == node.pool for zone in other.zones})
-            on_spot[node.pool] = _spot_prices(region, node, of_pool or zones)
+            on_spot[node.pool] = _spot_prices(asked[node.pool])
         of_market = on_spot.get(node.pool, {})
         disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
         prices = {
@@ -83,20 +95,36 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     return priced
 
 
-def _disk_usd(price_list: Any, region: str, *nodes: NodeSpec) -> float:
+def _usd(calls: Sequence[Callable[[], float]]) -> Iterator[float]:
+    """Prices from the list, asked at the same time if the API takes so many requests at once."""
+    if len(calls) > BURST:
+        return map(lambda call: call(), calls)  # noqa: C417 - a generator would end at the first error
+    return map(Future.result, in_threads(*calls))
+
+
+def _disk_usd(answers: Iterator[float]) -> float:
     """USD per hour of a MiB/s that a disk's size does not include; 0 with a warning if it is unknown."""
-    if all(node.disk_throughput == GP3_MIB for node in nodes):
-        return 0.0
     try:
-        return usd(price_list, region, DISK_UNIT, DISK_PRODUCT) / MIB_OF_UNIT / HOURS_OF_MONTH
+        return next(answers, 0.0) / MIB_OF_UNIT / HOURS_OF_MONTH
     except UNREADABLE as cause:
         warn(f"the cost estimate is without the disks' throughput (pricing:GetProducts: {error_reason(cause)})")
         return 0.0
 
 
-def _spot_prices(region: str, node: NodeSpec, zones: Collection[str]) -> dict[str, float]:
+def _ask_spot(region: str, nodes: Sequence[NodeSpec], zones: Collection[str]) -> dict[str, Future[dict[str, float]]]:
+    """Spot prices by pool, of all zones of the pool."""
+    ec2 = client("ec2", region) if any(node.spot_count for node in nodes) else None
+    calls = {}
+    for node in nodes:
+        if node.spot_count and node.pool not in calls:
+            of_pool = sorted({zone for other in nodes if other.pool == node.pool for zone in other.zones})
+            calls[node.pool] = partial(spot_usd, ec2, node.instance_types, of_pool or zones)
+    return dict(zip(calls, in_threads(*calls.values()), strict=True))
+
+
+def _spot_prices(answer: Future[dict[str, float]]) -> dict[str, float]:
     try:
-        return spot_usd(client("ec2", region), node.instance_types, zones)
+        return answer.result()
     except UNREADABLE as cause:
         reason = f"ec2:DescribeSpotPriceHistory: {error_reason(cause)}"
         warn(f"spot prices are not available ({reason}); using on-demand prices")

@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.config.together import together
 from infra.config.worker_pool import counts_of
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec
@@ -69,27 +71,36 @@ def check(
     counted = [node for node in nodes if not node.shares]
     needed = {quota: [(node, _vcpus(node, quota)) for node in counted] for quota in QUOTAS}
     quotas = [quota for quota, vcpus in needed.items() if any(count for _, count in vcpus)]
-    if new_network:
-        quotas += [VPCS, ADDRESSES] if nat_gateway else [VPCS]
-    for quota in quotas:
+    of_network = [VPCS, ADDRESSES] if nat_gateway else [VPCS]
+    quotas += of_network if new_network else []
+    used_quotas = [quota for quota in quotas if quota in USED]
+    calls = [partial(_quota, quota, opts) for quota in quotas] + [partial(USED[quota], opts) for quota in used_quotas]
+    answers = together(*calls)
+    uses = dict(zip(used_quotas, answers[len(quotas) :], strict=True))
+    for quota, asked in zip(quotas, answers, strict=False):
         try:
-            answer = aws.servicequotas.get_service_quota(service_code=quota.service, quota_code=quota.code, opts=opts)
-            used = USED[quota](opts) if quota in USED else 0
+            allowed = asked.result()
+            used = uses[quota].result() if quota in uses else 0
         except Exception as error:  # The SDK raises a bare Exception for every error of the provider.
             unread.append(f"{quota.name!r} ({error_reason(error)})")
             continue
-        if answer.value is None:
+        if allowed is None:
             unread.append(f"{quota.name!r} (no value)")
         elif quota in needed:
-            _check_vcpus(quota, needed[quota], region, answer.value)
-        elif used >= answer.value:
-            problem = f"is empty, so a VPC is created, but {region} has {used} of {answer.value:g} {quota.name}"
+            _check_vcpus(quota, needed[quota], region, allowed)
+        elif used >= allowed:
+            problem = f"is empty, so a VPC is created, but {region} has {used} of {allowed:g} {quota.name}"
             less = "delete one, use an existing network (vpc_id and subnet_ids)"
             network_problem = SettingError("vpc_id", "", problem, HINT.format(quota.code, less))
     if unread:
         problem = f"quotas in {region} could not be read with servicequotas:GetServiceQuota"
         warn(f"{problem}: {', '.join(unread)}; continuing")
     return network_problem
+
+
+def _quota(quota: Quota, opts: pulumi.InvokeOptions | None) -> float | None:
+    code = {"service_code": quota.service, "quota_code": quota.code}
+    return aws.servicequotas.get_service_quota(**code, opts=opts).value
 
 
 def _check_vcpus(quota: Quota, vcpus: list[tuple[NodeSpec, int]], region: str, allowed: float) -> None:

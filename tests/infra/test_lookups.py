@@ -51,7 +51,11 @@ def look_up(**settings: Any) -> tuple[Any, ExistingNetwork | None]:
     uri = lookups.check(chosen, CALLER)
     nodes = [node(chosen.head_ami_id, gpus=0), node(chosen.worker_ami_id, gpus=1)]
     lookups.check_machine_images(chosen, nodes)
-    lookups.instance_types("worker_instance_types", ["g5.xlarge"], REGION, ["on-demand", "spot"], grouped=True)
+    list(
+        lookups.ask_all(
+            lookups.instance_types("worker_instance_types", ["g5.xlarge"], REGION, ["on-demand", "spot"], grouped=True)
+        )
+    )
     return uri, lookups.existing_network(chosen, CALLER) if chosen.vpc_id else None
 
 
@@ -80,10 +84,11 @@ def rows() -> list[Row]:
     """The table: each question of all settings, once per setting, function and hint."""
     table: dict[str, Row] = {}
     cloud = Cloud(amis={AMI: {}, GPU_AMI: {}})
-    original: Callable[..., Any] = lookups.ask
+    original: Callable[..., Any] = lookups.judged
 
-    def ask(question: Question, opts: Any = None) -> Any:
-        before, answer = len(cloud.calls), original(question, opts)
+    def judged(question: Question, answer: Any) -> Any:
+        before, answer = len(cloud.calls), original(question, answer)
+        question.call(opts=None)
         asked = [token.rpartition(":")[2] for token, _ in cloud.calls[before:]]
         result = f"Get{asked[0][3:]}Result" if asked else ""
         kind = next((each for each in type(answer).__mro__ if each.__name__ == result), object)
@@ -94,7 +99,7 @@ def rows() -> list[Row]:
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookups, "ask", ask)
+        patch.setattr(lookups, "judged", judged)
         cloud.run(lambda: look_up(**ALL, image_uri=f"{ECR}:v1", head_ami_id=AMI, worker_ami_id=GPU_AMI))
         cloud.run(lambda: look_up(**REGISTRY))
         cloud.run(lambda: look_up(spot=True))
@@ -643,7 +648,8 @@ def test_instance_types_of_ec2s_catalogue(
     cloud: Cloud, name: str, usages: list[str], grouped: bool, fits: bool
 ) -> None:
     def ask() -> Any:
-        return lookups.instance_types("worker_instance_types", [name], REGION, usages, grouped=grouped)
+        questions = lookups.instance_types("worker_instance_types", [name], REGION, usages, grouped=grouped)
+        return lookups.described(questions, lookups.ask_all(questions))
 
     if fits:
         [described] = cloud.run(ask)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from infra.config.plan import Plan, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
 from infra.types import NodeSpec, Price
-from tests.infra.fake_aws import CLUSTER, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud, FakeS3
 
 ZONES = ["us-west-2a", "us-west-2a"]
 
@@ -529,6 +532,40 @@ def test_a_type_of_several_pools_is_described_once(cloud: Cloud) -> None:
     cloud.answers = {"getInstanceType": {"supportedUsagesClasses": ["on-demand"]}}
     with pytest.raises(SettingError, match=r"^worker_pools.a.instance_types: 'g5\.xlarge' is sold as on-demand"):
         plan(cloud, **pools(a={"instance_types": ["g5.xlarge"], "max": 1, "spot": True}))
+
+
+def test_no_look_up_is_made_twice(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorded(owner: Any, call: str) -> Callable[..., Any]:
+        answer = owner(call)
+        return lambda **asked: cloud.calls.append((call, asked)) or answer(**asked)
+
+    for call in ("get_products", "describe_spot_price_history"):
+        monkeypatch.setattr(cloud, call, recorded(partial(getattr, cloud), call))
+    of_s3 = FakeS3.__getattr__
+    monkeypatch.setattr(FakeS3, "__getattr__", lambda s3, call: recorded(partial(of_s3, s3), call))
+    cloud.prices = dict.fromkeys(("c6i.2xlarge", "g5.xlarge", "g6.xlarge"), 1.0)
+    policy, zones = f"arn:aws:iam::{ACCOUNT}:policy/a", ["us-west-2a", "us-west-2c"]
+    plan(
+        cloud,
+        permissions_boundary=policy,
+        task_policy_arns=(policy,),
+        instance_policy_arns=(policy,),
+        bucket_name="my-runs",
+        data_buckets=("my-data/a", "my-data/b"),
+        nat_gateway=False,
+        head_instance_type="c6i.2xlarge",
+        spot=True,
+        max_hourly_usd=1000,
+        worker_pools={
+            "a": {"instance_types": ["g5.xlarge"], "zones": zones, "max": 2},
+            "b": {"instance_types": ["g6.xlarge"], "zones": zones, "max": 2, "spot": True},
+        },
+        **CPU_WORKERS,
+    )
+    asked = Counter(f"{call} {json.dumps(given, sort_keys=True, default=str)}" for call, given in cloud.calls)
+    assert [call for call, times in asked.items() if times > 1] == []
+    called = {call.rpartition(":")[2] for call, _ in cloud.calls}
+    assert called >= {"getPolicy", "getServiceQuota", "get_products", "describe_spot_price_history", "head_bucket"}
 
 
 def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:

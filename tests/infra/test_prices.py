@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,3 +163,29 @@ def test_unknown_disk_price_is_a_warning(
     assert (node.prices, node.disk_usd) == ({"g5.xlarge": Price(on_demand=1.006)}, 0)
     [line] = warnings
     assert line.startswith("the cost estimate is without the disks' throughput (pricing:GetProducts: 0 prices of Prov")
+
+
+@pytest.mark.parametrize("others", [1, prices.BURST])
+def test_a_type_without_a_price_leaves_those_after_it_theirs(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    names = [f"a{number}.large" for number in range(others)]
+    cloud.prices = dict.fromkeys([*names[1:], "g5.xlarge"], 1.0)
+    monkeypatch.setattr(prices, "client", lambda service, region: cloud)
+    *priced, last = prices.look_up(REGION, *map(node_spec, names), WORKER)
+    assert [bool(node.prices) for node in priced] == [False] + [True] * (others - 1)
+    assert last.prices == {"g5.xlarge": Price(on_demand=1.0)}
+
+
+@pytest.mark.parametrize(("count", "at_once"), [(prices.BURST, prices.BURST), (prices.BURST + 1, 1)])
+def test_the_list_is_asked_at_once_as_far_as_it_answers(count: int, at_once: int) -> None:
+    meeting, threads = threading.Barrier(at_once), set()
+
+    def ask(usd: float) -> float:
+        meeting.wait(60)
+        threads.add(threading.get_ident())
+        return usd
+
+    answers = list(prices._usd([partial(ask, float(number)) for number in range(count)]))
+    assert answers == [float(number) for number in range(count)]
+    assert (threading.get_ident() in threads) == (at_once == 1)
