@@ -43,8 +43,8 @@ class ClusterInfo(TypedDict):
     """Workers of the stack."""
 
     cluster: str  # name of the ECS cluster
-    # By kind, pools in the order in which runs without a choice try them: `workers`, `cpu-workers`, `workers-b` in
-    # another zone, `h100-workers`. The groups of one pool share its maximum.
+    # By kind: `workers`, `cpu-workers`, `workers-b` in another zone, `h100-workers`. The groups of one pool share its
+    # maximum.
     groups: dict[str, NodeGroup]
     prices: dict[str, float] | None  # on demand in dollars an hour, by type; None if the stack doesn't know them
     head_usd: float | None

@@ -26,11 +26,13 @@ from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import check, environment_variable, flag, flags_of, has_value, parse, setting
 from ray_on_ecs.rules import (
     check_metric,
+    check_names,
     check_pairs,
     check_range,
     check_requirements,
     check_run_name,
     metric_pattern,
+    names_of,
     pairs_of,
     worker_range,
 )
@@ -230,12 +232,12 @@ class RunConfig:
     @property
     def gpu_names(self) -> tuple[str, ...]:
         """Names of `--gpu`, in order of preference."""
-        return _names(self.gpu)
+        return names_of(self.gpu)
 
     @property
     def pool_names(self) -> tuple[str, ...]:
         """Names of `--pool`, in order of preference."""
-        return _names(self.pool)
+        return names_of(self.pool)
 
     def named(self) -> Self:
         """Return this config with a run name, by default from the script's name and the time."""
@@ -361,9 +363,8 @@ class RunConfig:
             raise UsageError("--pool: can't be given with --gpu; a pool has one kind of GPU, so leave one of them out")
         if self.gpu is not None and self.device == "cpu":
             raise UsageError("--gpu: can't be given with --device cpu; leave one of them out")
-        for name, value in {"gpu": self.gpu, "pool": self.pool}.items():
-            if not all(_names(value)):
-                raise UsageError(f"{flag(name)}: {value!r} has an empty name; put commas between names, as in A,B")
+        check_names("--gpu", self.gpu)
+        check_names("--pool", self.pool)
 
     def _check_driver(self) -> None:
         """Refuse settings that a Ray program can't use, and ignore the environment's ones."""
@@ -394,11 +395,6 @@ def defaults_in(environment: Mapping[str, str], given: Mapping[str, Any] = NOTHI
     if LOCAL_VARIABLE in environment or device == "cpu" or given.get("driver") or not POOLS.isdisjoint(given):
         return {name: value for name, value in defaults.items() if name not in POOLS}
     return defaults
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    """Return the names of a list with commas."""
-    return () if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def user_name() -> str:

@@ -16,6 +16,7 @@ from ray_on_ecs.contract import (
     INSTANCE_LABELS,
     NODE_GROUP_LABEL,
     ON_DEMAND,
+    SETTINGS,
     SPOT,
     field_of,
     key_of,
@@ -63,11 +64,22 @@ class Request:
 
 
 def kinds_by_pool(info: ClusterInfo) -> dict[str, list[str]]:
-    """Return the kinds of each pool, in order of preference."""
+    """Return the kinds of each pool, in the order in which runs that do not choose try them.
+
+    The pools `default` and `cpu` come first, then the others by the price of a node on demand: the cheapest first, and
+    last those whose price is not known; then by name.
+    """
     pools: dict[str, list[str]] = {}
     for kind, group in info["groups"].items():
         pools.setdefault(group["pool"], []).append(kind)
-    return pools
+    prices, own = info["prices"] or {}, [*SETTINGS]
+
+    def rank(pool: str) -> tuple[int, float, str]:
+        types = info["groups"][pools[pool][0]]["types"]
+        usd = max((prices.get(name, math.inf) for name in types), default=math.inf)
+        return (own.index(pool) if pool in own else len(own), usd, pool)
+
+    return {pool: pools[pool] for pool in sorted(pools, key=rank)}
 
 
 def setting(pool: str, key: str) -> str:
@@ -95,7 +107,8 @@ def candidates(info: ClusterInfo, *, gpus: Sequence[str] = (), pools: Sequence[s
     Args:
         info: The stack's workers.
         gpus: Names of GPUs, in order of preference.
-        pools: Names of pools, in order of preference. Without both, a run may use any pool with GPUs.
+        pools: Names of pools, in order of preference. Without both, a run may use any pool with GPUs; see
+            `kinds_by_pool` for their order.
 
     Raises:
         UsageError: The stack has no such pool, or the pool can't have a node.
@@ -166,7 +179,7 @@ def selector(kind: str, info: ClusterInfo) -> dict[str, str]:
     own = info["groups"][kind]
     label = label_of_pool(own["pool"])
     selected = {NODE_GROUP_LABEL: label} if label else {}
-    others = [label_of_pool(pool) for pool in kinds_by_pool(info) if pool != own["pool"]]
+    others = sorted({label_of_pool(group["pool"]) for group in info["groups"].values()} - {label})
     if not label and others:
         selected = {NODE_GROUP_LABEL: f"!in({','.join(others)})"}
     if len(kinds_by_pool(info)[own["pool"]]) > 1:
@@ -183,9 +196,9 @@ def kinds_of_request(request: Request, info: ClusterInfo) -> list[str]:
     """Return the kinds of node that fit a request, the one that is to be started first.
 
     The first of its conditions and their fallbacks decides that some node can meet, those of pools without a maximum
-    last. Nodes without GPUs are preferred where they do, as they are cheaper.
+    last. Nodes without GPUs are preferred where they do, as they are cheaper, then pools in their order.
     """
-    groups = info["groups"]
+    groups = {kind: info["groups"][kind] for kinds in kinds_by_pool(info).values() for kind in kinds}
     options = [
         [kind for kind, group in groups.items() if _fits(request.resources, conditions, group)]
         for conditions in (request.conditions, *request.fallbacks)

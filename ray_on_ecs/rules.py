@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from ray_on_ecs.contract import GPUS
 from ray_on_ecs.errors import UsageError
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -25,6 +27,10 @@ OF_RUNNER = rf"{OF_LAUNCHER}|RUN_(NAME|DIR|URI)|INPUT_.*"
 QUOTE = r"['\"]?"
 # The ends of names of variables that hold secrets.
 OF_SECRETS = re.compile(r"(?i)(?:^|_|API)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+
+# A GPU or a pool with a number, as other tools write it: `8xH100` or `8 H100`; `H100:8`, `H100=8` or `H100x8`.
+NUMBER_FIRST = r"(\d{1,2})(?: *[x*:] *| +)(.*\w)"
+NUMBER_LAST = r"(\w.*?)(?: *[:=*] *| x *|(?<=[\dGSgs])x)(\d{1,2})"
 
 # Files of packages that pip does not read as requirements, and how to get one that it does.
 NOT_REQUIREMENTS = {
@@ -109,6 +115,34 @@ def secret_hints(variables: Mapping[str, str]) -> list[str]:
     names = [name for name, value in variables.items() if value and OF_SECRETS.search(name)]
     shown = "shows its value in the results and in Ray's dashboard"
     return [f"--env: {name} {shown}; --secret {name} takes it from your shell and shows it nowhere" for name in names]
+
+
+def names_of(text: str | None) -> tuple[str, ...]:
+    """Return the names of a list with commas."""
+    return () if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def check_names(flag: str, text: str | None) -> None:
+    """Raise UsageError unless the value of `--gpu` or `--pool` is a list of names: other tools take more in it."""
+    for name in names_of(text):
+        commas = "put commas and no spaces between names, as in "
+        if not name:
+            raise UsageError(f"{flag}: {text!r} has an empty name; {commas}A,B")
+        if flag == "--pool" and re.fullmatch(r"[\w-]+", name):
+            continue
+        family, dot, _ = name.lower().removeprefix("ml.").partition(".")
+        if dot or family in GPUS:
+            way_on = f"use its GPU, --gpu {shlex.quote(GPUS[family])}," if family in GPUS else "use its GPU's name"
+            raise UsageError(f"{flag}: {name!r} is an instance type; {way_on} or --pool with the name of a pool")
+        first, last = re.fullmatch(NUMBER_FIRST, name), re.fullmatch(NUMBER_LAST, name)
+        if first or last:
+            alone, number = first.group(2, 1) if first else last.group(1, 2) if last else ("", "")
+            way_on = f"{flag} {shlex.quote(alone)} --num-workers {number}"
+            raise UsageError(f"{flag}: {name!r} has a number; use {way_on}: a worker for each GPU")
+        words = re.findall(r"[\w-]+", name)
+        is_list = flag == "--pool" or {word.lower() for word in words} <= {gpu.lower() for gpu in GPUS.values()}
+        if re.search(r"[^\w -]", name) or (" " in name and is_list):
+            raise UsageError(f"{flag}: {name!r} is not a name; {commas}{','.join(words) or 'A,B'}")
 
 
 def check_range(flag: str, value: int | str | None) -> None:

@@ -177,6 +177,7 @@ def lines(*nodes: NodeSpec) -> list[str]:
         markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"
+        instances += " (CPU workers)" if node.pool and not node.task.gpus else ""
         texts.append(f"{f'pool {node.pool}' if node.pool else 'head'}: {instances}, {market}, {_cost(node)}")
     return [*texts, f"all instances: {_cost(*nodes)}"]
 

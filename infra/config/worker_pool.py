@@ -13,7 +13,7 @@ import pulumi
 
 from infra.config import rules
 from infra.config.fields import checked, from_text, later
-from infra.errors import SettingError, warn
+from infra.errors import Refusal, SettingError, warn
 from infra.types import Scale
 from ray_on_ecs.contract import CPU_WORKERS, DEFAULT_POOL, SETTINGS, field_of, key_of
 
@@ -22,6 +22,17 @@ NAME = r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?"
 # Names of pools that the cluster's own fields describe, of the head, of the CPU workers' label, and a part of the names
 # of services.
 RESERVED = (*SETTINGS, "head", CPU_WORKERS, "ray")
+# Fields of the cluster that one may expect in a pool.
+OF_CLUSTER = (
+    "check_quotas",
+    "environment",
+    "idle_timeout_minutes",
+    "max_hourly_usd",
+    "spread_zones",
+    "subnet_ids",
+    "tags",
+    "worker_ami_id",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +115,7 @@ def _check_name(name: Any) -> None:
         hint = "use up to 32 lower-case letters, digits and hyphens, first a letter and last not a hyphen, e.g. h100"
         raise SettingError(FIELD, name, "is not a name of a pool", hint)
     if name in RESERVED:
-        hint = f"its field is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
+        hint = f"its key is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
         raise SettingError(FIELD, name, "is a reserved name", hint)
 
 
@@ -117,6 +128,8 @@ def _check_pool(path: str, given: Any) -> WorkerPoolArgs:
         raise SettingError(path, given, "is not an object", "use one with instance_types and max")
     defaults = pool_defaults()
     _check_keys(path, given, defaults)
+    if "instance_types" not in given:
+        raise Refusal(f"{path}.instance_types", "is missing; use a family and a size, e.g. g5.xlarge")
     annotations = WorkerPoolArgs.__annotations__
     values = {
         key: checked(f"{path}.{key}", given.get(key, default), default, annotations[key])
@@ -126,13 +139,29 @@ def _check_pool(path: str, given: Any) -> WorkerPoolArgs:
 
 
 def _check_keys(path: str, given: Mapping[Any, Any], known: Collection[str]) -> None:
-    """Refuse unknown keys, in the spelling of `known`: an error of a field would rewrite the unknown key."""
-    folded = {_folded(key): key for key in known}
-    for key in given:
-        if key not in known:
-            nearest = get_close_matches(_folded(str(key)), folded, n=1)
-            hint = f"did you mean {folded[nearest[0]]}?" if nearest else f"use {', '.join(known)}"
-            raise pulumi.RunError(f"{path}.{key}: unknown key of a pool; {hint}")
+    """Refuse all unknown keys, in the spelling of `known`: an error of a field would rewrite the unknown key."""
+    unknown = [str(key) for key in given if key not in known]
+    hints = {key: _hint(key, known) for key in unknown}
+    every = f"use {', '.join(known)}"
+    if len(unknown) == 1:
+        [key] = unknown
+        raise pulumi.RunError(f"{path}.{key}: unknown key of a pool; {hints[key] or every}")
+    if unknown:
+        texts = [f"{key} ({hint})" if hint else key for key, hint in hints.items()]
+        raise pulumi.RunError(f"{path}: unknown keys of a pool: {', '.join(texts)}; {every}")
+
+
+def _hint(unknown: str, known: Collection[str]) -> str:
+    """Way out for an unknown key: the nearest key of a pool, or that it is the cluster's; empty without either."""
+    folded = _folded(unknown)
+    if folded in map(_folded, OF_CLUSTER):
+        return "it is a key of the cluster, and holds for all pools"
+    spelled = {_folded(key): key for key in known}
+    # As in the keys of the pools `default` and `cpu`.
+    meant = {_folded(field): spelled[_folded(key)] for own in SETTINGS.values() for key, field in own.items()} | spelled
+    alike = [name for name in spelled if folded.startswith(name) or name.endswith(folded)]
+    nearest = [folded] if folded in meant else alike or get_close_matches(folded, meant, n=1)
+    return f"did you mean {meant[nearest[0]]}?" if nearest else ""
 
 
 def _folded(key: str) -> str:

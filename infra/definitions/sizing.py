@@ -107,8 +107,11 @@ def worker_size(key: str, instances: Sequence[InstanceType]) -> TaskSize:
     first, *others = instances
     for other in others:
         if other.gpus != first.gpus:
-            problem = f"has {other.gpus} GPU{'s' if other.gpus > 1 else ''}, but {first.name} has {first.gpus}"
-            raise SettingError(key, other.name, problem, "use types with the same number of GPUs")
+            if other.gpu_name == first.gpu_name:
+                problem = f"has {other.gpus} GPU{'s' if other.gpus > 1 else ''}, but {first.name} has {first.gpus}"
+                raise SettingError(key, other.name, problem, "use types with the same number of GPUs")
+            problem = f"has {other.gpus} x {other.gpu_name}, but {first.name} has {first.gpus} x {first.gpu_name}"
+            raise SettingError(key, other.name, problem, "use types with equal GPUs, and a pool for each other kind")
     return _fits_all(instances, gpus=first.gpus)
 
 

@@ -182,7 +182,8 @@ def way_on(cluster: Cluster, name: str) -> str:
 
 def progress_words(status: dict[str, Any]) -> str:
     """Return in a few words how far a run is."""
-    words = [f"queued behind {status['behind']}" if status.get("behind") else status["state"]]
+    of_pool = f" in pool {status['line']}" if status.get("line") else ""
+    words = [f"queued behind {status['behind']}{of_pool}" if status.get("behind") else status["state"]]
     if status.get("step") is not None:
         words.append(f"step {status['step']:,}")
     if status.get("loss") is not None:

@@ -15,6 +15,7 @@ import click
 from ray_on_ecs.cli.screen import note
 from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.config import SETTINGS, RunConfig, defaults_in
+from ray_on_ecs.contract import DEFAULT_POOL, field_of, key_of
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import flags_of, has_value, parse
 from ray_on_ecs.rules import check_range, worker_range
@@ -57,6 +58,19 @@ NEEDLESS_FLAGS = {
 }
 # Flags of this command that scripts seldom have.
 SELDOM = ("--local", "--compose", "--detach", "--then-stop", "--run-name", "--max-resubmissions")
+# Flags that one may expect here, by the key of a pool that decides it.
+OF_POOLS = {
+    "--spot": "spot",
+    "--use-spot": "spot",
+    "--use-spot-instances": "spot",
+    "--spot-policy": "spot",
+    "--on-demand": "on_demand",
+    "--instance-type": "instance_types",
+    "--instance-types": "instance_types",
+    "--zone": "zones",
+    "--zones": "zones",
+    "--disk-size": "root_volume_gib",
+}
 NEEDLESS = "needless"
 # torchrun's words for "as many as there are devices".
 EVERY_DEVICE = ("auto", "gpu", "cpu")
@@ -143,7 +157,10 @@ class RunCommand(click.Command):
             script = next((argument for argument in args if argument.endswith(".py")), "SCRIPT")
             close = get_close_matches(unknown.option_name, unknown.possibilities or (), n=1, cutoff=CLOSE)
             hint = f"flags of the script follow it, as in ray-on-ecs run {script} {unknown.option_name}"
-            if close:
+            if key := OF_POOLS.get(unknown.option_name):
+                keys = [key_of(field_of(pool, key)) for pool in (DEFAULT_POOL, "NAME")]
+                hint = f"each pool has its own, by the keys {' and '.join(keys)}, and --pool chooses the pool; {hint}"
+            elif close:
                 hint = f"did you mean {close[0]}?"
             raise UsageError(f"{unknown.option_name}: is not a flag of ray-on-ecs run; {hint}") from unknown
 

@@ -91,7 +91,8 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = F
         shown.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         if run.state == "queued" and run.behind:
-            progress = f"behind {_cut(run.behind, longest_name)}"
+            of_pool = f" in pool {run.line}" if run.line else ""
+            progress = f"behind {_cut(run.behind, longest_name)}{of_pool}"
         else:
             progress = "" if run.step is None else f"step {run.step}"
         if run.restarts:

@@ -116,7 +116,8 @@ def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> tuple[list[dict[str, str
                 continue
             if status["state"] == "queued":
                 owner, behind = one_line(status.get("owner") or ""), one_line(status["behind"])
-                waiting.append({"run": name, "owner": owner, "behind": behind})
+                pool = one_line(status.get("line") or "")
+                waiting.append({"run": name, "owner": owner, "behind": behind, "pool": pool})
             elif known := starts_in(status):
                 starts.append({"run": name, **known[-1]})
     return waiting, starts
@@ -212,7 +213,8 @@ def _ray_lines(
     waiting = len(ray["queue"])
     yield "jobs", f"{ray['jobs']['running'] - waiting} running, {ray['jobs']['queued'] + waiting} queued"
     for index, run in enumerate(ray["queue"]):
-        yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run)
+        of_pool = f" in pool {run['pool']}" if run["pool"] else ""
+        yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run) + of_pool
     for index, start in enumerate(ray["starts"]):
         yield "" if index else "start", f"{start['run']}: {one_line(describe(start))}"
 

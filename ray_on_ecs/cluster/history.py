@@ -43,6 +43,7 @@ class RunInfo(Places):
     state: str
     owner: str | None = None
     behind: str | None = None
+    line: str | None = None  # the pool in whose line it is queued
     step: int | None = None
     loss: float | None = None
     metrics: dict[str, float] | None = None  # the last value of each
@@ -146,6 +147,7 @@ class Folders:
             ),
             owner=_text(status.get("owner")),
             behind=_text(status.get("behind")),
+            line=_text(status.get("line")),
             step=None if step is None else int(step),
             loss=finite(status.get("loss")),
             metrics=metrics if isinstance(metrics, dict) else None,

@@ -17,6 +17,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, is_refused, read_cluster_info
 from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
+from ray_on_ecs.pools import kinds_by_pool
 from ray_on_ecs.run import queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
@@ -118,9 +119,10 @@ def hold(admission: Admission) -> Generator[queue.Place]:
     def waits_behind(ticket: queue.Ticket) -> None:
         is_first = record.behind is None
         record.behind = ticket.run_name
+        record.line = ticket.pool if info and len(kinds_by_pool(info)) > 1 else ""
         if is_first:
             waiting.enter_context(record.queued())
-        logger.info(queue.describe(ticket))
+        logger.info(queue.describe(ticket, record.line))
 
     since = float(job_metadata().get(SUBMITTED) or time.time())
     info = admission.info

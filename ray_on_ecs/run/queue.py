@@ -91,6 +91,8 @@ class Ticket:
 def find_room(tickets: Sequence[Ticket], own: Ticket, gpus: Mapping[str, int] | None) -> str | Ticket:
     """Return the first of a run's pools that has room for it, or else the run that it is queued behind.
 
+    That run's `pool` is then the one in whose line it is.
+
     Runs on CPUs take turns, since a run takes as many CPU threads as the nodes have.
 
     Args:
@@ -104,7 +106,7 @@ def find_room(tickets: Sequence[Ticket], own: Ticket, gpus: Mapping[str, int] | 
         blocking = _predecessor(line, own, number)
         if blocking is None and own.device != "cpu":
             return pool
-        behind = behind or blocking
+        behind = behind or (blocking and replace(blocking, pool=pool))
     return behind or own.pools[0]
 
 
@@ -296,7 +298,8 @@ def _gpus(gcs_address: str) -> int | None:
     return int(sum(node.total_resources().get("GPU", 0) for node in nodes))
 
 
-def describe(behind: Ticket) -> str:
-    """Return the line of a run that waits."""
+def describe(behind: Ticket, line: str = "") -> str:
+    """Return the text of a run that waits; `line` is the pool in whose line it does."""
     workers = f", {counted(behind.workers, 'worker')}" if behind.workers else ""
-    return f"queued behind {behind.run_name} ({behind.owner}{workers})"
+    of_pool = f" in pool {line}" if line else ""
+    return f"queued behind {behind.run_name} ({behind.owner}{workers}){of_pool}"

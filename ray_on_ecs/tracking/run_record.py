@@ -59,6 +59,7 @@ class Status(TypedDict):
     state: State
     owner: str  # the user who started the run
     behind: str | None  # the run that this one is queued behind
+    line: NotRequired[str]  # the pool in whose line it is queued; missing if the stack has one pool
     started: str  # of the command
     updated: str
     step: int | None  # steps done since the start of the training
@@ -85,6 +86,7 @@ class RunRecord:
     def __init__(self, storage: RunStorage, config: RunConfig) -> None:
         self.owner = job_metadata().get(OWNER) or user_name()
         self.behind: str | None = None  # the run that this one is queued behind
+        self.line = ""  # the pool in whose line that is; empty if the stack has one pool
         self.pool: Pool | None = None
         self.pools: list[str] = []  # names of all in which its commands have waited or trained
         self.earlier = earlier_of(None)  # commands of the run
@@ -121,12 +123,12 @@ class RunRecord:
 
     @contextmanager
     def queued(self) -> Generator[None]:
-        """Write the state `queued` until the block ends; the attribute `behind` is the run ahead."""
+        """Write the state `queued` until the block ends; `behind` is the run ahead, and `line` the pool."""
         try:
             with self._updating("queued"):
                 yield
         finally:
-            self.behind = None
+            self.behind, self.line = None, ""
 
     def waiting(self) -> AbstractContextManager[None]:
         """Write the state `waiting` until the block ends: the run waits for workers."""
@@ -193,6 +195,8 @@ class RunRecord:
             "error": self._error,
             "next": self._next,
         }
+        if self.line:
+            status["line"] = self.line
         if self.pool:
             status["pool"], status["pools"] = self.pool, self.pools
         return status

@@ -576,6 +576,7 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
         **pools(
             h100={**H100, "zones": ["us-west-2a", "us-west-2c"], "spot": True, "on_demand": 1},
             idle={"instance_types": ["p5.48xlarge"], "zones": ["us-west-2b"]},
+            prepare={"instance_types": ["c6i.2xlarge"], "max": 2},
             s={**H100, "spot": True, "max": 3},
         ),
     }
@@ -587,8 +588,9 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
         "head: 1 x m5.xlarge, 1 on demand, at most 1.00 USD per hour",
         "pool default: 2 x g5.xlarge, 2 on demand, at most 4.00 USD per hour",
         "pool h100: 2 x p5.48xlarge, 1 on spot and 1 on demand, at most 100.00 USD per hour",
+        "pool prepare: 2 x c6i.2xlarge (CPU workers), 2 on demand, at most 1.00 USD per hour",
         "pool s: 3 x p5.48xlarge, 3 on spot, at most 150.00 USD per hour",
-        "all instances: at most 255.00 USD per hour",
+        "all instances: at most 256.00 USD per hour",
     ]
     cloud.prices, cloud.messages = None, []
     plan(cloud)

@@ -169,6 +169,13 @@ def test_types_with_unlike_numbers_of_gpus_are_refused() -> None:
     )
 
 
+def test_types_with_unlike_gpus_and_numbers_are_refused_with_both() -> None:
+    eight = replace(G5_XLARGE, name="p5.48xlarge", gpus=8, gpu_name="H100")
+    with pytest.raises(SettingError) as refused:
+        worker_size(WORKER, [eight, G5_XLARGE])
+    assert "'g5.xlarge' has 1 x A10G, but p5.48xlarge has 8 x H100; " in str(refused.value)
+
+
 def test_cpu_worker_accepts_any_x86_type() -> None:
     small = replace(M5_XLARGE, name="c6i.large", vcpus=2, memory_mib=4096)
     assert cpu_worker_size("cpuWorkerInstanceTypes", [small, M5_XLARGE]) == TaskSize(vcpus=2, memory_mib=2816, gpus=0)

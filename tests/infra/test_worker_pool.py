@@ -12,7 +12,8 @@ import pytest
 from component.__main__ import Host
 from component.ray_cluster import RayCluster as HostedCluster
 from infra.config import RayClusterArgs
-from infra.config.worker_pool import WorkerPoolArgs, pool_defaults
+from infra.config.args import defaults
+from infra.config.worker_pool import OF_CLUSTER, WorkerPoolArgs, pool_defaults
 from infra.errors import Refusal, SettingError
 from infra.types import Scale, kind_of
 from tests.infra.fake_aws import Cloud
@@ -112,7 +113,7 @@ BAD: list[tuple[Any, str, str]] = [
     ([pool()], "workerPools", "is not an object"),
     ({"h100": None}, "workerPools.h100", "is not an object; use one with instanceTypes and max"),
     ({"h100": P5}, "workerPools.h100", "is not an object"),
-    ({"h100": {}}, "workerPools.h100.instanceTypes", "is empty"),
+    ({"h100": {}}, "workerPools.h100.instanceTypes", "is missing"),
     ({"h100": {"instanceTypes": " , "}}, "workerPools.h100.instanceTypes", "is empty"),
     ({"h100": {"instanceTypes": None}}, "workerPools.h100.instanceTypes", "is not a list"),
     ({"h100": {"instanceTypes": [5]}}, "workerPools.h100.instanceTypes", "5 is not a string"),
@@ -135,15 +136,15 @@ BAD: list[tuple[Any, str, str]] = [
         ({name: TYPES}, "workerPools", "is not a name of a pool")
         for name in ("H100", "h_100", "100h", "h100-", "", "h 100", "h.100", "h100\n", "größe", 33 * "h")
     ],
-    ({"default": TYPES}, "workerPools", "is a reserved name; its field is workerInstanceTypes"),
-    ({"cpu": TYPES}, "workerPools", "is a reserved name; its field is cpuWorkerInstanceTypes"),
+    ({"default": TYPES}, "workerPools", "is a reserved name; its key is workerInstanceTypes"),
+    ({"cpu": TYPES}, "workerPools", "is a reserved name; its key is cpuWorkerInstanceTypes"),
     *[({name: TYPES}, "workerPools", "reserved name; use another") for name in ("head", "cpu-workers", "ray")],
 ]
 
 
 @pytest.mark.parametrize(("pools", "field", "part"), BAD)
 def test_a_bad_pool_is_refused_in_one_line(cloud: Cloud, pools: Any, field: str, part: str) -> None:
-    with pytest.raises(SettingError) as refused:
+    with pytest.raises(Refusal) as refused:
         load(cloud, pools)
     assert str(refused.value).startswith(f"{field}: ")
     assert part in str(refused.value)
@@ -164,13 +165,40 @@ def test_names_of_pools(cloud: Cloud, name: str) -> None:
         ("instance_types", "did you mean instanceTypes?"),
         ("InstanceType", "did you mean instanceTypes?"),
         ("maximum", "did you mean max?"),
+        ("maxWorkers", "did you mean max?"),
+        ("max_count", "did you mean max?"),
+        ("minCpuWorkers", "did you mean min?"),
+        ("workerCount", "did you mean initial?"),
+        ("initialWorkers", "did you mean initial?"),
+        ("availabilityZones", "did you mean zones?"),
+        ("availabilityZone", "did you mean zones?"),
+        ("workerInstanceTypes", "did you mean instanceTypes?"),
+        ("types", "did you mean instanceTypes?"),
+        ("spotWorkers", "did you mean spot?"),
         ("ondemand", "did you mean onDemand?"),
+        ("onDemandWorkers", "did you mean onDemand?"),
+        ("rootVolumeGiB", "did you mean rootVolumeGib?"),
+        ("idleTimeoutMinutes", "it is a key of the cluster, and holds for all pools"),
+        ("maxHourlyUsd", "it is a key of the cluster, and holds for all pools"),
         ("efa", "use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"),
     ],
 )
 def test_unknown_keys_of_a_pool_are_refused(cloud: Cloud, key: str, hint: str) -> None:
     with pytest.raises(pulumi.RunError, match=rf"^workerPools\.h100\.{key}: unknown key of a pool; {re.escape(hint)}$"):
         load(cloud, pool(**{key: "secret"}))
+
+
+def test_all_unknown_keys_of_a_pool_are_named(cloud: Cloud) -> None:
+    with pytest.raises(pulumi.RunError) as refused:
+        load(cloud, pool(maxWorkers=2, efa="secret", availabilityZones="us-west-2c"))
+    assert str(refused.value) == (
+        "workerPools.h100: unknown keys of a pool: maxWorkers (did you mean max?), efa, availabilityZones (did you "
+        "mean zones?); use instanceTypes, zones, min, initial, max, spot, onDemand, rootVolumeGib"
+    )
+
+
+def test_keys_of_the_cluster_are_its_fields() -> None:
+    assert {*OF_CLUSTER} <= defaults().keys()
 
 
 def test_python_has_its_own_spelling_of_keys() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.config import RunConfig, defaults_in
+from ray_on_ecs.contract import GPUS
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.flags import environment_variable, flag
 from tests.settings import parse
@@ -199,6 +200,57 @@ def test_resume_args_with_an_open_quote_are_refused(text: str) -> None:
 def test_pools_of_the_environment(environment: dict[str, str], given: Any, kept: Any) -> None:
     assert defaults_in(environment, given) == kept
     RunConfig(**{**defaults_in(environment, given), **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gpu": "H100:8"}, "--gpu: 'H100:8' has a number; use --gpu H100 --num-workers 8"),
+        ({"gpu": "H100: 8"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "A10G,H100=16"}, "use --gpu H100 --num-workers 16"),
+        ({"gpu": "H100x8"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "A10Gx4"}, "use --gpu A10G --num-workers 4"),
+        ({"gpu": "H100 x 8"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "8xH100"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "8 x H100"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "8 H100"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "RTX PRO 4500:2"}, "use --gpu 'RTX PRO 4500' --num-workers 2"),
+        ({"pool": "h100:8"}, "--pool: 'h100:8' has a number; use --pool h100 --num-workers 8"),
+        (
+            {"gpu": "p5.48xlarge"},
+            "--gpu: 'p5.48xlarge' is an instance type; use its GPU, --gpu H100, or --pool with the ",
+        ),
+        ({"gpu": "H100,ml.p4d.24xlarge"}, "use its GPU, --gpu A100, or --pool"),
+        ({"gpu": "G7e.2xlarge"}, "use its GPU, --gpu 'RTX PRO Server 6000', or --pool"),
+        ({"gpu": "p6-b200"}, "use its GPU, --gpu B200, or --pool"),
+        ({"gpu": "x9.large"}, "use its GPU's name or --pool with the name of a pool"),
+        ({"pool": "g5.xlarge"}, "--pool: 'g5.xlarge' is an instance type; use its GPU, --gpu A10G, or"),
+        ({"gpu": "H100 L4"}, "--gpu: 'H100 L4' is not a name; put commas and no spaces between names, as in H100,L4"),
+        ({"gpu": "H100;L4"}, "as in H100,L4"),
+        ({"gpu": "H100/a100"}, "as in H100,a100"),
+        ({"gpu": "[H100]"}, "as in H100"),
+        ({"pool": "h100 l4"}, "--pool: 'h100 l4' is not a name; put commas and no spaces between names, as in h100,l4"),
+        ({"pool": "h100|l4"}, "as in h100,l4"),
+        ({"gpu": "H100,"}, "--gpu: 'H100,' has an empty name; put commas and no spaces between names, as in A,B"),
+    ],
+)
+def test_lists_of_other_tools_are_refused_with_the_form_that_works(given: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        RunConfig(**given)  # type: ignore[arg-type]
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "gpu", [*GPUS.values(), "h100", "H100, L4", "A10G or L4", "RTX-PRO-6000", "rtx pro 6000", "A10"]
+)
+def test_names_of_gpus_are_taken(gpu: str) -> None:
+    assert RunConfig(gpu=gpu).gpu == gpu
+
+
+@pytest.mark.parametrize("pool", ["h100x8", "p5", "default,cpu", "l4-spot, h100", "H100"])
+def test_names_of_pools_are_taken(pool: str) -> None:
+    assert RunConfig(pool=pool).pool == pool
 
 
 def test_command_to_continue_names_no_missing_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,27 @@ def test_candidates_of_a_run_in_its_order(given: dict[str, Any], kinds: list[str
 
 
 @pytest.mark.parametrize(
+    ("prices", "order"),
+    [
+        (None, ["default", "h100", "l4", "mixed", "old"]),
+        ({"p5.48xlarge": 55.04, "g6.xlarge": 0.8, "g5.xlarge": 1.0}, ["default", "l4", "mixed", "h100", "old"]),
+        ({"g5.xlarge": 99.0, "p5.48xlarge": 1.0, "g4dn.xlarge": 1.0}, ["default", "h100", "old", "l4", "mixed"]),
+    ],
+)
+def test_runs_without_a_choice_try_the_cheapest_pool_after_default(prices: Any, order: list[str]) -> None:
+    info = workers(
+        old_workers=node_group("old", "g4dn.xlarge"),
+        mixed_workers=node_group("mixed", "g6.xlarge", "g5.xlarge"),
+        l4_workers=node_group("l4", "g6.xlarge", spot=True),
+        h100_workers=node_group("h100", "p5.48xlarge", units=8),
+        workers=node_group(),
+    )
+    info["prices"] = prices
+    assert [info["groups"][kind]["pool"] for kind in pools.candidates(info)] == order
+    assert [info["groups"][kind]["pool"] for kind in pools.kinds_of_request(Request({"GPU": 1}), info)] == order
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"gpus": ["B200"]}, "--gpu: 'B200' is not a GPU of this stack; it has default (4 x g5.xlarge: A10G), "),

@@ -377,6 +377,13 @@ def test_wrong_run_is_refused_without_a_cluster(
             ("--num-worker", "5", "train.py"),
             "--num-worker: is not a flag of ray-on-ecs run; did you mean --num-workers?",
         ),
+        (
+            ("--spot", "train.py"),
+            "--spot: is not a flag of ray-on-ecs run; each pool has its own, by the keys spot and "
+            "workerPools.NAME.spot, and --pool chooses the pool; flags of the script follow it",
+        ),
+        (("--instance-type", "p5.48xlarge", "train.py"), "--instance-type: is not a flag of ray-on-ecs run; each pool"),
+        (("--gpu", "H100:8", "train.py"), "--gpu: 'H100:8' has a number; use --gpu H100 --num-workers 8"),
         ((), "SCRIPT: is missing; give the script to run"),
         (("nosuch.py",), "SCRIPT: there is no file 'nosuch.py'"),
         (("--detach", "--fetch", "x"), "--fetch: not allowed with --detach"),

@@ -80,9 +80,13 @@ QUEUED = {"state": "queued", "owner": "ana", "behind": "first"}
 @pytest.mark.parametrize(
     ("content", "queue"),
     [
-        (QUEUED, [{"run": "mine", "owner": "ana", "behind": "first"}]),
-        ({**QUEUED, "owner": None}, [{"run": "mine", "owner": "", "behind": "first"}]),
-        ({**QUEUED, "owner": 7, "behind": "a\nb"}, [{"run": "mine", "owner": "7", "behind": "a b"}]),
+        (QUEUED, [{"run": "mine", "owner": "ana", "behind": "first", "pool": ""}]),
+        ({**QUEUED, "owner": None}, [{"run": "mine", "owner": "", "behind": "first", "pool": ""}]),
+        ({**QUEUED, "line": "l4"}, [{"run": "mine", "owner": "ana", "behind": "first", "pool": "l4"}]),
+        (
+            {**QUEUED, "owner": 7, "behind": "a\nb", "line": "x\ny"},
+            [{"run": "mine", "owner": "7", "behind": "a b", "pool": "x y"}],
+        ),
         ({"state": "queued"}, []),
         ({**QUEUED, "job": None}, []),
         ([1], []),

@@ -373,6 +373,15 @@ DEFAULT = {
 }
 
 
+@pytest.mark.parametrize(("line", "says"), [("l4", "behind first in pool l4 "), (None, "behind first ")])
+def test_queued_run_names_the_line(
+    folders: Folders, capsys: pytest.CaptureFixture[str], line: str | None, says: str
+) -> None:
+    folders.status("mine", "queued", behind="first", started=moment(3 * HOUR), **({"line": line} if line else {}))
+    assert main(["runs", "--local"]) == 0
+    assert f" {says}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("pools", "says"),
     [

@@ -22,7 +22,7 @@ GROUP: dict[str, Any] = {
     "spot": False,
 }
 GROUP |= {"default_nodes": 1, "idle_minutes": 60, "group": "h100", "provider": "h100", "disk_usd": 0.0}
-INFO: Any = {"groups": {"h100-workers": {**GROUP, "pool": "h100", "gpu": "H100"}}}
+INFO: Any = {"groups": {"h100-workers": {**GROUP, "pool": "h100", "gpu": "H100"}}, "prices": None}
 
 
 def config(**settings: Any) -> RunConfig:

@@ -114,7 +114,7 @@ def stack_with(**changed: Any) -> Any:
     group = {"zones": ["us-west-2a"], "types": ["g5.xlarge"], "gpu": "A10G", "units": 1, "max": 4, "default_nodes": 2}
     h100 = {**group, "pool": "h100", "gpu": "H100", "units": 8}
     groups = {"workers": {**group, "pool": "default", **changed}}
-    return {"groups": groups if changed.get("gpu") == "" else {**groups, "h100-workers": h100}}
+    return {"groups": groups if changed.get("gpu") == "" else {**groups, "h100-workers": h100}, "prices": None}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ A10G = {
     "workers-c": group("default", "A10G", "c", ["g5.xlarge"], default_nodes=0),
 }
 H100 = {"h100-workers": group("h100", "H100", "c", ["p5.48xlarge"], units=8, max=2, default_nodes=2)}
-A100 = {"a100-workers": group("a100", "A100", "a", ["p4d.24xlarge"], units=8, max=1)}
+A100 = {"p4d-workers": group("p4d", "A100", "a", ["p4d.24xlarge"], units=8, max=1)}
 CPU = {"cpu-workers": group("cpu", "", "a", [], units=8)}
 
 
@@ -263,7 +263,7 @@ def test_candidates_of_a_stack_without_gpus(device: str, kinds: list[str]) -> No
         ({}, 1, "pool default (1 x g5.xlarge in us-east-1a): first of the stack's pools"),
         ({"gpu": "H100,A100"}, 16, "pool h100 (2 x p5.48xlarge in us-east-1c): --gpu H100,A100"),
         ({"gpu": "H100,A100"}, 8, "pool h100 (1 x p5.48xlarge in us-east-1c): first of --gpu H100,A100"),
-        ({"pool": "a100"}, 8, "pool a100 (1 x p4d.24xlarge in us-east-1a): --pool a100"),
+        ({"pool": "p4d"}, 8, "pool p4d (1 x p4d.24xlarge in us-east-1a): --pool p4d"),
         (
             {"gpu": "A10G,H100"},
             9,
@@ -292,7 +292,7 @@ def test_line_has_the_price() -> None:
 
 def test_pools_that_cannot_hold_the_run_are_named() -> None:
     run = Run(ONE_EACH, num_workers=16, gpu="H100,A10G,A100")
-    assert run.lines[1:] == ["--gpu H100,A10G,A100: without default and a100, whose maximum can't hold 16 workers"]
+    assert run.lines[1:] == ["--gpu H100,A10G,A100: without default and p4d, whose maximum can't hold 16 workers"]
     assert len(Run(ONE_EACH, num_workers=16).lines) == 1, "it names none"
 
 
@@ -314,9 +314,9 @@ def test_run_on_cpus_leaves_cpu_workers_to_data_and_starts_no_gpus(free: Any, ki
 
 def test_run_whose_pool_was_removed_begins_in_another_one() -> None:
     run = Run(stack(H100, A100), num_workers=8)
-    run.latest, run.full = stack(A100, A10G), {"a100", "default"}
+    run.latest, run.full = stack(A100, A10G), {"p4d", "default"}
     assert not run.choice.begin(), "the queue has no room"
-    run.full = {"a100"}
+    run.full = {"p4d"}
     run.latest = stack(A100, {"l4-workers": group("l4", "L4", "a", ["g6.48xlarge"], units=8)})
     assert run.choice.begin()
     assert (run.choice.kind, run.pool) == ("l4-workers", "l4")
@@ -329,9 +329,9 @@ def test_documents_have_the_node_group() -> None:
 
 
 def test_run_begins_in_the_pool_of_its_place() -> None:
-    run = Run(ONE_EACH, num_workers=8, gpu="H100,A100", place="a100")
-    assert run.choice.kind == "a100-workers"
-    assert run.lines == ["pool a100 (1 x p4d.24xlarge in us-east-1a): no room in h100 beside the runs before this one"]
+    run = Run(ONE_EACH, num_workers=8, gpu="H100,A100", place="p4d")
+    assert run.choice.kind == "p4d-workers"
+    assert run.lines == ["pool p4d (1 x p4d.24xlarge in us-east-1a): no room in h100 beside the runs before this one"]
 
 
 def test_run_begins_in_the_zone_whose_nodes_are_free() -> None:
@@ -346,9 +346,9 @@ def test_run_begins_in_the_zone_whose_nodes_are_free() -> None:
 def test_demand_moves_with_the_run() -> None:
     run = Run(ONE_EACH, num_workers=1)
     zone, group_label = "ray.io/availability-zone", "ray.io/node-group"
-    assert run.choice.labels == {group_label: "!in(h100,a100,cpu-workers)", zone: "us-east-1a"}
+    assert run.choice.labels == {group_label: "!in(cpu-workers,h100,p4d)", zone: "us-east-1a"}
     run.look()
-    assert run.choice.labels == {group_label: "!in(h100,a100,cpu-workers)", zone: "us-east-1b"}
+    assert run.choice.labels == {group_label: "!in(cpu-workers,h100,p4d)", zone: "us-east-1b"}
     run.visit(2)
     assert run.choice.labels == {group_label: "h100"}
 
@@ -356,9 +356,9 @@ def test_demand_moves_with_the_run() -> None:
 def test_refusal_moves_the_run_at_once() -> None:
     run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100")
     run.cloud.refusals["h100-c"] = no_capacity("p5.48xlarge")
-    assert run.look() == "a100-workers"
+    assert run.look() == "p4d-workers"
     assert run.lines[-1] == (
-        "pool a100 (1 x p4d.24xlarge in us-east-1a): EC2 has no p5.48xlarge in us-east-1c at the moment"
+        "pool p4d (1 x p4d.24xlarge in us-east-1a): EC2 has no p5.48xlarge in us-east-1c at the moment"
     )
     assert run.pools[-1]["reason"] == "EC2 has no p5.48xlarge in us-east-1c at the moment"
 
@@ -384,7 +384,7 @@ def test_refusal_moves_the_run_at_once() -> None:
 def test_only_refusals_of_the_place_move_the_run(message: str, moves: bool) -> None:
     run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100")
     run.cloud.refusals["h100-c"] = message
-    assert run.look() == ("a100-workers" if moves else "h100-workers")
+    assert run.look() == ("p4d-workers" if moves else "h100-workers")
 
 
 def test_zones_that_ec2_names_come_first() -> None:
@@ -478,7 +478,7 @@ def test_wait_without_a_refusal_moves_on_too() -> None:
     run.cloud.has["h100-c"] = 1  # an instance that does not join
     assert run.look() == "h100-workers"
     assert run.choice.move_on(600)
-    assert run.lines[-1] == ("pool a100 (1 x p4d.24xlarge in us-east-1a): no room in h100 in us-east-1c within 600 s")
+    assert run.lines[-1] == ("pool p4d (1 x p4d.24xlarge in us-east-1a): no room in h100 in us-east-1c within 600 s")
     assert run.look() == "h100-workers", "it had an instance"
     assert not run.choice.move_on(600)
 
@@ -497,7 +497,7 @@ def test_wait_without_a_refusal_moves_on_too() -> None:
 def test_only_refusals_of_this_wait_count(minutes: float, status: str, moves: bool) -> None:
     run = Run(stack(H100, A100), num_workers=8)
     run.cloud.launch("h100-c", status, no_capacity("p5.48xlarge"), BEGAN + timedelta(minutes=minutes))
-    assert run.look(demand=0) == ("a100-workers" if moves else "h100-workers")
+    assert run.look(demand=0) == ("p4d-workers" if moves else "h100-workers")
 
 
 def test_success_after_a_refusal_keeps_the_run() -> None:
@@ -522,15 +522,15 @@ def test_part_of_the_instances_is_given_up() -> None:
 
 def test_queue_of_the_next_pool_is_full() -> None:
     run = Run(stack(H100, A100), num_workers=8)
-    run.full = {"a100"}
+    run.full = {"p4d"}
     assert run.visit(2) == ["h100-workers", "h100-workers"]
     assert not run.choice.move_on(600)
     run.full = set()
-    assert run.look() == "a100-workers", "once it has room"
+    assert run.look() == "p4d-workers", "once it has room"
 
 
 def test_first_pool_is_tried_later_if_its_queue_was_full() -> None:
-    run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100", place="a100")
+    run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100", place="p4d")
     assert run.look() == "h100-workers"
 
 
@@ -571,9 +571,9 @@ def test_pool_that_is_added_during_the_wait_is_tried() -> None:
     run = Run(stack(H100), num_workers=8)
     assert run.visit(2) == ["h100-workers", "h100-workers"]
     run.latest = stack(H100, A100)
-    assert run.visit(2) == ["a100-workers", "a100-workers"]
+    assert run.visit(2) == ["p4d-workers", "p4d-workers"]
     run.latest = stack(A100)
-    assert run.visit(2) == ["a100-workers", "a100-workers"]
+    assert run.visit(2) == ["p4d-workers", "p4d-workers"]
     assert "tried" not in run.choice.line, "there is no other any more"
 
 
@@ -582,7 +582,7 @@ def test_pool_that_is_removed_during_the_wait_is_left() -> None:
     run.cloud.has["h100-c"] = 1
     run.latest = stack(A100)
     assert run.choice.labels == {"ray.io/node-group": "h100"}
-    assert run.look() == "a100-workers"
+    assert run.look() == "p4d-workers"
     assert run.lines[-1].endswith(": the stack has no h100 in us-east-1c for it any more")
 
 
@@ -606,29 +606,29 @@ def test_wait_after_a_loss_may_end_without_a_look() -> None:
     run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100")
     run.choice.wait_anew()
     assert run.choice.move_on(60)
-    assert run.choice.kind == "a100-workers"
+    assert run.choice.kind == "p4d-workers"
 
 
 def test_next_wait_begins_in_the_present_pool() -> None:
     run = Run(stack(H100, A100), num_workers=8, gpu="H100,A100")
-    assert run.look() == "a100-workers"
+    assert run.look() == "p4d-workers"
     run.cloud.now += timedelta(hours=1)
     run.choice.wait_anew()
     run.cloud.has["h100-c"] = 1
-    assert run.choice.kind == "a100-workers"
+    assert run.choice.kind == "p4d-workers"
     assert run.look() == "h100-workers", "each may be tried again"
 
 
 def test_killed_driver_begins_with_its_first_candidate(tmp_path: Path) -> None:
     info = stack(H100, A100)
     for _ in range(2):  # a driver that dies in the middle of a move, and its successor
-        place = queue.Place(Ticket.of(config(num_workers=8), "ada", 1.0, ["h100", "a100"]), tmp_path)
+        place = queue.Place(Ticket.of(config(num_workers=8), "ada", 1.0, ["h100", "p4d"]), tmp_path)
         place.__enter__()
         assert place.begin_if_free(queue.gpus_by_pool(info)) is None
         assert place.pool == "h100"
-        assert place.move("a100", queue.gpus_by_pool(info))
+        assert place.move("p4d", queue.gpus_by_pool(info))
         place._file.close()  # the lock ends with the process, and the ticket stays
-    with queue.Place(Ticket.of(config(num_workers=8), "bob", 2.0, ["a100"]), tmp_path) as other:
+    with queue.Place(Ticket.of(config(num_workers=8), "bob", 2.0, ["p4d"]), tmp_path) as other:
         assert other.tickets_before() == []
 
 

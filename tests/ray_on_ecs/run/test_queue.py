@@ -103,6 +103,7 @@ def test_each_pool_has_a_line(before: list[Any], own: Any, found: str) -> None:
     tickets = [Ticket(name, "ada", 1.0, "auto", workers, pools, pool) for name, workers, pools, pool in before]
     room = find_room(tickets, Ticket("own", "ada", 2.0, "auto", *own), POOLS)
     assert (f"behind {room.run_name}" if isinstance(room, Ticket) else room) == found
+    assert not isinstance(room, Ticket) or room.pool == own[1][0], "the pool in whose line it waits"
 
 
 BOTH = ("default", "cpu")
@@ -215,7 +216,7 @@ def test_unreachable_cluster_starts_no_second_run(tmp_path: Path) -> None:
 
 
 def test_unreachable_cluster_delays_no_ray_program() -> None:
-    assert find_room((ticket("a", 4),), ticket("own", 4), None) == ticket("a", 4)
+    assert find_room((ticket("a", 4),), ticket("own", 4), None) == replace(ticket("a", 4), pool="default")
     assert find_room((ticket("a", 4),), ticket("own", 0), None) == "default"
     assert find_room((ticket("a", 4),), replace(ticket("own", 4), pools=("h100",)), None) == "h100"
 

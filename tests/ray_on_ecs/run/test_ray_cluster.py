@@ -115,6 +115,7 @@ def group(pool: str, gpu: str, zone: str, **changed: Any) -> Any:
 
 
 STACK: Any = {
+    "prices": None,
     "groups": {
         "workers": group("default", "A10G", "us-west-2a"),
         "workers-b": group("default", "A10G", "us-west-2b"),

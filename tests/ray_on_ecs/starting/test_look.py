@@ -21,6 +21,7 @@ NOW = datetime.now(UTC)
 GROUP = {"pool": "default", "gpu": "A10G", "units": 1, "types": ["g5.xlarge"], "zones": ["us-west-2a"]}
 H100 = {"pool": "h100", "gpu": "H100", "units": 8, "types": ["p5.48xlarge"], "zones": ["us-west-2b"]}
 INFO: Any = {
+    "prices": None,
     "groups": {
         "workers": {**GROUP, "group": "ray-workers-group", "provider": "of-workers"},
         "h100-workers": {**H100, "group": "ray-h100-workers-group", "provider": "of-h100-workers"},
@@ -152,7 +153,7 @@ def test_another_kind_has_its_own_answers(cloud: Cloud) -> None:
 
 def test_running_tasks_of_other_zones_are_counted(cloud: Cloud) -> None:
     others = {f"p{number}-workers": {**H100, "provider": f"of-p{number}-workers"} for number in range(2)}
-    info: Any = {"groups": {**INFO["groups"], **others}}
+    info: Any = {**INFO, "groups": {**INFO["groups"], **others}}
     look = WorkersLook(info, "h100-workers", cloud.ask)
     group = {"DesiredCapacity": 0, "MaxSize": 2}
     for _ in range(2):

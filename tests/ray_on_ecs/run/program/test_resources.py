@@ -88,7 +88,10 @@ def group(pool: str, gpu: str, units: int) -> Any:
     }
 
 
-STACK: Any = {"groups": {"workers": group("default", "A10G", 1), "h100-workers": group("h100", "H100", 8)}}
+STACK: Any = {
+    "groups": {"workers": group("default", "A10G", 1), "h100-workers": group("h100", "H100", 8)},
+    "prices": None,
+}
 H100 = Condition("ray.io/node-group", ("h100",))
 
 
