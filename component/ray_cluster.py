@@ -18,11 +18,11 @@ class WorkerPool(TypedDict, total=False):
     instance_types: list[str]
     """EC2 instance types in order of preference, all with the same GPUs, or all without for CPU workers; required."""
     zones: list[str]
-    """Zones in order of preference, e.g. us-west-2c, with a group of instances in each; by default the cluster's."""
+    """Zones in order of preference, e.g. us-west-2c, each with a subnet; by default the cluster's."""
     min: int
     """Minimum number of workers, kept by the idle scale-in."""
     initial: int
-    """Initial number of workers, one per instance, at least min; also a job's default request."""
+    """Initial number of workers, one per instance, at least min; a run's default, which is max if this is 0."""
     max: int
     """Maximum number of workers in all zones together, at least initial and min; 0 means the larger of these."""
     spot: bool
@@ -53,9 +53,9 @@ class Args(TypedDict, total=False):
     max_workers: int
     """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: int
-    """Idle time in minutes (15 to 1440) after which workers are scaled in; 0 disables the scale-in."""
+    """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
     spot: bool
-    """Run GPU workers on Spot Instances (cheaper; two-minute interruption notice)."""
+    """Run these GPU workers on Spot Instances (cheaper; two-minute interruption notice); other pools have their own."""
     on_demand_workers: int
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
     cpu_worker_instance_types: list[str]
@@ -109,7 +109,7 @@ class Args(TypedDict, total=False):
     check_quotas: bool
     """Refuse a cluster that exceeds the account's EC2 vCPU or VPC quotas; false skips the check."""
     max_hourly_usd: float
-    """Refuse a cluster whose instances cost more USD per hour; 0 disables the check."""
+    """Refuse a cluster whose instances cost more USD per hour with all pools at their maximum; 0 disables the check."""
     alert_email: str
     """Email address for CloudWatch alarms and AWS Budgets alerts; without it, neither topic nor budget is created."""
     monthly_budget_usd: int

@@ -55,9 +55,9 @@ class RayClusterArgs:
     max_workers: Annotated[int, rules.at_least_0] = 0
     """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: Annotated[int, rules.idle_timeout] = 30
-    """Idle time in minutes (15 to 1440) after which workers are scaled in; 0 disables the scale-in."""
+    """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
     spot: bool = False
-    """Run GPU workers on Spot Instances (cheaper; two-minute interruption notice)."""
+    """Run these GPU workers on Spot Instances (cheaper; two-minute interruption notice); other pools have their own."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
     cpu_worker_instance_types: Sequence[str] = ()
@@ -111,7 +111,7 @@ class RayClusterArgs:
     check_quotas: bool = True
     """Refuse a cluster that exceeds the account's EC2 vCPU or VPC quotas; false skips the check."""
     max_hourly_usd: Annotated[float, rules.at_least_0] = 0.0
-    """Refuse a cluster whose instances cost more USD per hour; 0 disables the check."""
+    """Refuse a cluster whose instances cost more USD per hour with all pools at their maximum; 0 disables the check."""
     alert_email: Annotated[str, rules.email] = ""
     """Email address for CloudWatch alarms and AWS Budgets alerts; without it, neither topic nor budget is created."""
     monthly_budget_usd: Annotated[int, rules.at_least_1] = 500

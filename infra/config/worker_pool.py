@@ -42,11 +42,11 @@ class WorkerPoolArgs:
     instance_types: Annotated[Sequence[str], rules.not_empty] = ()
     """EC2 instance types in order of preference, all with the same GPUs, or all without for CPU workers; required."""
     zones: Sequence[str] = ()
-    """Zones in order of preference, e.g. us-west-2c, with a group of instances in each; by default the cluster's."""
+    """Zones in order of preference, e.g. us-west-2c, each with a subnet; by default the cluster's."""
     min: Annotated[int, rules.at_least_0] = 0
     """Minimum number of workers, kept by the idle scale-in."""
     initial: Annotated[int, rules.at_least_0] = 0
-    """Initial number of workers, one per instance, at least min; also a job's default request."""
+    """Initial number of workers, one per instance, at least min; a run's default, which is max if this is 0."""
     max: Annotated[int, rules.at_least_0] = 0
     """Maximum number of workers in all zones together, at least initial and min; 0 means the larger of these."""
     spot: bool = False

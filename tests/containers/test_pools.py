@@ -79,7 +79,7 @@ def test_runs_of_two_pools_do_not_wait_for_each_other(cluster: Cluster, nodes: d
     started = [runs.start("l4-first", "--pool=l4")]
     assert runs.wait_for("l4-first", r"trains on (\S+)") == addresses["l4"]
     started.append(runs.start("l4-second", "--pool=l4"))
-    assert runs.wait_for("l4-second", r"queued behind (\S+) .* in pool l4$") == "l4-first"
+    assert runs.wait_for("l4-second", r"queued behind (\S+) .* in pool l4\n") == "l4-first"
     started.append(runs.start("any"))
     assert runs.wait_for("any", r"trains on (\S+)") == addresses["default"]
     assert "trains on" not in runs.log("l4-second")

@@ -234,9 +234,9 @@ def test_pools_of_the_environment(environment: dict[str, str], given: Any, kept:
         ({"gpu": "H100,"}, "--gpu: 'H100,' has an empty name; put commas and no spaces between names, as in A,B"),
     ],
 )
-def test_lists_of_other_tools_are_refused_with_the_form_that_works(given: dict[str, str], said: str) -> None:
+def test_lists_of_other_tools_are_refused_with_the_form_that_works(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        RunConfig(**given)  # type: ignore[arg-type]
+        RunConfig(**given)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 

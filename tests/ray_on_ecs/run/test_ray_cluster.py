@@ -121,7 +121,7 @@ STACK: Any = {
         "workers-b": group("default", "A10G", "us-west-2b"),
         "cpu-workers": group("cpu", "", "us-west-2a", units=8),
         "h100-workers": group("h100", "H100", "us-west-2c", units=8),
-    }
+    },
 }
 
 

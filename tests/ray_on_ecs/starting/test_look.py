@@ -25,7 +25,7 @@ INFO: Any = {
     "groups": {
         "workers": {**GROUP, "group": "ray-workers-group", "provider": "of-workers"},
         "h100-workers": {**H100, "group": "ray-h100-workers-group", "provider": "of-h100-workers"},
-    }
+    },
 }
 PREFIX = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:9f:autoScalingGroupName/ray"
 Answer = Callable[..., Any]
