@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,10 +17,15 @@ def known(value: pulumi.Input[str]) -> str:
     return value if isinstance(value, str) else ""
 
 
+# Begin of a zone's name, e.g. us-west-2 of us-west-2c, and us-west-2- of the Local Zone us-west-2-lax-1a.
+# https://docs.aws.amazon.com/local-zones/latest/ug/concepts-local-zones.html
+REGION_OF_ZONE = re.compile(r"^[a-z]+(-[a-z]+)+-\d+-?")
+
+
 def kind_of(pool: str, zone: str = "") -> str:
-    """Kind of a pool's nodes, e.g. h100-workers; in a zone of its own, h100-workers-c."""
+    """Kind of a pool's nodes, e.g. h100-workers; in a zone, h100-workers-c, or h100-workers-lax-1a in a Local Zone."""
     kind = {DEFAULT_POOL: WORKERS, CPU_POOL: CPU_WORKERS}.get(pool, f"{pool}-{WORKERS}")
-    return f"{kind}-{zone[-1]}" if zone else kind
+    return f"{kind}-{REGION_OF_ZONE.sub('', zone)}" if zone else kind
 
 
 @dataclass(frozen=True, kw_only=True)

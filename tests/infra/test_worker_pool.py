@@ -329,6 +329,10 @@ def test_other_languages_have_the_keys_of_the_configuration(cloud: Cloud) -> Non
         ("cpu", "", "cpu-workers"),
         ("h100", "", "h100-workers"),
         ("h100", "us-west-2c", "h100-workers-c"),
+        ("h100", "us-gov-west-1a", "h100-workers-a"),
+        ("h100", "ap-southeast-2b", "h100-workers-b"),
+        ("default", "us-west-2-lax-1a", "workers-lax-1a"),
+        ("default", "us-east-1-wl1-bos-wlz-1", "workers-wl1-bos-wlz-1"),
     ],
 )
 def test_kinds_of_node(of_pool: str, zone: str, kind: str) -> None:
