@@ -60,7 +60,7 @@ class RayCluster(pulumi.ComponentResource):
     idle_cost: pulumi.Output[str]
     """Cost per hour and month while no run uses the cluster, by part, and the command that ends it."""
     default_gpus: pulumi.Output[int]
-    """Number of GPUs that a job requests by default."""
+    """Number of GPUs that a job requests by default in the pool `default`."""
     vpc_id: pulumi.Output[str]
     """ID of the VPC."""
     subnet_ids: pulumi.Output[list[str]]

@@ -90,7 +90,7 @@ class RunConfig:
     num_workers: int | str | None = _resources(
         None,
         "number of worker processes, one per GPU; 1:4 takes what is available, from 1 to 4 "
-        "(default: the GPUs of the cluster, or what each of the pools can hold that are named; 2 on CPUs)",
+        "(default: the GPUs of the initial instances of the pool, or of its maximum if that is 0; 2 on CPUs)",
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="N|MIN:MAX",
     )
@@ -102,7 +102,7 @@ class RunConfig:
     gpu: str | None = _resources(
         None,
         "GPUs to train on, such as H100, in order of preference: the next one if EC2 has none of the first, or if they "
-        "don't join within --worker-timeout (default: any of the stack's pools)",
+        "don't join within --worker-timeout (default: the pool named default, then the others, the cheapest first)",
         metavar="NAME[,NAME...]",
     )
     pool: str | None = _resources(

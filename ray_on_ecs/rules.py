@@ -134,9 +134,12 @@ def check_names(flag: str, text: str | None) -> None:
         if dot or family in GPUS:
             way_on = f"use its GPU, --gpu {shlex.quote(GPUS[family])}," if family in GPUS else "use its GPU's name"
             raise UsageError(f"{flag}: {name!r} is an instance type; {way_on} or --pool with the name of a pool")
+        if flag == "--gpu" and name.isdecimal():
+            raise UsageError(f"{flag}: {name!r} is a number; use --num-workers {name}, and {flag} with a GPU's name")
         first, last = re.fullmatch(NUMBER_FIRST, name), re.fullmatch(NUMBER_LAST, name)
         if first or last:
             alone, number = first.group(2, 1) if first else last.group(1, 2) if last else ("", "")
+            alone = alone.partition(":")[0]  # dstack has the memory in between
             way_on = f"{flag} {shlex.quote(alone)} --num-workers {number}"
             raise UsageError(f"{flag}: {name!r} has a number; use {way_on}: a worker for each GPU")
         words = re.findall(r"[\w-]+", name)

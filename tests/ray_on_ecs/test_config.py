@@ -214,6 +214,8 @@ def test_pools_of_the_environment(environment: dict[str, str], given: Any, kept:
         ({"gpu": "8xH100"}, "use --gpu H100 --num-workers 8"),
         ({"gpu": "8 x H100"}, "use --gpu H100 --num-workers 8"),
         ({"gpu": "8 H100"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "H100:80GB:8"}, "use --gpu H100 --num-workers 8"),
+        ({"gpu": "8"}, "--gpu: '8' is a number; use --num-workers 8, and --gpu with a GPU's name"),
         ({"gpu": "RTX PRO 4500:2"}, "use --gpu 'RTX PRO 4500' --num-workers 2"),
         ({"pool": "h100:8"}, "--pool: 'h100:8' has a number; use --pool h100 --num-workers 8"),
         (
