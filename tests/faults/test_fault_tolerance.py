@@ -53,7 +53,7 @@ def drain(deadline, reason):
     draining.drain(deadline, reason)
     api.ask(os.environ[protection.AGENT_VARIABLE] + "/drained", 10, token="", method="PUT", body={"until": deadline})
 
-notice.Watch(release, drain).run()
+notice.Watch(release, drain, lambda: None).run()
 """
 
 
