@@ -50,7 +50,7 @@ class Cloud(Site):
         stack = SimpleNamespace(name="ml", region="us-east-1", cluster_name="c", services=SERVICES)
         group = {"pool": "default", "types": ["g5.xlarge"], "spot": False}
         groups = {"workers": group, "workers-b": group, "h100-workers": {**group, "pool": "h100"}}
-        info: Any = {"groups": groups}
+        info: Any = {"groups": groups, "prices": None}
         super().__init__(stack, info, self, [])  # ty: ignore[invalid-argument-type]
         self.runs, self.age, self.gpus, self.status = set[str](), 0.0, 0.0, "ACTIVE"
         self.calls: list[str] = []

@@ -592,10 +592,10 @@ def test_a_companys_ami_may_have_any_name(cloud: Cloud, warnings: list[str]) -> 
 
 def test_the_public_parameters_ami_is_judged(cloud: Cloud, warnings: list[str]) -> None:
     cloud.run(look_up)
-    parameters = [item["name"] for token, item in cloud.calls if token.endswith("getParameter")]
-    assert parameters == [
+    parameters = {item["name"] for token, item in cloud.calls if token.endswith("getParameter")}
+    assert parameters == {
         f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{variant}recommended/image_id" for variant in ("", "gpu/")
-    ]
+    }
     assert all(item["includeDeprecated"] for token, item in cloud.calls if token.endswith("getAmi"))
     cloud.answers = {"getAmi": {"architecture": "arm64"}}
     with pytest.raises(SettingError, match=f"^head_ami_id: '{PUBLIC_AMI}' is for arm64; "):
