@@ -71,6 +71,8 @@ class ImageBuild:
         if preview:
             pulumi.log.info(f"image: CodeBuild builds it in `pulumi up`, some {MINUTES} minutes, about {USD} USD")
             return pulumi.UNKNOWN
+        if not all(isinstance(known.get(name), str) for name in ("repository", "project", "bucket", "key")):
+            return pulumi.UNKNOWN  # an update of other resources alone
         return f"{repository}@{await self._build(known)}"
 
     async def _build(self, names: Mapping[str, str]) -> str:

@@ -16,6 +16,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pulumi
+
 from infra.errors import SettingError, warn
 
 SECONDS = 20
@@ -34,7 +36,10 @@ def choose(image_build: str) -> tuple[str, SettingError | None]:
     if image_build == "codebuild":
         return "codebuild", None
     problem = check()
-    return ("codebuild", None) if problem and image_build == "auto" else ("local", problem)
+    if not problem or image_build == "local":
+        return "local", problem
+    pulumi.log.info(f"the image is built in CodeBuild, as Docker can't: {problem}; image_build chooses one of them")
+    return "codebuild", None
 
 
 def check() -> SettingError | None:
