@@ -230,6 +230,11 @@ class RunConfig:
         return None if self.num_workers is None else worker_range(self.num_workers)
 
     @property
+    def fewest_workers(self) -> int:
+        """Number of workers with which a run can begin; one if the cluster decides."""
+        return self.workers[0] if self.workers else 1
+
+    @property
     def gpu_names(self) -> tuple[str, ...]:
         """Names of `--gpu`, in order of preference."""
         return names_of(self.gpu)

@@ -182,7 +182,7 @@ def selector(kind: str, info: ClusterInfo) -> dict[str, str]:
     others = sorted({label_of_pool(group["pool"]) for group in info["groups"].values()} - {label})
     if not label and others:
         selected = {NODE_GROUP_LABEL: f"!in({','.join(others)})"}
-    if len(kinds_by_pool(info)[own["pool"]]) > 1:
+    if any(siblings(kind, info)):
         selected[ZONE_LABEL] = own["zones"][0]
     return selected
 
@@ -255,4 +255,5 @@ def _plain(gpu: str) -> str:
 
 def siblings(kind: str, info: ClusterInfo) -> Iterator[str]:
     """Yield the other kinds of a kind's pool, which are in other zones."""
-    yield from (other for other in kinds_by_pool(info)[info["groups"][kind]["pool"]] if other != kind)
+    pool = info["groups"][kind]["pool"]
+    yield from (other for other, group in info["groups"].items() if group["pool"] == pool and other != kind)

@@ -217,8 +217,7 @@ def _choice_of(admitted: Admission) -> PoolChoice | None:
         admitted.document.keep_pool(pool)
 
     def needed(kind: str, latest: ClusterInfo) -> tuple[int, int]:
-        fewest = config.workers[0] if config.workers else 1
-        return ray_cluster.instances_needed(fewest, kind, latest, use_gpu=choice.uses_gpus)
+        return ray_cluster.instances_needed(config.fewest_workers, kind, latest, use_gpu=choice.uses_gpus)
 
     def has_room(kind: str) -> bool:
         return ray_cluster.has_free_room(config, kind, choice.info, use_gpu=choice.uses_gpus)

@@ -249,7 +249,7 @@ class PoolChoice:
         self.kind = kind
         self._most.setdefault(kind, 0)
         self._watch = self._watch_of(kind, self._now())
-        number = pools.instances_for((self._config.workers or (1, 1))[0], group, use_gpu=self.uses_gpus)
+        number = pools.instances_for(self._config.fewest_workers, group, use_gpu=self.uses_gpus)
         types, prices = " or ".join(group["types"]) or "node", self.info["prices"] or {}
         known = [prices[each] for each in group["types"] if each in prices]
         usd = f", up to {number * max(known):.2f} USD an hour" if known else ""
@@ -285,7 +285,7 @@ class PoolChoice:
         """Print the pools that the run names and that can't hold it."""
         named = self._pools(_kinds(self._config, self.info)) if _named(self._config) else []
         if small := [pool for pool in named if pool not in self._pools(self._kinds)]:
-            workers = counted((self._config.workers or (1, 1))[0], "worker")
+            workers = counted(self._config.fewest_workers, "worker")
             logger.info(f"{_named(self._config)}: without {listed(small)}, whose maximum can't hold {workers}")
 
     def _pools(self, kinds: list[str]) -> list[str]:

@@ -217,7 +217,7 @@ def has_nodes(allocation: WorkerAllocation) -> bool:
 def has_free_room(config: RunConfig, kind: str, info: ClusterInfo, *, use_gpu: bool) -> bool:
     """Return whether the nodes of a kind have room now for the fewest workers; False if Ray does not answer."""
     try:
-        return sum(_free_slots(kind, info, use_gpu)) >= (config.workers or (1, 1))[0]
+        return sum(_free_slots(kind, info, use_gpu)) >= config.fewest_workers
     except RAY_ERRORS:
         return False
 
@@ -328,7 +328,7 @@ def _pending_placement_group(config: RunConfig, choice: PoolChoice | None) -> Ge
     """
     use_gpu = choice.uses_gpus if choice else config.device != "cpu"
     labels = choice.labels if choice else _labels_without_choice()
-    bundles = [{"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}] * (config.workers[0] if config.workers else 1)
+    bundles = [{"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}] * config.fewest_workers
     group = placement_group(bundles, bundle_label_selector=[labels] * len(bundles) if labels else None)
     try:
         yield
