@@ -8,6 +8,7 @@ prints the table of docs/design/aws.md.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -474,6 +475,17 @@ def _cells(
     minutes, seconds = divmod(run.began_at - run.requested_at, 60)
     billed = simulator.billed_minutes(run.ended_at) / nodes
     return f"{minutes:.0f} min {seconds:02.0f} s", str(simulator.started), f"{billed:.0f} min"
+
+
+def at_call(number: int, error: BaseException) -> Callable[[str], None]:
+    """Return a callback that raises an error at the call of this number."""
+    calls = itertools.count(1)
+
+    def on_call(name: str) -> None:
+        if next(calls) == number:
+            raise error
+
+    return on_call
 
 
 if __name__ == "__main__":

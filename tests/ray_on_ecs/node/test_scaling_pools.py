@@ -13,7 +13,7 @@ from ray_on_ecs.node import numbers
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.scaling import Scaler, pools_of
 from tests.scaling_api import Api, HeadDied, Lost, Refused
-from tests.scaling_simulator import Run, Simulator, Stack
+from tests.scaling_simulator import Run, Simulator, Stack, at_call
 from tests.worker_pools import node_group
 
 COMMAND_NAME = "ray-head"
@@ -326,17 +326,6 @@ def test_a_broken_record_stops_the_idle_workers_of_all_pools() -> None:
 
 
 # Faults
-
-
-def at_call(number: int, error: BaseException) -> Callable[[str], None]:
-    """Return what raises an error at the call of this number."""
-    calls = itertools.count(1)
-
-    def on_call(name: str) -> None:
-        if next(calls) == number:
-            raise error
-
-    return on_call
 
 
 @pytest.mark.parametrize("is_made", [True, False], ids=["call made", "call not made"])

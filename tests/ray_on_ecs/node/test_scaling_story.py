@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 
 from tests.scaling_api import HeadDied, Lost, Refused
-from tests.scaling_simulator import LOOK_SECONDS, Run, Simulator
+from tests.scaling_simulator import LOOK_SECONDS, Run, Simulator, at_call
 
 HOUR = 3600
 RUN_SECONDS = 1200
@@ -19,17 +17,6 @@ CALLS = ("SetCapacity", "SetCount", "End")
 
 def run(nodes: int = 2, *, then_stop: bool = False, at: float = 25, seconds: float = RUN_SECONDS) -> Run:
     return Run(nodes, seconds, requested_at=at, then_stop=then_stop)
-
-
-def at_call(number: int, error: BaseException) -> Callable[[str], None]:
-    """Return what raises an error at the call of this number."""
-    calls = itertools.count(1)
-
-    def on_call(name: str) -> None:
-        if next(calls) == number:
-            raise error
-
-    return on_call
 
 
 def check_end(simulator: Simulator, started: int) -> None:
