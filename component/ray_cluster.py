@@ -55,7 +55,7 @@ class Args(TypedDict, total=False):
     idle_timeout_minutes: int
     """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
     spot: bool
-    """Run these GPU workers on Spot Instances (cheaper; two-minute interruption notice); other pools have their own."""
+    """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
     cpu_worker_instance_types: list[str]
@@ -67,7 +67,7 @@ class Args(TypedDict, total=False):
     max_cpu_workers: int
     """Maximum number of CPU workers that jobs may request; 0 means cpu_worker_count, or min_cpu_workers if larger."""
     worker_pools: dict[str, WorkerPool]
-    """Further pools of workers by name, e.g. h100, among which runs choose; an object for each, with its own keys."""
+    """Additional pools of workers by name, e.g. h100, each with its instance types, zones and limits."""
     redeploy_workers: str
     """Set to a new value to redeploy all workers, e.g. after the ECS deployment circuit breaker has fired."""
     rotate_token: str

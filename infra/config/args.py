@@ -57,7 +57,7 @@ class RayClusterArgs:
     idle_timeout_minutes: Annotated[int, rules.idle_timeout] = 30
     """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
     spot: bool = False
-    """Run these GPU workers on Spot Instances (cheaper; two-minute interruption notice); other pools have their own."""
+    """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
     """Number of GPU workers kept on demand when spot is true, in the first zone."""
     cpu_worker_instance_types: Sequence[str] = ()
@@ -69,7 +69,7 @@ class RayClusterArgs:
     max_cpu_workers: Annotated[int, rules.at_least_0] = 0
     """Maximum number of CPU workers that jobs may request; 0 means cpu_worker_count, or min_cpu_workers if larger."""
     worker_pools: Mapping[str, WorkerPoolArgs | Mapping[str, Any]] = field(default_factory=Pools)
-    """Further pools of workers by name, e.g. h100, among which runs choose; an object for each, with its own keys."""
+    """Additional pools of workers by name, e.g. h100, each with its instance types, zones and limits."""
     redeploy_workers: str = ""
     """Set to a new value to redeploy all workers, e.g. after the ECS deployment circuit breaker has fired."""
     rotate_token: str = ""
