@@ -118,12 +118,12 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
         **known,
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
         "metrics_dashboard": "ray-on-ecs-ray-dev-c0ffee",
-        "idle_cost": "0.30 USD an hour (216 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, "
+        "idle_cost": "0.30 USD an hour (218 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, "
         "CloudWatch 0.02; the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) until idle for 30 "
         "minutes; `pulumi destroy` ends it",
         "connection": {
             **known,
-            "idle_hourly_usd": {"head": 0.2162, "its disk": 0.011, "NAT gateway": 0.05, "CloudWatch": 0.0185},
+            "idle_hourly_usd": {"head": 0.2162, "its disk": 0.011, "NAT gateway": 0.05, "CloudWatch": 0.0214},
             "region": REGION,
             "head_host": "head.ray-on-ecs-ray-dev-c0ffee.internal",
             "token_parameter": "ray-on-ecs-auth-parameter",

@@ -36,10 +36,12 @@ ENDPOINT = Product(
 )
 # A public IPv4 address has this price in every region: https://aws.amazon.com/vpc/pricing/
 ADDRESS_USD = 0.005
-# Of a month, beyond the free tier of the account: a metric, a metric in an alarm, a dashboard. Container Insights has
-# metrics of the cluster, and of each service and task family with a task. https://aws.amazon.com/cloudwatch/pricing/
+# Of a month, beyond the free tier of the account: a metric, a metric in an alarm, a dashboard.
+# https://aws.amazon.com/cloudwatch/pricing/
 METRIC_USD, ALARM_USD, DASHBOARD_USD = 0.30, 0.10, 3.0
-OF_CLUSTER, OF_SERVICE = 8, 11 + 6
+# Metrics of Container Insights for the cluster, and for each service and task family with a task in the awsvpc mode.
+# https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/Container-Insights-metrics-ECS.html
+OF_CLUSTER, OF_SERVICE = 11, 13 + 8
 # Metrics that the head publishes for a kind of worker, and those in its scaling alarms; and in the other alarms.
 OF_KIND, ALARMS_OF_KIND, OTHER_ALARMS = 5, 13, 2
 END = "`pulumi destroy` ends it"

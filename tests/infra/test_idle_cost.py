@@ -24,7 +24,7 @@ def plan(cloud: Cloud, **settings: Any) -> Plan:
 
 def cloudwatch(kinds: int, with_tasks: int = 1) -> float:
     """The price of metrics, alarms and dashboard."""
-    metrics = 8 + 17 * with_tasks + 5 * kinds
+    metrics = 11 + 21 * with_tasks + 5 * kinds
     return round((0.3 * metrics + 0.1 * (2 + 13 * kinds) + 3) / HOURS_OF_MONTH, 4)
 
 
@@ -32,7 +32,7 @@ def test_default_stack_costs_head_network_and_cloudwatch(cloud: Cloud) -> None:
     made = plan(cloud)
     assert made.idle_usd == {"head": HEAD, "its disk": DISK, "NAT gateway": NAT, "CloudWatch": cloudwatch(1)}
     assert made.idle_cost == (
-        "0.30 USD an hour (216 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02; "
+        "0.30 USD an hour (218 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02; "
         "the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) until idle for 30 minutes; " + END
     )
 
