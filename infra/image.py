@@ -12,7 +12,7 @@ import pulumi_aws as aws
 import pulumi_awsx as awsx
 
 from infra.definitions import policies
-from infra.definitions.build_context import DOCKERFILE, TAG_PREFIX
+from infra.definitions.build_context import DOCKERFILE
 from infra.roles import make_role
 from infra.tags import tags
 from infra.types import Location, ResourceRef, SecurityOptions
@@ -167,14 +167,14 @@ class Image(pulumi.ComponentResource):
     ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
         """Role of the project, with the rights of this repository, its source and its log."""
         place = args.location
-        account = {"partition": place.partition, "region": place.region, "account": place.account}
-        trust = policies.assumed_by_codebuild(project=f"{name}-project-*", **account)
+        trust = policies.assumed_by_codebuild(partition=place.partition, region=place.region, account=place.account)
         role = make_role(f"{name}-role", trust, args.security, self)
         document = pulumi.Output.all(
             repository_arn=repository.arn,
             source_arn=source_arn,
+            bucket_arn=args.bucket.arn,
             log_group_arn=logs.arn,
-            kms_key_arn=args.security.kms_key_arn,
+            keys_arn=f"arn:{place.partition}:kms:{place.region}:*:key/*",
         ).apply(lambda arns: json.dumps(policies.image_build(**arns)))
         opts = pulumi.ResourceOptions(parent=self)
         return role, aws.iam.RolePolicy(f"{name}-role-policy", role=role.name, policy=document, opts=opts)
@@ -199,18 +199,23 @@ def push_as(tag: str) -> Callable[[pulumi.ResourceTransformArgs], pulumi.Resourc
 
 
 def lifecycle_policy() -> dict[str, Any]:
-    """ECR lifecycle policy: builds have tags of their own, and each build's cache leaves the one before it untagged."""
+    """ECR lifecycle policy: builds have tags of their own, and each build's cache leaves the one before it untagged.
+
+    Builds are counted under any tag, as those of earlier versions of this project have another one.
+    https://docs.aws.amazon.com/AmazonECR/latest/userguide/lifecycle_policy_parameters.html
+    """
     kept = [
-        ("builds for restarting tasks and rollbacks", {"tagStatus": "tagged", "tagPrefixList": [TAG_PREFIX]}, 1),
+        # The image in use and the cache, which is pushed with each build, are beside the earlier ones.
+        ("builds for restarting tasks and rollbacks", {"tagStatus": "tagged", "tagPatternList": ["*"]}, 2),
         ("images and caches without a tag", {"tagStatus": "untagged"}, 0),
     ]
     rules = [
         {
             "rulePriority": priority,
             "description": f"Keep the latest {what}",
-            "selection": {**which, "countType": "imageCountMoreThan", "countNumber": EARLIER_IMAGES_KEPT + current},
+            "selection": {**which, "countType": "imageCountMoreThan", "countNumber": EARLIER_IMAGES_KEPT + others},
             "action": {"type": "expire"},
         }
-        for priority, (what, which, current) in enumerate(kept, 1)
+        for priority, (what, which, others) in enumerate(kept, 1)
     ]
     return {"rules": rules}

@@ -127,12 +127,13 @@ def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
     )
 
 
-def assumed_by_codebuild(*, partition: str, region: str, account: str, project: str) -> Policy:
-    """Trust policy of the role of a CodeBuild project, whose name may be a pattern.
+def assumed_by_codebuild(*, partition: str, region: str, account: str) -> Policy:
+    """Trust policy of the role of a CodeBuild project, for projects of this account and region.
 
+    A project keeps its physical name when its component is renamed, so the component's name can't be a condition.
     https://docs.aws.amazon.com/codebuild/latest/userguide/cross-service-confused-deputy-prevention.html
     """
-    source = f"arn:{partition}:codebuild:{region}:{account}:project/{project}"
+    source = f"arn:{partition}:codebuild:{region}:{account}:project/*"
     return assumed_by(
         "codebuild.amazonaws.com",
         ArnLike={"aws:SourceArn": source},
@@ -140,11 +141,17 @@ def assumed_by_codebuild(*, partition: str, region: str, account: str, project: 
     )
 
 
-def image_build(*, repository_arn: str, source_arn: str, log_group_arn: str, kms_key_arn: str = "") -> Policy:
-    """Policy of the image's build: read its source, pull and push this repository's images, and write its log."""
+def image_build(*, repository_arn: str, source_arn: str, bucket_arn: str, log_group_arn: str, keys_arn: str) -> Policy:
+    """Policy of the image's build: read its source, pull and push this repository's images, and write its log.
+
+    An existing bucket may have any key by default, so the context says what the key decrypts: an object, or with an S3
+    Bucket Key its bucket. https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html#encryption-context
+    """
+    [decrypt] = _use_key(keys_arn, ["kms:Decrypt"], "s3")
+    decrypt["Condition"]["StringLike"]["kms:EncryptionContext:aws:s3:arn"] = [source_arn, bucket_arn]
     return _policy(
         _allow(["s3:GetObject"], source_arn),
-        *_use_key(kms_key_arn, ["kms:Decrypt"], "s3"),
+        decrypt,
         _allow(["ecr:GetAuthorizationToken"], "*"),
         _allow([*PULL, *PUSH], repository_arn),
         _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),

@@ -23,6 +23,7 @@ from infra.config.args import defaults
 from infra.ray_cluster import RayCluster
 from ray_on_ecs import __version__
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.stacks import KEY
 
 ROOT = Path(__file__).parents[2]
 POLICY = f"arn:aws:iam::{ACCOUNT}:policy/"
@@ -106,20 +107,30 @@ def test_a_refusal_is_one_line_in_other_languages(cloud: Cloud) -> None:
     assert refused.value.reason.startswith("'m5.huge' is not offered in any zone of us-west-2; ")
 
 
-def test_a_renamed_cluster_keeps_its_physical_names(cloud: Cloud) -> None:
-    """With an alias Pulumi keeps the state of each resource, and so the names that it has generated."""
-    cloud.kept = {"hex": "speech-ray-dev-c0ffee"}
-    cloud.run(lambda: RayCluster("vision", RayClusterArgs(spot=True, alert_email="team@example.com")))
-    names = {"name", "namePrefix", "family", "dashboardName", "bucket", "clusterName", "documentName", "path"}
-    named = {(item.name, key): item.inputs[key] for item in cloud.resources.values() for key in names & {*item.inputs}}
-    physical = {place: value for place, value in named.items() if not str(value).startswith("vision-")}
-    assert {value for (_, key), value in physical.items() if key != "path"} >= {
-        "speech-ray-dev-c0ffee",
-        "speech-ray-dev-c0ffee.internal",
-        "speech-ray-dev-c0ffee-head",
+class Renamed(Cloud):
+    """The account of a cluster that was named speech and is named music: an alias keeps IDs and generated names."""
+
+    def new_resource(self, args: Any) -> tuple[str, dict[str, Any]]:
+        """Answer as for the earlier name."""
+        identity, outputs = super().new_resource(args)
+        return identity.replace("music", "speech"), json.loads(json.dumps(outputs).replace("music", "speech"))
+
+
+def test_a_renamed_cluster_keeps_its_physical_names() -> None:
+    """Policies, conditions and other inputs have names from resources, and none from the cluster's new name."""
+    cloud = Renamed(kept={"hex": "speech-ray-dev-c0ffee"})
+    args = RayClusterArgs(spot=True, alert_email="team@example.com", image_build="codebuild", kms_key_arn=KEY)
+    cloud.run(lambda: RayCluster("music", args))
+    renamed = {
+        (made.name, key)
+        for made in cloud.resources.values()
+        for key, value in made.inputs.items()
+        if "tags" not in key.lower() and "music" in str(value)
     }
-    assert not [place for place, value in physical.items() if "vision" in str(value)]
-    assert cloud.resources["vision-choices-id"].ignore_changes == ("prefix", "keepers")
+    assert renamed == {("music-choices-id", "prefix")}
+    assert cloud.resources["music-choices-id"].ignore_changes == ("prefix", "keepers")
+    trust = cloud.resources["music-image-role"].inputs["assumeRolePolicy"]
+    assert f"arn:aws:codebuild:{REGION}:{ACCOUNT}:project/*" in trust
 
 
 def test_provider_host_maps_other_languages(cloud: Cloud) -> None:
