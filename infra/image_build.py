@@ -10,41 +10,41 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from urllib.parse import quote
 
 import pulumi
-from botocore import xform_name
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, CredentialRetrievalError, HTTPClientError
-from botocore.parsers import ResponseParserError
 
-from infra.config.clients import client
+from infra.config import code_build
+from infra.config.code_build import ERRORS, PATIENCE_SECONDS, POLL_SECONDS, RESTORE, ROLE
 from infra.definitions.build_context import BuildContext
 from infra.definitions.policies import ECR_IMAGE
-from infra.errors import DENIED, Refusal, error_reason, warn
+from infra.errors import Refusal, error_reason, warn
 from infra.image import OUTPUT
+from infra.types import Location
 
 # Of a first build; with a cache it takes one or two. https://aws.amazon.com/codebuild/pricing/
 MINUTES, USD = 8, 0.16
-POLL_SECONDS = 5
-# For as long a call that fails for a passing reason is repeated: shorter than the 5 minutes of a build's token.
-PATIENCE_SECONDS = 240
 # Builds in a row that end before their first command, as with a role that is seconds old.
 MOST_STARTS = 3
 LOG_LINES = 20
-PASSING = ("Throttl", "TooManyRequests", "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "InternalError")
 CONSOLES = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-us-gov.com"}
 ENDS = {"FAULT": "ended by a fault of CodeBuild", "TIMED_OUT": "took too long", "STOPPED": "was stopped"}
-WAY_OUT = "set image_uri to an existing image, or build with Docker (image_build local)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild:
-    """Build of a context in a region."""
+    """Build of a context.
+
+    Attributes:
+        context: Files of the image.
+        location: Place of the stack.
+        project: Name by which CodeBuild is asked about the caller's rights while it has no project.
+    """
 
     context: BuildContext
-    region: str
+    location: Location
+    project: str
 
     async def image_uri(self, names: Any) -> Any:
         """URI of the image by its digest: the one in the repository, or else a new one.
@@ -59,21 +59,27 @@ class ImageBuild:
             pulumi.RunError: The build failed.
         """
         known = names if isinstance(names, Mapping) else {}
-        repository, preview = known.get("repository"), pulumi.runtime.is_dry_run()
-        if isinstance(repository, str):
+        missing = [key for key in ("repository", "project", "bucket", "key") if not isinstance(known.get(key), str)]
+        preview, digest, problem = pulumi.runtime.is_dry_run(), "", None
+        if "repository" not in missing:
             try:
-                if digest := await self._digest(repository, patience=0 if preview else PATIENCE_SECONDS):
-                    return f"{repository}@{digest}"
+                digest = await self._digest(known["repository"], patience=0 if preview else PATIENCE_SECONDS)
             except Refusal as refusal:
-                if not preview:
-                    raise
-                warn(str(refusal))
-        if preview:
-            pulumi.log.info(f"image: CodeBuild builds it in `pulumi up`, some {MINUTES} minutes, about {USD} USD")
-            return pulumi.UNKNOWN
-        if not all(isinstance(known.get(name), str) for name in ("repository", "project", "bucket", "key")):
+                problem = refusal
+        if digest:
+            return f"{known['repository']}@{digest}"
+        if missing and not preview:
             return pulumi.UNKNOWN  # an update of other resources alone
-        return f"{repository}@{await self._build(known)}"
+        # First, since another account's credentials may be the problem.
+        await code_build.check(self.location, self.project if "project" in missing else known["project"])
+        if problem and not preview:
+            raise problem
+        if not preview:
+            return f"{known['repository']}@{await self._build(known)}"
+        if problem:
+            warn(str(problem))
+        pulumi.log.info(f"image: CodeBuild builds it in `pulumi up`, some {MINUTES} minutes, about {USD} USD")
+        return pulumi.UNKNOWN
 
     async def _build(self, names: Mapping[str, str]) -> str:
         """Digest of the image after the build."""
@@ -88,8 +94,8 @@ class ImageBuild:
                 break
             build = None
             await asyncio.sleep(3 * POLL_SECONDS)
-        with suppress(BotoCoreError, ClientError):  # a new source takes its place
-            self._client("s3").delete_object(Bucket=names["bucket"], Key=self._key(names))
+        with suppress(*ERRORS):  # a new source takes its place
+            await self._call("s3:DeleteObject", Bucket=names["bucket"], Key=self._key(names))
         if ended["buildStatus"] != "SUCCEEDED":
             raise pulumi.RunError(await self._failure(ended))
         for _ in range(6):
@@ -151,35 +157,32 @@ class ImageBuild:
         shown = ""
         while build["buildStatus"] == "IN_PROGRESS":
             await asyncio.sleep(POLL_SECONDS)
-            try:
-                answer = await self._ask("codebuild:BatchGetBuilds", ids=[build["id"]])
-            except Refusal as refusal:
-                text = f"{refusal.text}. The build goes on without this `pulumi up`, and the next one follows it"
-                raise Refusal(refusal.subject, text) from refusal
+            answer = await self._ask("codebuild:BatchGetBuilds", is_under_way=True, ids=[build["id"]])
             if answer["builds"]:
                 build, seen = answer["builds"][0], time.monotonic()
             elif time.monotonic() - seen > PATIENCE_SECONDS:  # also a new build may be missing at first
                 raise Refusal("image", f"CodeBuild no longer knows its build {self._link(build)}; `pulumi up` again")
             minutes, seconds = divmod(int(time.monotonic() - began), 60)
-            lines, _ = self._log(build, 1)
+            lines, _ = await self._log(build, 1)
             line = f"{build.get('currentPhase', 'QUEUED').lower()}{''.join(f': {each[:150]}' for each in lines)}"
             if line != shown:
                 pulumi.log.info(f"image: {minutes}:{seconds:02} {line}", ephemeral=True)
                 shown = line
         return build
 
-    def _log(self, build: Mapping[str, Any], count: int) -> tuple[list[str], str]:
+    async def _log(self, build: Mapping[str, Any], count: int) -> tuple[list[str], str]:
         """Last lines of a build's log, and the reason why there are none."""
         place = build.get("logs", {})
         if not (place.get("groupName") and place.get("streamName")):
             return [], "it has no log"
         stream = {"logGroupName": place["groupName"], "logStreamName": place["streamName"]}
         try:
-            events = self._client("logs").get_log_events(**stream, limit=count, startFromHead=False)["events"]
-        except (BotoCoreError, ClientError) as error:
+            answer = await self._call("logs:GetLogEvents", **stream, limit=count, startFromHead=False)
+        except ERRORS as error:
             return [], f"its log could not be read (logs:GetLogEvents: {error_reason(error)})"
         # Without the sequences that move a terminal's cursor.
-        texts = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]", "", each["message"]) for each in events]
+        sequences = r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]"
+        texts = [re.sub(sequences, "", each["message"]) for each in answer["events"]]
         return [text.rstrip() for text in texts if text.strip()][-count:], "its log is empty"
 
     async def _failure(self, build: Mapping[str, Any]) -> str:
@@ -194,8 +197,9 @@ class ImageBuild:
         where = f" in {phases[0]['phaseType']}" if phases else ""
         why = f" ({reasons[0]})" if reasons else ""
         await asyncio.sleep(POLL_SECONDS)  # the last lines arrive after the end
-        lines, missing = self._log(build, LOG_LINES)
-        head = f"image: the build {ENDS.get(build['buildStatus'], 'failed')}{where}{why}; `pulumi up` starts another"
+        lines, missing = await self._log(build, LOG_LINES)
+        remedy = f"{RESTORE} the trust policy of its role" if ROLE in why else "`pulumi up` starts another"
+        head = f"image: the build {ENDS.get(build['buildStatus'], 'failed')}{where}{why}; {remedy}"
         return "\n".join([head, *(lines or [missing]), self._link(build)])
 
     def _key(self, names: Mapping[str, str]) -> str:
@@ -206,72 +210,16 @@ class ImageBuild:
         project, partition = build["id"].rpartition(":")[0], build["arn"].split(":")[1]
         console = CONSOLES.get(partition, "console.aws.amazon.com")
         page = f"codesuite/codebuild/projects/{project}/build/{quote(build['id'], safe='')}"
-        return f"https://{console}/{page}?region={self.region}"
+        return f"https://{console}/{page}?region={self.location.region}"
 
-    async def _ask(self, action: str, *, patience: float = PATIENCE_SECONDS, absent: str = "", **arguments: Any) -> Any:
-        """AWS's answer, None for the error `absent`; what may pass is asked again.
+    async def _ask(self, action: str, **arguments: Any) -> Any:
+        return await code_build.ask(action, self.location.region, **arguments)
 
-        Raises:
-            Refusal: AWS refuses, or does not answer in time.
-        """
-        service, operation = action.split(":")
-        until = time.monotonic() + patience
-        while True:
-            try:
-                return getattr(self._client(service), xform_name(operation))(**arguments)
-            except (BotoCoreError, ClientError, ResponseParserError) as error:
-                if absent and _code(error) == absent:
-                    return None
-                if not _may_pass(error) or time.monotonic() >= until:
-                    raise _refusal(action, error) from error
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _client(self, service: str) -> Any:
-        return _client(service, self.region)
-
-
-@cache
-def _client(service: str, region: str) -> Any:
-    return client(service, region)
+    async def _call(self, action: str, **arguments: Any) -> Any:
+        return await code_build.call(action, self.location.region, **arguments)
 
 
 def _ended_early(build: Mapping[str, Any]) -> bool:
     """True for a build that failed before its first command; neither Dockerfile nor code is to blame."""
     reached = {phase["phaseType"] for phase in build.get("phases", ())}
     return build["buildStatus"] in ("FAILED", "FAULT") and not reached & {"INSTALL", "PRE_BUILD", "BUILD"}
-
-
-def _code(error: Exception) -> str:
-    return error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
-
-
-def _may_pass(error: Exception) -> bool:
-    if not isinstance(error, ClientError):
-        return isinstance(error, ConnectionError | HTTPClientError | ResponseParserError | CredentialRetrievalError)
-    code, text = _code(error), str(error)
-    if code == "AccountLimitExceededException":  # other builds occupy the queue, unless the account has none
-        return "more than 0 " not in text
-    # The role of a new project is not known everywhere at once.
-    is_new = code == "InvalidInputException" and "sts:AssumeRole" in text
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return is_new or status >= 500 or any(each in code for each in PASSING)
-
-
-def _refusal(action: str, error: Exception) -> Refusal:
-    """Refusal in one line that names `image_uri`."""
-    reason, code = error_reason(error), _code(error)
-    if code == "AccountLimitExceededException":
-        text = (
-            f"the account may not run another build in CodeBuild ({reason}); ask AWS Support for one of Linux/Large, "
-            "whatever Service Quotas shows for a new account"
-        )
-    elif any(each in f"{code} {reason}".lower() for each in DENIED):
-        text = f"CodeBuild can't build it ({action}: {reason}); allow the caller {action} (docs/accounts.md)"
-    elif code in ("RepositoryNotFoundException", "ResourceNotFoundException", "NoSuchBucket"):
-        text = (
-            f"{action}: {reason}; builds use the credentials of the environment or of aws:profile, and not those of an "
-            "explicit provider or of aws:assumeRoles"
-        )
-    else:
-        text = f"CodeBuild can't build it ({action}: {reason}); try again"
-    return Refusal("image", f"{text}, or {WAY_OUT}")

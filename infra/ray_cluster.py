@@ -217,7 +217,7 @@ class RayCluster(pulumi.ComponentResource):
 
     def _image(self, cluster: Cluster, storage: Storage) -> Image:
         plan, context = self._plan, build_context.read(ROOT)
-        build = ImageBuild(context=context, region=plan.location.region)
+        build = ImageBuild(context=context, location=plan.location, project=f"{self._prefix}-image-project")
         codebuild = CodeBuildArgs(
             build=build.image_uri,
             buildspec=(ROOT / "docker" / "buildspec.yml").read_text(),

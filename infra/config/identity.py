@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.config import code_build
 from infra.config.args import RayClusterArgs
 from infra.config.location import wrong_account
 from infra.errors import Refusal, SettingError, warn
@@ -73,8 +72,7 @@ def check_new(name: pulumi.Output[str], plan: Plan, prefix: str, opts: pulumi.In
                 warn(f"{plan.image_problem} (this machine could not build a changed image)")
             return
         _warn_of_second(prefix, opts)
-        denied = code_build.check(plan.location.region, prefix) if plan.image_builder == "codebuild" else None
-        for problem in (plan.image_problem or denied, plan.network_problem):
+        for problem in (plan.image_problem, plan.network_problem):
             if problem:
                 raise problem
 

@@ -22,7 +22,6 @@ import pulumi
 from botocore.exceptions import ClientError, EndpointConnectionError
 from pulumi.runtime import mocks, rpc
 
-from infra import image_build
 from infra.config import buckets, code_build, docker, prices
 from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError
@@ -150,14 +149,12 @@ class Cloud(mocks.Mocks):
         s3 = mock.patch.object(buckets, "client", return_value=FakeS3(self.s3_answers))
         # Independent of this machine's Docker.
         no_docker = mock.patch.object(docker, "check", return_value=self.image_problem)
-        asked = mock.patch.object(code_build, "client", return_value=self.codebuild)
-        builds = mock.patch.object(image_build, "_client", return_value=self.codebuild)
+        builds = mock.patch.object(code_build, "_client", return_value=self.codebuild)
         with (
             environment,
             clients,
             s3,
             no_docker,
-            asked,
             builds,
             mock.patch.object(pulumi.log, "info", self.messages.append),
         ):
@@ -404,6 +401,10 @@ class FakeS3:
 
 class BuiltImage:
     """ECR with the image of every build context, and CodeBuild with nothing to do."""
+
+    def get_caller_identity(self) -> dict[str, str]:
+        """Answer as STS does."""
+        return {"Account": ACCOUNT}
 
     def describe_images(self, **asked: Any) -> dict[str, Any]:
         """Answer as ECR does."""

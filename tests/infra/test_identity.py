@@ -7,7 +7,6 @@ from typing import Any
 
 import pulumi
 import pytest
-from botocore.exceptions import ClientError
 
 from infra.choices import Choices, ChoicesArgs
 from infra.config import RayClusterArgs
@@ -82,7 +81,6 @@ def name_of(
     cloud: Cloud,
     image_problem: SettingError | None = None,
     network_problem: SettingError | None = None,
-    image_builder: str = "local",
     **fields: Any,
 ) -> str | None:
     """Name of the cluster after the check; a preview of a new cluster does not know it."""
@@ -94,7 +92,6 @@ def name_of(
         plan = SimpleNamespace(
             image_problem=image_problem,
             network_problem=network_problem,
-            image_builder=image_builder,
             location=locate(args, ask_caller(), None),
         )
         check_new(choices.cluster_name, plan, CLUSTER, pulumi.InvokeOptions(parent=choices))  # ty: ignore
@@ -172,48 +169,6 @@ def test_only_a_preview_of_a_new_cluster_refuses_what_only_that_needs(
         assert name_of(cloud, **problem) == NAME
         assert warnings == expected
         warnings.clear()
-
-
-def codebuild(code: str, text: str) -> Any:
-    """CodeBuild with one answer."""
-
-    def refuse(names: list[str]) -> None:
-        assert names == [f"{CLUSTER}-image-project"]
-        raise ClientError({"Error": {"Code": code, "Message": text}}, "BatchGetProjects")
-
-    return SimpleNamespace(batch_get_projects=refuse)
-
-
-FORBIDDEN = (
-    "User: me is not authorized to perform: codebuild:BatchGetProjects with an explicit deny in a service control"
-)
-
-
-def test_a_forbidden_codebuild_is_refused_before_resources_exist() -> None:
-    cloud = Cloud(preview=True, codebuild=codebuild("AccessDeniedException", FORBIDDEN))
-    with pytest.raises(SettingError) as refused:
-        name_of(cloud, image_builder="codebuild")
-    line = str(refused.value)
-    assert line.startswith("image_build: 'codebuild' has to build the image, but AWS refuses (codebuild:BatchGetPro")
-    assert "set image_uri to an existing image" in line
-    assert "\n" not in line
-
-
-@pytest.mark.parametrize(
-    ("cloud", "builder"),
-    [(Cloud(preview=True, is_up=True), "codebuild"), (Cloud(), "codebuild"), (Cloud(preview=True), "local")],
-    ids=["up", "update", "Docker"],
-)
-def test_codebuild_is_asked_only_if_it_has_to_build(cloud: Cloud, builder: str, warnings: list[str]) -> None:
-    cloud.codebuild = codebuild("AccessDeniedException", FORBIDDEN)
-    name_of(cloud, image_builder=builder)
-    assert not warnings
-
-
-def test_a_codebuild_that_does_not_answer_is_a_warning(warnings: list[str]) -> None:
-    name_of(Cloud(preview=True, codebuild=codebuild("InternalFailure", "again")), image_builder="codebuild")
-    [line] = warnings
-    assert line.startswith("image_build: CodeBuild did not answer (codebuild:BatchGetProjects: ")
 
 
 def test_a_second_stack_of_the_project_is_new() -> None:

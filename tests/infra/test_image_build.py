@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,11 +12,25 @@ from typing import Any
 
 import pulumi
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    LoginRefreshRequired,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    ReadTimeoutError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
+from botocore.parsers import ResponseParserError
 
 from infra import image_build
+from infra.config import code_build
 from infra.definitions.build_context import FILE, BuildContext, File
 from infra.image_build import ImageBuild
+from infra.types import Location
 from tests.infra.fake_aws import ACCOUNT, DIGEST, REGION, REGISTRY
 
 CONTEXT = BuildContext([File("docker/Dockerfile", FILE, b"FROM scratch\n")])
@@ -27,13 +42,17 @@ NAMES = {
     "key": "clusters/ray-dev/image/",
     "policy": "p",
 }
+# Name of the project of a stack that has none.
+PROBE = "ray-on-ecs-image-project"
+PLACE = Location(partition="aws", account=ACCOUNT, region=REGION, zones=())
 SUCCEEDED, FAILED, FAULT, STOPPED, TIMED_OUT = "SUCCEEDED", "FAILED", "FAULT", "STOPPED", "TIMED_OUT"
 PHASES = ("SUBMITTED", "QUEUED", "PROVISIONING", "DOWNLOAD_SOURCE", "INSTALL", "PRE_BUILD", "BUILD")
 
 
-def error(code: str, text: str = "no", status: int = 400) -> ClientError:
+def error(code: str, text: str = "no", status: int = 400, operation: str = "") -> ClientError:
+    """Error of an operation, by default of the one that is called."""
     answer: Any = {"Error": {"Code": code, "Message": text}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return ClientError(answer, "Call")
+    return ClientError(answer, operation)
 
 
 DENIED = error("AccessDeniedException", "User: me is not authorized to perform: codebuild:X with an explicit deny")
@@ -44,7 +63,7 @@ THROTTLED = error("ThrottlingException", "Rate exceeded")
 
 @dataclass
 class Aws:
-    """ECR, S3, CodeBuild and CloudWatch Logs: a build takes two looks, and ends as the next of `ends` says.
+    """STS, ECR, S3, CodeBuild and CloudWatch Logs: a build takes two looks, and ends as the next of `ends` says.
 
     Attributes:
         ends: Status and last phase of each build.
@@ -67,6 +86,8 @@ class Aws:
     calls: list[str] = field(default_factory=list)
     tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
     unseen: int = 0
+    account: str = ACCOUNT
+    threads: set[threading.Thread] = field(default_factory=set)
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
@@ -75,8 +96,12 @@ class Aws:
 
         def call(**asked: Any) -> Any:
             self.calls.append(name)
+            self.threads.add(threading.current_thread())
             errors = self.failing.get(name, [])
             failure = errors.pop(0) if errors else None
+            if isinstance(failure, ClientError) and not failure.operation_name:
+                answer: Any = failure.response
+                failure = ClientError(answer, "".join(map(str.title, name.split("_"))))
             if failure and not (failure is LOST and name == "start_build"):
                 raise failure
             answer = found(**asked)
@@ -85,6 +110,13 @@ class Aws:
             return answer
 
         return call
+
+    def get_caller_identity(self) -> Any:
+        return {"Account": self.account}
+
+    def batch_get_projects(self, names: list[str]) -> Any:
+        assert names in ([NAMES["project"]], [PROBE]), "the deployer's policies name no other project"
+        return {"projects": []}
 
     def describe_images(self, registryId: str, repositoryName: str, imageIds: list[dict[str, str]]) -> Any:
         assert (registryId, repositoryName, imageIds) == (ACCOUNT, "training", [{"imageTag": CONTEXT.tag}])
@@ -179,9 +211,9 @@ def run(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Callable[..., Any]:
     """Build in an account, in `up` or in a preview."""
 
     def build(aws: Aws, *, preview: bool = False, names: Any = NAMES) -> Any:
-        monkeypatch.setattr(image_build, "_client", lambda service, region: aws)
+        monkeypatch.setattr(code_build, "_client", lambda service, region: aws)
         monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: preview)
-        return asyncio.run(ImageBuild(context=CONTEXT, region=REGION).image_uri(names))
+        return asyncio.run(ImageBuild(context=CONTEXT, location=PLACE, project=PROBE).image_uri(names))
 
     return build
 
@@ -227,7 +259,7 @@ def test_a_preview_builds_nothing_and_names_minutes_and_price(run: Run, told: li
     aws = Aws()
     assert run(aws, preview=True, names=names) is pulumi.UNKNOWN
     assert told == ["image: CodeBuild builds it in `pulumi up`, some 8 minutes, about 0.16 USD"]
-    assert {*aws.calls} <= {"describe_images"}
+    assert {*aws.calls} <= {"describe_images", "get_caller_identity", "batch_get_projects"}
 
 
 @pytest.mark.parametrize("failure", [DENIED, AWAY, THROTTLED, error("RepositoryNotFoundException")])
@@ -335,6 +367,12 @@ def test_a_failed_build_shows_its_last_lines_and_a_link(run: Run, end: tuple[str
     assert len(aws.builds) == number
 
 
+def test_a_build_whose_role_is_not_trusted_names_the_role(run: Run) -> None:
+    context = {"statusCode": "ACCESS_DENIED", "message": "CodeBuild is not authorized to perform: sts:AssumeRole on r"}
+    with pytest.raises(pulumi.RunError, match="; `pulumi up --refresh --run-program` restores the trust policy"):
+        run(Aws(ends=[(FAILED, "SUBMITTED")] * 3, contexts=[context]))
+
+
 @pytest.mark.parametrize(
     ("aws", "line"),
     [
@@ -362,57 +400,161 @@ def test_a_build_that_leaves_no_image_is_refused(run: Run) -> None:
         run(Aws(pushes=False))
 
 
+# Errors that no repetition mends, and the remedy in their line.
+SIGN_IN = "sign in again, and check AWS_PROFILE, aws:profile and this machine's clock"
+FINAL: dict[str, tuple[Exception, str]] = {
+    "denied": (DENIED, "allow the caller codebuild:X (docs/accounts.md)"),
+    "denied by S3": (error("AccessDenied", "Access Denied", 403), "allow the caller ACTION (docs/accounts.md)"),
+    "denied by a key": (
+        error("AccessDenied", "User: me is not authorized to perform: kms:GenerateDataKey on resource: k"),
+        "allow the caller kms:GenerateDataKey (docs/accounts.md)",
+    ),
+    **{
+        code: (error(code, "The token is expired or invalid", 403), SIGN_IN)
+        for code in (
+            *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "InvalidClientTokenId"),
+            *("UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationTokenException"),
+            *("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature", "RequestTimeTooSkewed"),
+        )
+    },
+    "no credentials": (NoCredentialsError(), SIGN_IN),
+    "half of them": (PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), SIGN_IN),
+    "no profile": (ProfileNotFound(profile="team"), SIGN_IN),
+    "an ended session": (UnauthorizedSSOTokenError(), SIGN_IN),
+    "a token without an answer": (TokenRetrievalError(provider="sso", error_msg="Token has expired"), SIGN_IN),
+    "an ended login": (LoginRefreshRequired(), SIGN_IN),
+    "the role of a profile": (
+        error("AccessDenied", "User: me is not authorized to perform: sts:AssumeRole on r", 403, "AssumeRole"),
+        SIGN_IN,
+    ),
+    "no builds": (
+        error("AccountLimitExceededException", "Cannot have more than 0 builds in queue for the account"),
+        "ask AWS Support for builds of Linux/Large, whatever Service Quotas shows for a new account",
+    ),
+    "a disabled key": (error("KMS.DisabledException", "k is disabled"), "check the KMS key of the bucket"),
+    **{
+        code: (error(code), "`pulumi up --refresh --run-program` restores what is gone")
+        for code in ("RepositoryNotFoundException", "ResourceNotFoundException", "NoSuchBucket")
+    },
+    "a mistake": (error("InvalidInputException", "Invalid environment variable"), ""),
+    "no subscription": (error("OptInRequired", "The AWS Access Key Id needs a subscription for the service"), ""),
+}
+# Errors that may pass, and the remedy once they have lasted too long, beside another try.
+LASTING: dict[str, tuple[Exception, str]] = {
+    "away": (AWAY, ""),
+    "no AWS": (ResponseParserError("<html>"), ""),
+    "throttled": (THROTTLED, ""),
+    "a fault": (error("InternalFailure", status=500), ""),
+    "a full queue": (error("AccountLimitExceededException", "Cannot have more than 5 builds in queue"), ""),
+    "a role without trust": (
+        error("InvalidInputException", "CodeBuild is not authorized to perform: sts:AssumeRole on r"),
+        "`pulumi up --refresh --run-program` restores the trust policy of the build's role",
+    ),
+    "no answer of a profile": (CredentialRetrievalError(provider="process", error_msg="no"), SIGN_IN),
+}
+ACTIONS = {
+    "get_caller_identity": "sts:GetCallerIdentity",
+    "batch_get_projects": "codebuild:BatchGetProjects",
+    "describe_images": "ecr:DescribeImages",
+    "list_builds_for_project": "codebuild:ListBuildsForProject",
+    "put_object": "s3:PutObject",
+    "start_build": "codebuild:StartBuild",
+    "batch_get_builds": "codebuild:BatchGetBuilds",
+}
+# A build is under way only at the last one, and the first two are calls of a check.
+CHECKS, FOLLOWING = ("get_caller_identity", "batch_get_projects"), "batch_get_builds"
+WAY_OUT = "set image_uri to an existing image, or build with Docker (image_build local)"
+
+
 @pytest.mark.parametrize(
-    ("operation", "failure", "words"),
+    ("operation", "kind"),
     [
-        ("start_build", DENIED, "allow the caller codebuild:StartBuild (docs/accounts.md), or set image_uri"),
-        ("list_builds_for_project", DENIED, "allow the caller codebuild:ListBuildsForProject"),
-        ("describe_images", DENIED, "allow the caller ecr:DescribeImages"),
-        ("put_object", error("AccessDenied", "Access Denied", 403), "allow the caller s3:PutObject"),
-        ("put_object", error("NoSuchBucket", "The specified bucket does not exist", 404), "set image_uri"),
-        (
-            "start_build",
-            error("AccountLimitExceededException", "Cannot have more than 0 builds in queue for the account"),
-            "the account may not run another build in CodeBuild (",
-        ),
-        ("start_build", error("ResourceNotFoundException", "Project cannot be found"), "not those of an explicit"),
-        ("describe_images", error("RepositoryNotFoundException"), "not those of an explicit provider"),
-        ("start_build", NoCredentialsError(), "Unable to locate credentials"),
-        ("start_build", error("ExpiredTokenException", "The security token is expired"), "is expired"),
-        ("start_build", error("InvalidInputException", "Invalid environment variable"), "Invalid environment"),
+        (operation, kind)
+        for operation in ACTIONS
+        for kind in ({**FINAL, **LASTING} if operation not in CHECKS else FINAL)
+        if operation != FOLLOWING
     ],
 )
-def test_a_refusal_is_one_line_that_names_a_ready_image(
-    run: Run, operation: str, failure: Exception, words: str
-) -> None:
-    aws = Aws(failing={operation: [failure] * 99})
+def test_a_refusal_is_one_line_that_names_a_ready_image(run: Run, operation: str, kind: str) -> None:
+    failure, remedy = {**FINAL, **LASTING}[kind]
+    aws = Aws(failing={operation: [failure] * 999})
     with pytest.raises(pulumi.RunError) as refused:
         run(aws)
     line = str(refused.value)
-    assert line.startswith("image: ")
-    assert words in line
-    assert "set image_uri to an existing image" in line
+    reason, _, ways = line.partition("); ")
+    assert reason.startswith(f"image: CodeBuild can't build it ({ACTIONS[operation]}: ")
+    first = remedy.replace("ACTION", ACTIONS[operation]) or "try again" * (kind in LASTING)
+    assert ways == (f"{first}, or {WAY_OUT}" if first else WAY_OUT)
     assert "\n" not in line
     assert not aws.builds
 
 
-@pytest.mark.parametrize("operation", ["start_build", "list_builds_for_project", "put_object", "describe_images"])
-def test_aws_that_stays_away_ends_the_wait(run: Run, operation: str) -> None:
-    with pytest.raises(pulumi.RunError, match=r"^image: CodeBuild can't build it \(.*Could not connect.*\); try again"):
-        run(Aws(failing={operation: [AWAY] * 999}))
-
-
-@pytest.mark.parametrize("failure", [AWAY, DENIED, error("ExpiredTokenException", "expired")])
-def test_a_build_that_can_no_longer_be_seen_goes_on(run: Run, failure: Exception) -> None:
-    aws = Aws(failing={"batch_get_builds": [failure] * 999})
-    with pytest.raises(
-        pulumi.RunError, match="The build goes on without this `pulumi up`, and the next one follows it"
-    ):
+@pytest.mark.parametrize("kind", [*FINAL, *LASTING])
+def test_a_build_that_can_no_longer_be_seen_goes_on(run: Run, kind: str) -> None:
+    failure, remedy = {**FINAL, **LASTING}[kind]
+    aws = Aws(failing={FOLLOWING: [failure] * 999})
+    with pytest.raises(pulumi.RunError) as refused:
         run(aws)
+    reason, _, ways = str(refused.value).partition("); ")
+    assert reason.startswith(f"image: the build goes on, but can't be followed ({ACTIONS[FOLLOWING]}: ")
+    first, last = remedy.replace("ACTION", ACTIONS[FOLLOWING]), "`pulumi up` again, which follows it"
+    assert ways == (f"{first}, and {last}" if first else last)
     assert aws.objects, "it may not have read its source yet"
     aws.failing.clear()
     assert run(aws) == URI
     assert len(aws.builds) == 1
+
+
+@pytest.mark.parametrize("preview", [True, False], ids=["preview", "up"])
+@pytest.mark.parametrize("operation", CHECKS)
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_check_without_an_answer_is_a_warning(
+    run: Run, told: list[str], kind: str, operation: str, preview: bool
+) -> None:
+    aws = Aws(failing={operation: [LASTING[kind][0]]})
+    assert run(aws, preview=preview) == (pulumi.UNKNOWN if preview else URI)
+    assert told[0].startswith(f"image: CodeBuild could not be checked ({ACTIONS[operation]}: ")
+
+
+@pytest.mark.parametrize("names", [NAMES, pulumi.UNKNOWN], ids=["up", "new stack"])
+@pytest.mark.parametrize("operation", CHECKS)
+@pytest.mark.parametrize("kind", ["denied", "ExpiredToken", "no credentials"])
+def test_a_forbidden_codebuild_is_refused_before_resources_exist(
+    run: Run, kind: str, operation: str, names: Any
+) -> None:
+    failure, remedy = FINAL[kind]
+    with pytest.raises(pulumi.RunError) as refused:
+        run(Aws(failing={operation: [failure]}), preview=True, names=names)
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize("preview", [True, False], ids=["preview", "up"])
+@pytest.mark.parametrize("failing", [{}, {"describe_images": [DENIED]}], ids=["seen", "denied"])
+def test_credentials_of_another_account_are_named_before_a_build(
+    run: Run, told: list[str], failing: dict[str, list[Exception]], preview: bool
+) -> None:
+    aws = Aws(account="999999999999", failing=failing)
+    with pytest.raises(pulumi.RunError) as refused:
+        run(aws, preview=preview)
+    assert str(refused.value) == (
+        "image: CodeBuild is called with the credentials of the environment or of aws:profile, which are of account "
+        f"999999999999, and the stack is in {ACCOUNT}; choose others with AWS_PROFILE, or {WAY_OUT}"
+    )
+    assert not aws.builds
+    assert not told
+
+
+def test_an_update_of_other_resources_asks_nothing_of_codebuild(run: Run) -> None:
+    aws = Aws()
+    assert run(aws, names={**NAMES, "bucket": pulumi.UNKNOWN}) is pulumi.UNKNOWN
+    assert aws.calls == ["describe_images"]
+
+
+def test_calls_leave_the_event_loop_to_other_resources(run: Run) -> None:
+    aws = Aws(log=["#7 installing torch"])
+    run(aws)
+    assert {*aws.calls} == {*ACTIONS, "get_log_events", "delete_object"}
+    assert threading.main_thread() not in aws.threads
 
 
 @pytest.mark.parametrize(
