@@ -175,14 +175,13 @@ class RayCluster(pulumi.ComponentResource):
         args = ChoicesArgs(
             name=f"{self._prefix}-ray",
             zones=plan.location.candidates,
-            identity=config.identity_of(self._args, plan.location),
+            identity=config.identity_of(self._args, plan),
         )
         return Choices(f"{self._prefix}-choices", args, self._opts)
 
     def _cluster(self, choices: Choices) -> Cluster:
         config.check_new(choices.cluster_name, self._plan, self._prefix, pulumi.InvokeOptions(parent=self))
-        identity = config.identity_of(self._args, self._plan.location)
-        name = config.check_identity(choices.cluster_name, choices.identity, identity)
+        name = config.check_identity(choices.cluster_name, choices.identity, self._args, self._plan)
         args = ClusterArgs(
             name=name, log_retention_days=self._args.log_retention_days, kms_key_arn=self._args.kms_key_arn
         )

@@ -634,6 +634,11 @@ def test_a_preview_knows_the_image_that_is_in_the_repository() -> None:
     assert changed.exports["image_uri"] is None
 
 
+def test_another_builder_than_the_first_is_refused() -> None:
+    with pytest.raises(pulumi.RunError, match=r"^imageBuild: 'auto' is codebuild on this machine, but was local at"):
+        deploy(preview=True, is_up=True, image_problem=NO_DOCKER, kept={"image_builder": "local"})
+
+
 def test_a_ready_image_needs_neither_docker_nor_codebuild() -> None:
     cloud = deploy(preview=True, config={"imageUri": READY_IMAGE}, image_problem=NO_DOCKER, codebuild=None)
     assert not cloud.of_type("aws:codebuild/project:Project")

@@ -12,11 +12,12 @@ from infra.config.args import RayClusterArgs
 from infra.config.location import wrong_account
 from infra.errors import Refusal, SettingError, warn
 from infra.tags import tags
-from infra.types import Location
 
 if TYPE_CHECKING:
     from infra.config.plan import Plan
 
+# Builder of the image; empty with `image_uri`, and missing in stacks of earlier versions.
+BUILDER = "image_builder"
 DESTROY = "change it back, or `pulumi destroy` first"
 # Fields whose change would replace what instances use, and end half-way, or lose the runs.
 FIXED = {
@@ -27,28 +28,29 @@ FIXED = {
 }
 
 
-def identity_of(args: RayClusterArgs, location: Location) -> dict[str, str]:
-    """Values that can't change while a cluster is up; Outputs, which can't be compared, are left out."""
+def identity_of(args: RayClusterArgs, plan: Plan) -> dict[str, str]:
+    """Values that can't change while a cluster is up, and the builder, which can't by itself.
+
+    Outputs, which can't be compared, are left out.
+    """
     fixed = {name: getattr(args, name) for name in FIXED}
-    if location.existing:
+    if plan.location.existing:
         fixed["vpc_cidr"] = ""  # the VPC's own
     known = {name: value for name, value in fixed.items() if isinstance(value, str)}
-    return {"account": location.account, "region": location.region, **known}
+    return {"account": plan.location.account, "region": plan.location.region, **known, BUILDER: plan.image_builder}
 
 
 def check_identity(
-    name: pulumi.Output[str], previous: pulumi.Output[Mapping[str, str]], current: Mapping[str, str]
+    name: pulumi.Output[str], previous: pulumi.Output[Mapping[str, str]], args: RayClusterArgs, plan: Plan
 ) -> pulumi.Output[str]:
-    """Name of the cluster, after a check that its identity is unchanged.
-
-    Args:
-        name: Name of the cluster.
-        previous: Identity at the first `pulumi up`.
-        current: Identity now.
+    """Name of the cluster, after a check that its identity is that of the first `pulumi up`, `previous`.
 
     Raises:
         Refusal: While Pulumi resolves the Output.
     """
+    current = identity_of(args, plan)
+    if args.image_build != "auto":
+        del current[BUILDER]
 
     def check(name: str, previous: Mapping[str, str]) -> str:
         _refuse_change(previous, current)
@@ -93,8 +95,20 @@ def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> N
             f"{current['region']!r}, but this stack is up in {region}; `pulumi config set aws:region {region}`, or "
             "`pulumi destroy` it there first",
         )
+    _refuse_builder(changed.pop(BUILDER, ""), current.get(BUILDER, ""))
     for key, was in changed.items():
         raise SettingError(key, current[key], f"differs from the cluster's, {was or 'none'}", FIXED[key])
+
+
+def _refuse_builder(previous: str, current: str) -> None:
+    """Refuse another builder than that of the first `pulumi up`, unless one of them is none.
+
+    Of the same content it makes an image with another digest, so that all nodes would be replaced.
+    """
+    if previous and current:
+        again = ", which builds the image again and replaces all nodes" if current == "local" else ""
+        problem = f"is {current} on this machine, but was {previous} at the first `pulumi up`"
+        raise SettingError("image_build", "auto", problem, f"set image_build to {previous}, or to {current}{again}")
 
 
 def _warn_of_second(prefix: str, opts: pulumi.InvokeOptions) -> None:

@@ -108,7 +108,7 @@ class Cloud(mocks.Mocks):
     partition: str = "aws"
     bucket_region: str = REGION
     security_groups: tuple[dict[str, str], ...] = ()
-    kept: dict[str, str] = field(default_factory=dict)
+    kept: Mapping[str, str | None] = field(default_factory=dict)  # None for a keeper that the state lacks
     prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
     disk_price: float | None = 40.96
     # Of a GB of disk and a month, a NAT gateway, and an interface endpoint in a zone; a key that is missing has none.
@@ -226,8 +226,8 @@ class Cloud(mocks.Mocks):
         outputs = {"name": args.name, "arn": arn, **args.inputs}
         # The state has the results of the first `up`.
         if args.typ == "random:index/randomId:RandomId":
-            outputs["keepers"] = {**outputs["keepers"], **self.kept}
-            outputs["keepers"].pop("hex", None)
+            keepers = {**outputs["keepers"], **self.kept}
+            outputs["keepers"] = {key: keepers[key] for key in keepers if key != "hex" and keepers[key] is not None}
             outputs["hex"] = self.kept.get("hex", f"{outputs['prefix'].partition('-ray-')[0]}-ray-dev-c0ffee")
         return f"{args.name}-id", {**outputs, **_OUTPUTS.get(args.typ, {})}
 

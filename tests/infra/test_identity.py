@@ -12,6 +12,7 @@ from infra.choices import Choices, ChoicesArgs
 from infra.config import RayClusterArgs
 from infra.config.identity import check_identity, check_new, identity_of
 from infra.config.location import Caller, ask_caller, check_account, locate
+from infra.config.plan import make_plan
 from infra.errors import SettingError
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud, group_tags
 
@@ -81,21 +82,23 @@ def name_of(
     cloud: Cloud,
     image_problem: SettingError | None = None,
     network_problem: SettingError | None = None,
+    builder: str = "local",
     **fields: Any,
 ) -> str | None:
     """Name of the cluster after the check; a preview of a new cluster does not know it."""
 
     def program() -> pulumi.Output[str]:
         args = RayClusterArgs(**fields)
-        now = identity_of(args, locate(args, ask_caller(), None))
-        choices = Choices("choices", ChoicesArgs(name=f"{CLUSTER}-ray", zones=["us-west-2a"], identity=now))
-        plan = SimpleNamespace(
+        plan: Any = SimpleNamespace(
             image_problem=image_problem,
             network_problem=network_problem,
+            image_builder=builder,
             location=locate(args, ask_caller(), None),
         )
-        check_new(choices.cluster_name, plan, CLUSTER, pulumi.InvokeOptions(parent=choices))  # ty: ignore
-        return check_identity(choices.cluster_name, choices.identity, now)
+        identity = identity_of(args, plan)
+        choices = Choices("choices", ChoicesArgs(name=f"{CLUSTER}-ray", zones=["us-west-2a"], identity=identity))
+        check_new(choices.cluster_name, plan, CLUSTER, pulumi.InvokeOptions(parent=choices))
+        return check_identity(choices.cluster_name, choices.identity, args, plan)
 
     return cloud.value(cloud.run(program))
 
@@ -121,6 +124,39 @@ def test_a_cluster_keeps_its_identity(stack: str, kept: dict[str, str], line: st
     with pytest.raises(pulumi.RunError) as refused:
         name_of(Cloud(stack=stack, kept=kept))
     assert str(refused.value).startswith(line)
+
+
+NO_DOCKER = SettingError("image_build", "local", "needs Docker on this machine, but it is not installed", "start it")
+WAYS = {
+    "local": "set image_build to codebuild, or to local, which builds the image again and replaces all nodes",
+    "codebuild": "set image_build to local, or to codebuild",
+}
+
+
+@pytest.mark.parametrize("image_uri", ["", "public.example/ray@sha256:" + 64 * "a"], ids=["built", "ready"])
+@pytest.mark.parametrize(("problem", "found"), [(None, "local"), (NO_DOCKER, "codebuild")], ids=["Docker", "none"])
+@pytest.mark.parametrize("image_build", ["auto", "local", "codebuild"])
+@pytest.mark.parametrize("kept", [None, "", "local", "codebuild"], ids=["unknown", "was ready", "local", "codebuild"])
+def test_auto_keeps_the_builder_of_the_first_up(
+    kept: str | None, image_build: str, problem: SettingError | None, found: str, image_uri: str
+) -> None:
+    cloud = Cloud(preview=True, is_up=True, kept={"image_builder": kept}, image_problem=problem)
+
+    def program() -> pulumi.Output[str]:
+        args = RayClusterArgs(image_build=image_build, image_uri=image_uri)
+        plan = make_plan(args, CLUSTER)
+        identity = identity_of(args, plan)
+        choices = Choices("choices", ChoicesArgs(name=f"{CLUSTER}-ray", zones=["us-west-2a"], identity=identity))
+        return check_identity(choices.cluster_name, choices.identity, args, plan)
+
+    if image_build != "auto" or image_uri or not kept or kept == found:
+        assert cloud.value(cloud.run(program)) == NAME
+        return
+    with pytest.raises(pulumi.RunError) as refused:
+        cloud.run(program)
+    assert str(refused.value) == (
+        f"image_build: 'auto' is {found} on this machine, but was {kept} at the first `pulumi up`; {WAYS[found]}"
+    )
 
 
 def test_outputs_are_not_compared() -> None:
