@@ -209,4 +209,5 @@ def foreign(what: str, reason: str) -> ResourceError:
 
 def credentials_error(reason: str) -> UsageError:
     """Return the error for missing or invalid credentials."""
-    return UsageError(f"AWS credentials are missing or expired ({reason}); run aws sso login or set AWS_PROFILE")
+    login = "run aws sso login or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    return UsageError(f"AWS credentials are missing or expired ({reason}); {login}")

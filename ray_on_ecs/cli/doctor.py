@@ -35,7 +35,7 @@ MARKS = {OK: "ok", WARNING: "! ", FAILED: "✗ ", SKIPPED: "\N{EN DASH} "}
 ANSWER_SECONDS = 5  # of AWS
 PULUMI_SECONDS = 20.0  # it reads a remote state
 UP = "pulumi up"
-LOG_IN = "aws sso login    # or: aws configure, or: export AWS_PROFILE=NAME"
+LOG_IN = "aws sso login    # or: export AWS_PROFILE=NAME, or AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…"
 
 
 class Problem(Exception):

@@ -16,13 +16,14 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.config import LOCAL_VARIABLE
-from ray_on_ecs.errors import DISK_FULL, ResourceError, one_line
+from ray_on_ecs.errors import DISK_FULL, ResourceError, UsageError, one_line
 from ray_on_ecs.jobs.driver_parent import identity
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.processes import environment
@@ -115,8 +116,12 @@ def start(cpus: int) -> LocalHead:
     """Start a head that only this user can reach; return it once its dashboard answers. It replaces the one before.
 
     Raises:
+        UsageError: Ray is not installed.
         ResourceError: Ray does not start.
     """
+    if find_spec("ray") is None:
+        install = "pip install '.[local]' in the checkout of ray-on-ecs installs it"
+        raise UsageError(f"--local: a Ray program needs Ray, which is not installed here; {install}")
     try:
         return _start(cpus)
     except OSError as cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import logging
 import platform
 import runpy
 import tempfile
@@ -25,6 +26,8 @@ from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
 from ray_on_ecs.tracking.cost import Cost, Earlier
 from ray_on_ecs.tracking.records import STEP, merge_records
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = 3
 MAX_PLOTS = 60  # a program of RLlib has hundreds of metrics
@@ -51,9 +54,13 @@ def write_results(
         files["files"] = snapshot.folder
     names = metric_names(records)
     if names:
-        storage.write(layout.CURVES, plot(records, names))
-        storage.write(layout.EVENTS, event_file(records, names))
-        files |= {"metrics": layout.METRICS, "curves": layout.CURVES, "events": layout.EVENTS}
+        files["metrics"] = layout.METRICS
+        for kind, name, draw in (("curves", layout.CURVES, plot), ("events", layout.EVENTS, event_file)):
+            try:
+                storage.write(name, draw(records, names))
+                files[kind] = name
+            except ModuleNotFoundError as missing:  # with --local, which needs no package but the script's
+                logger.info(f"no {name}, as {missing.name} is not installed; pip install {missing.name}")
     weights = "*.safetensors"  # that a Checkpointer exports into the run's folder, or into one below it
     files |= {PurePath(name).stem: name for name in fnmatch.filter(sorted(storage.file_sizes()), weights)}
     files |= {name: f"{name}/" for name in storage.folders("") if fnmatch.filter(storage.file_sizes(name), weights)}
@@ -130,14 +137,15 @@ def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes
 
 
 def _versions() -> dict[str, str | None]:
-    """Return the versions of Python, CUDA and the packages."""
-    # torch takes a second to import, and its version.py is enough.
-    torch_version = metadata.distribution("torch").locate_file("torch/version.py")
+    """Return the versions of Python, CUDA and the packages; None for what is not installed."""
+    found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
+    torch = found["torch"]
     return {
         "ray_on_ecs": ray_on_ecs.__version__,
         "python": platform.python_version(),
-        "cuda": runpy.run_path(str(torch_version))["cuda"],
-        **{name: metadata.version(name) for name in PACKAGES},
+        # torch takes a second to import, and its version.py is enough.
+        "cuda": runpy.run_path(str(torch.locate_file("torch/version.py")))["cuda"] if torch else None,
+        **{name: package.version if package else None for name, package in found.items()},
     }
 
 

@@ -15,7 +15,7 @@ import pytest
 from ray_on_ecs.cluster import local_head
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.local_head import LocalHead
-from ray_on_ecs.errors import ResourceError
+from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.jobs.driver_parent import identity
 from ray_on_ecs.node import ports
 from tests.serving import serving
@@ -110,6 +110,12 @@ def test_a_start_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert list(tmp_path.glob("ray-*")) == [last]
     assert (last / "ray.log").read_text() == "no room for Ray\n"
     assert local_head.find() is None
+
+
+def test_start_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_head, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"^--local: a Ray program needs Ray, .* pip install '\.\[local\]' "):
+        local_head.start(2)
 
 
 def test_the_logs_of_a_raylet_that_died_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

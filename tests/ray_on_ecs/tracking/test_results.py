@@ -1,17 +1,32 @@
 """The results of a finished run of a script."""
 
+import sys
 import time
+from importlib import metadata
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_on_ecs.errors import UsageError
+from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import earlier_of
 from ray_on_ecs.tracking.results import check_not_finished, run_times, write_results
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.settings import parse
+
+
+class Absent(MetaPathFinder):
+    """Hides a package."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        if fullname.partition(".")[0] == self.name:
+            raise ModuleNotFoundError(f"No module named {self.name!r}", name=self.name)
 
 
 def test_exported_weights_are_named(tmp_path: Path) -> None:
@@ -36,6 +51,46 @@ def test_pool_is_in_the_results_if_there_is_one(tmp_path: Path, pool: Any) -> No
     record = RunRecord(storage, config)
     record.pool = pool
     assert record.status().get("pool", "missing") == (pool or "missing")
+
+
+@pytest.mark.parametrize(
+    ("absent", "kinds"),
+    [
+        ((), {"report", "metrics", "curves", "events"}),
+        (("matplotlib",), {"report", "metrics", "events"}),
+        (("tensorboardX",), {"report", "metrics", "curves"}),
+        (("matplotlib", "tensorboardX"), {"report", "metrics"}),
+    ],
+)
+def test_absent_packages_cost_their_file_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    absent: tuple[str, ...],
+    kinds: set[str],
+) -> None:
+    caplog.set_level("INFO")
+    for name in [each for each in sys.modules if each.partition(".")[0] in absent]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in absent:
+        monkeypatch.setattr(sys, "meta_path", [Absent(name), *sys.meta_path])
+    storage = RunStorage.open(str(tmp_path), "first")
+    storage.write(layout.METRICS, b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n')
+    config = parse(["--run-name", "first", "train.py"], {})
+    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    assert document["files"].keys() == kinds
+    assert [line.rpartition("pip install ")[2] for line in caplog.messages] == list(absent)
+    assert all(storage.exists(document["files"][kind]) for kind in kinds - {"report"})
+
+
+def test_versions_of_absent_packages_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata.MetadataPathFinder, "find_distributions", lambda *_: iter(()))
+    storage = RunStorage.open(str(tmp_path), "first")
+    config = parse(["--run-name", "first", "train.py"], {})
+    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    known = {name for name, version in document["versions"].items() if version is not None}
+    assert known == {"ray_on_ecs", "python"}
+    assert "torch" in document["versions"]
 
 
 def test_finished_run_is_refused(tmp_path: Path) -> None:
