@@ -54,6 +54,8 @@ class Args(TypedDict, total=False):
     """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: int
     """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
+    sleep_after_minutes: int
+    """Idle time in minutes (15 to 1440) after which the head stops until the next run; 0 keeps it running."""
     spot: bool
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
@@ -84,6 +86,8 @@ class Args(TypedDict, total=False):
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool
     """Create a NAT gateway; false creates VPC interface endpoints instead (no internet access)."""
+    nat_instance: bool
+    """Create a NAT instance in place of the NAT gateway; it is cheaper and slower, and stops while the head sleeps."""
     image_uri: pulumi.Input[str]
     """Existing training image to use instead of building docker/; no ECR repository is created then."""
     image_build: str

@@ -37,6 +37,9 @@ BUILDERS = ("auto", "local", "codebuild")
 # A shorter idle time could stop a worker that still pulls its image. A CloudWatch alarm evaluates at most one day.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
 SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
+# CloudWatch may evaluate data points of the last minutes again while newer ones are missing.
+# https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/alarms-and-missing-data.html
+SHORTEST_SLEEP_MINUTES = 15
 EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
@@ -93,6 +96,13 @@ def idle_timeout(field: str, value: int) -> None:
         shortest = f"{SHORTEST_IDLE_MINUTES} (a worker may pull its image for minutes)"
         problem = f"must be {shortest} to {LONGEST_IDLE_MINUTES} (a day)"
         raise SettingError(field, value, problem, "use minutes, e.g. 60, or 0 to disable the scale-in")
+
+
+def sleep_minutes(field: str, value: int) -> None:
+    """0 for a head that does not sleep, or longer than the alarms may act on a request of before."""
+    if value and not SHORTEST_SLEEP_MINUTES <= value <= LONGEST_IDLE_MINUTES:
+        problem = f"must be {SHORTEST_SLEEP_MINUTES} to {LONGEST_IDLE_MINUTES} (a day)"
+        raise SettingError(field, value, problem, "use minutes, e.g. 60, or 0 for a head that does not sleep")
 
 
 def root_volume(field: str, value: int) -> None:
