@@ -140,7 +140,7 @@ class RayCluster(Cluster):
     bucket: pulumi.Output[str]
     """Name of the S3 bucket of the runs."""
     head_instance_id: pulumi.Output[str]
-    """ID of the head's EC2 instance, the target of Session Manager."""
+    """ID of the head's EC2 instance, the target of Session Manager; empty for a head that sleeps, as it changes."""
     cluster_name: pulumi.Output[str]
     """Name of the ECS cluster."""
     image_uri: pulumi.Output[str]
@@ -175,6 +175,8 @@ class RayCluster(Cluster):
     """Command that forwards the Ray dashboard to http://localhost:8265."""
     token_command: pulumi.Output[str]
     """Command that prints the Ray token, for the dashboard's login."""
+    wake_command: pulumi.Output[str]
+    """Command that wakes a head that sleeps; none for one that does not."""
     # end of the outputs
 
     def __init__(self, name: str, args: Args, opts: pulumi.ResourceOptions | None = None) -> None:

@@ -17,6 +17,7 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError, warn
 from infra.tags import TAG_PREFIX
 from infra.types import known
+from ray_on_ecs.contract import field_of
 
 if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
@@ -277,9 +278,22 @@ def combinations(args: RayClusterArgs) -> None:
     for name in ("retain_bucket", "object_version_days"):
         if getattr(args, name):
             _exclude(args, name, "bucket_name", "leave it out: the stack does not change an existing bucket")
+    if args.sleep_after_minutes:
+        _check_sleep(args)
     if args.registry_secret_arn and ECR_IMAGE.match(known(args.image_uri)):
         hint = "leave it empty: the execution role pulls from ECR without a password"
         _exclude(args, "registry_secret_arn", "image_uri", hint)
+
+
+def _check_sleep(args: RayClusterArgs) -> None:
+    """Refuse what keeps workers up."""
+    kept = {field_of(name, "min"): pool.min for name, pool in args.pools.items() if pool.min}
+    if not args.idle_timeout_minutes:
+        kept["idle_timeout_minutes"] = 0
+    if kept:
+        problem = f"cannot be combined with {' and '.join(f'{name} ({value})' for name, value in kept.items())}"
+        hint = "let all workers scale in, or set sleep_after_minutes to 0: a head with workers does not sleep"
+        raise SettingError("sleep_after_minutes", args.sleep_after_minutes, problem, hint)
 
 
 def _require(args: RayClusterArgs, name: str, other: str, reason: str) -> None:
