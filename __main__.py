@@ -8,7 +8,8 @@ from infra.ray_cluster import RayCluster
 # Project and stack can be renamed, so their names are not in it: a new logical name would replace every resource.
 NAME = "ray-on-ecs"
 
-cluster = RayCluster(NAME, RayClusterArgs.from_config())
+args = RayClusterArgs.from_config()
+cluster = RayCluster(NAME, args)
 
 pulumi.export("bucket", cluster.bucket)
 pulumi.export("head_instance_id", cluster.head_instance_id)
@@ -24,3 +25,5 @@ pulumi.export("train_command", cluster.train_command)
 pulumi.export("shell_command", cluster.shell_command)
 pulumi.export("dashboard_command", cluster.dashboard_command)
 pulumi.export("token_command", cluster.token_command)
+if args.sleep_after_minutes:
+    pulumi.export("wake_command", cluster.wake_command)

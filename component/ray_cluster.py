@@ -54,6 +54,8 @@ class Args(TypedDict, total=False):
     """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: int
     """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
+    sleep_after_minutes: int
+    """Idle time in minutes (15 to 1440) after which the head stops until the next run; 0 keeps it running."""
     spot: bool
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: int
@@ -84,6 +86,8 @@ class Args(TypedDict, total=False):
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool
     """Create a NAT gateway; false creates VPC interface endpoints instead (no internet access)."""
+    nat_instance: bool
+    """Create a NAT instance in place of the NAT gateway; it is cheaper and slower, and stops while the head sleeps."""
     image_uri: pulumi.Input[str]
     """Existing training image to use instead of building docker/; no ECR repository is created then."""
     image_build: str
@@ -136,7 +140,7 @@ class RayCluster(Cluster):
     bucket: pulumi.Output[str]
     """Name of the S3 bucket of the runs."""
     head_instance_id: pulumi.Output[str]
-    """ID of the head's EC2 instance, the target of Session Manager."""
+    """ID of the head's EC2 instance, the target of Session Manager; empty for a head that sleeps, as it changes."""
     cluster_name: pulumi.Output[str]
     """Name of the ECS cluster."""
     image_uri: pulumi.Output[str]
@@ -171,6 +175,8 @@ class RayCluster(Cluster):
     """Command that forwards the Ray dashboard to http://localhost:8265."""
     token_command: pulumi.Output[str]
     """Command that prints the Ray token, for the dashboard's login."""
+    wake_command: pulumi.Output[str]
+    """Command that wakes a head that sleeps; none for one that does not."""
     # end of the outputs
 
     def __init__(self, name: str, args: Args, opts: pulumi.ResourceOptions | None = None) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import dashboard
-from infra.definitions.metrics import Metric
+from infra.definitions.metrics import AUTO_SCALING, Metric
+from infra.scaling import queries
 from infra.tags import metrics_namespace, tags
 from infra.types import Alerts, ServiceRef
 
 PERIOD_SECONDS = 300
 # Starting the head's instance and pulling its image takes some minutes.
 HEAD_SILENT_MINUTES = 15
+# The instance of a head that has gone to sleep runs for 15 to 20 minutes.
+SLEEPING_HEAD_SILENT_MINUTES = 30
 GPUS_IDLE_MINUTES = 30
 IDLE_PERCENT = 5
 # GovCloud's costs are in its standard account, China's in CNY.
@@ -28,13 +32,15 @@ BUDGETS_IN_USD = "aws"
 class MonitoringArgs:
     """Inputs of Monitoring: the ECS services by kind, e.g. "head", "workers" and "h100-workers".
 
-    Without an email address neither topic nor budget is created.
+    Without an email address neither topic nor budget is created. `sleeping_group` is the Auto Scaling group of a head
+    that sleeps.
     """
 
     region: str
     partition: str = "aws"
     services: Mapping[str, ServiceRef]
     alerts: Alerts
+    sleeping_group: pulumi.Input[str] | None = None
 
     @property
     def head(self) -> ServiceRef:
@@ -100,13 +106,31 @@ class Monitoring(pulumi.ComponentResource):
 
     def _alarm_head_silent(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
         # While a running head is silent, idle workers are not stopped, since it may have a run.
+        metric = Metric(namespace=metrics_namespace(args.head.cluster), name="GPUs", stat="Maximum")
+        if args.sleeping_group is None:
+            self._alarm(
+                f"{name}-head",
+                f"Ray head silent for {HEAD_SILENT_MINUTES} minutes: not running, or unable to publish metrics",
+                watched=_watched(metric),
+                below=0,
+                minutes=HEAD_SILENT_MINUTES,
+                missing="breaching",
+                actions=actions,
+            )
+            return
+        description = f"Ray head silent for {SLEEPING_HEAD_SILENT_MINUTES} minutes, and not asleep"
+        group = {"AutoScalingGroupName": args.sleeping_group}
+        wanted = Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Minimum", dimensions=group)
+        # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.
+        expression = "IF(wanted > 0, MAX([published, wanted * 0 - 1]), 0)"
+        metrics = {"published": metric, "wanted": wanted}
         self._alarm(
             f"{name}-head",
-            f"Ray head silent for {HEAD_SILENT_MINUTES} minutes: not running, or unable to publish metrics",
-            metric=Metric(namespace=metrics_namespace(args.head.cluster), name="GPUs", stat="Maximum"),
+            description,
+            watched={"metric_queries": queries(expression, description, metrics, period_seconds=PERIOD_SECONDS)},
             below=0,
-            minutes=HEAD_SILENT_MINUTES,
-            missing="breaching",
+            minutes=SLEEPING_HEAD_SILENT_MINUTES,
+            missing="notBreaching",
             actions=actions,
         )
 
@@ -115,7 +139,9 @@ class Monitoring(pulumi.ComponentResource):
         self._alarm(
             f"{name}-gpus",
             f"All GPUs of the Ray cluster idle for {GPUS_IDLE_MINUTES} minutes",
-            metric=Metric(namespace=metrics_namespace(args.head.cluster), name="GPUUtilization", stat="Maximum"),
+            watched=_watched(
+                Metric(namespace=metrics_namespace(args.head.cluster), name="GPUUtilization", stat="Maximum")
+            ),
             below=IDLE_PERCENT,
             minutes=GPUS_IDLE_MINUTES,
             missing="notBreaching",
@@ -127,7 +153,7 @@ class Monitoring(pulumi.ComponentResource):
         name: str,
         description: str,
         *,
-        metric: Metric,
+        watched: dict[str, Any],
         below: int,
         minutes: int,
         missing: str,
@@ -136,11 +162,7 @@ class Monitoring(pulumi.ComponentResource):
         aws.cloudwatch.MetricAlarm(
             f"{name}-alarm",
             alarm_description=description,
-            namespace=metric.namespace,
-            metric_name=metric.name,
-            statistic=metric.stat,
-            dimensions=metric.dimensions,
-            period=PERIOD_SECONDS,
+            **watched,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
             comparison_operator="LessThanThreshold",
             threshold=below,
@@ -164,3 +186,14 @@ class Monitoring(pulumi.ComponentResource):
             dashboard_body=body,
             opts=pulumi.ResourceOptions(parent=self),
         )
+
+
+def _watched(metric: Metric) -> dict[str, Any]:
+    """Arguments of an alarm on one metric."""
+    return {
+        "namespace": metric.namespace,
+        "metric_name": metric.name,
+        "statistic": metric.stat,
+        "dimensions": metric.dimensions,
+        "period": PERIOD_SECONDS,
+    }

@@ -40,7 +40,8 @@ class NodeGroupArgs:
     """Inputs of NodeGroup.
 
     With managed scaling, ECS starts the instances that tasks need, up to `node.max_count`; otherwise there are always
-    `node.max_count`. Nodes with GPUs use cluster placement groups.
+    `node.max_count`. The head has one, and with managed scaling none while it sleeps. Nodes with GPUs use cluster
+    placement groups.
     """
 
     location: Location
@@ -49,6 +50,11 @@ class NodeGroupArgs:
     node: NodeSpec
     security: SecurityOptions
     managed_scaling: bool = False
+
+    @property
+    def is_head(self) -> bool:
+        """True for the nodes that are in no pool."""
+        return not self.node.pool
 
 
 class NodeGroup(pulumi.ComponentResource):
@@ -194,16 +200,17 @@ class NodeGroup(pulumi.ComponentResource):
             f"{name}-group",
             min_size=0 if args.managed_scaling else node.max_count,
             max_size=node.max_count,
-            # With managed scaling ECS sets the desired capacity; a value here would reset it at every `pulumi up`.
-            desired_capacity=None if args.managed_scaling else node.max_count,
+            # With managed scaling ECS sets the desired capacity; a value here would reset it at every `pulumi up`. A
+            # head that sleeps starts at once with the first one.
+            desired_capacity=node.max_count if args.is_head or not args.managed_scaling else None,
             # Instances register only after the capacity provider is associated, which depends on this group: waiting
             # for them here would time out.
             wait_for_capacity_timeout="0",
-            protect_from_scale_in=args.managed_scaling,
+            protect_from_scale_in=_protects(args),
             vpc_zone_identifiers=network.subnets_in(node.zones),
             placement_group=placement,
             **_launched_from(template, node),
-            instance_refresh=None if args.managed_scaling else _replace_at_once(),
+            instance_refresh=_replace_at_once() if args.is_head or not args.managed_scaling else None,
             # Free of charge; the idle alarm counts running and requested instances.
             enabled_metrics=[
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
@@ -221,6 +228,7 @@ class NodeGroup(pulumi.ComponentResource):
                 # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
                 # report their tasks stopped, and `destroy` hangs in DRAINING.
                 depends_on=[network.network, *needed],
+                ignore_changes=["desiredCapacity"] if args.is_head and args.managed_scaling else None,
             ),
         )
 
@@ -250,8 +258,7 @@ class NodeGroup(pulumi.ComponentResource):
             auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
                 auto_scaling_group_arn=self._group.arn,
                 managed_scaling=_managed_scaling(args),
-                # The scale-in terminates only instances without tasks, which the Auto Scaling group can't tell apart.
-                managed_termination_protection="ENABLED" if args.managed_scaling else "DISABLED",
+                managed_termination_protection="ENABLED" if _protects(args) else "DISABLED",
                 # Before an instance is terminated, its task gets SIGTERM and its stopTimeout. ECS stops the task
                 # without waiting for a replacement, since the service's minimum healthy percent is below 100.
                 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
@@ -274,6 +281,16 @@ def _managed_scaling(args: NodeGroupArgs) -> aws.ecs.CapacityProviderAutoScaling
         instance_warmup_period=WARMUP_SECONDS,
         maximum_scaling_step_size=max(1, args.node.max_count),
     )
+
+
+def _protects(args: NodeGroupArgs) -> bool:
+    """True if the scale-in terminates only instances without tasks, which an Auto Scaling group can't tell apart.
+
+    The head has one instance, which ECS scales in only without a task. Protection would refuse sleep for a head that is
+    up: each instance in the group has to be protected before.
+    https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_AutoScalingGroupProviderUpdate.html
+    """
+    return args.managed_scaling and not args.is_head
 
 
 def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str, Any]:
@@ -317,7 +334,7 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
 def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:
     """Instance refresh of the head's group, which replaces the instance when its template or zone changes.
 
-    Groups with managed scaling have none: an added type, or spot, would terminate all workers and every run. A change
+    Groups of workers have none: an added type, or spot, would terminate all workers and every run. A change
     applies to their instances when ECS starts new ones.
     """
     return aws.autoscaling.GroupInstanceRefreshArgs(

@@ -20,14 +20,10 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
+from infra.scaling import PERIOD_SECONDS, Step, queries, scalable_target, step_policy
 from infra.tags import metrics_namespace, tags
 from infra.types import NodeSpec, ResourceRef, Scale, ServiceRef
 from ray_on_ecs.contract import CPU_WORKERS, KIND_DIMENSION, MAX_STEPS, WORKERS, scale_out_stride
-
-# The default of five minutes would delay the next change.
-COOLDOWN_SECONDS = 60
-PERIOD_SECONDS = 60
-Step = aws.appautoscaling.PolicyStepScalingPolicyConfigurationStepAdjustmentArgs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +52,11 @@ class NodeScaling(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:NodeScaling", name, None, opts)
         self._args = args
         self._most = args.scale.max_count * args.node.units
-        self._target = self._scalable_target(name)
+        scale = args.scale
+        self._target = scalable_target(name, args.service, fewest=scale.min_count, most=scale.max_count, parent=self)
         self._metrics = _metrics(args)
         self._scale_out_alarm(name)
-        if args.scale.idle_minutes and args.scale.min_count < args.scale.max_count:
+        if scale.idle_minutes and scale.min_count < scale.max_count:
             self._idle_alarm(name)
         self._head_policy(name)
         self.register_outputs({})
@@ -74,18 +71,6 @@ class NodeScaling(pulumi.ComponentResource):
             f"{name}-head-policy",
             role=args.head_role,
             policy=inputs.apply(lambda values: json.dumps(policies.scaling(**values))),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-
-    def _scalable_target(self, name: str) -> aws.appautoscaling.Target:
-        return aws.appautoscaling.Target(
-            f"{name}-target",
-            service_namespace="ecs",
-            scalable_dimension="ecs:service:DesiredCount",
-            resource_id=pulumi.Output.concat("service/", self._args.service.cluster, "/", self._args.service.name),
-            min_capacity=self._args.scale.min_count,
-            max_capacity=self._args.scale.max_count,
-            tags=tags(f"{name}-target"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -112,7 +97,7 @@ class NodeScaling(pulumi.ComponentResource):
             expression=f"MAX([{demand}, IF(nodes > desired, nodes * {units}, 0)])",
             above=0,
             minutes=1,
-            policy=self._policy(f"{name}-short", steps),
+            policy=step_policy(f"{name}-short", self._target, steps, parent=self),
         )
 
     def _idle_alarm(self, name: str) -> None:
@@ -140,7 +125,7 @@ class NodeScaling(pulumi.ComponentResource):
             expression=f"IF({self._all_stay()} || ({needed} >= MAX([instances, wanted])), 0, {needed} + 1)",
             above=0,
             minutes=scale.idle_minutes,
-            policy=self._policy(f"{name}-idle", steps),
+            policy=step_policy(f"{name}-idle", self._target, steps, parent=self),
         )
 
     def _needed(self) -> str:
@@ -157,23 +142,6 @@ class NodeScaling(pulumi.ComponentResource):
             return silent
         return f"{silent} || ({_or_zero('progress')} > 0 && {_or_zero('used')} == 0)"
 
-    def _policy(self, name: str, steps: list[Step]) -> aws.appautoscaling.Policy:
-        return aws.appautoscaling.Policy(
-            f"{name}-policy",
-            policy_type="StepScaling",
-            service_namespace=self._target.service_namespace,
-            scalable_dimension=self._target.scalable_dimension,
-            resource_id=self._target.resource_id,
-            step_scaling_policy_configuration=aws.appautoscaling.PolicyStepScalingPolicyConfigurationArgs(
-                # Unlike a change in capacity, an exact capacity can be applied again while instances are starting.
-                adjustment_type="ExactCapacity",
-                cooldown=COOLDOWN_SECONDS,
-                metric_aggregation_type="Maximum",
-                step_adjustments=steps,
-            ),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[self._target]),
-        )
-
     def _alarm(
         self,
         name: str,
@@ -186,9 +154,6 @@ class NodeScaling(pulumi.ComponentResource):
         policy: aws.appautoscaling.Policy,
     ) -> None:
         metrics = {key: metric for key, metric in self._metrics.items() if re.search(rf"\b{key}\b", expression)}
-        result = aws.cloudwatch.MetricAlarmMetricQueryArgs(
-            id="result", expression=expression, label=description, return_data=True
-        )
         aws.cloudwatch.MetricAlarm(
             f"{name}-{kind}-alarm",
             # `ray-on-ecs status` finds the alarm by this name.
@@ -197,7 +162,7 @@ class NodeScaling(pulumi.ComponentResource):
             comparison_operator="GreaterThanThreshold",
             threshold=above,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
-            metric_queries=[result, *(_query(key, metric) for key, metric in metrics.items())],
+            metric_queries=queries(expression, description, metrics),
             # If all data is missing, the service does not exist or the head does not run.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
@@ -236,20 +201,6 @@ def _metrics(args: NodeScalingArgs) -> dict[str, Metric]:
         "instances": Metric(namespace=AUTO_SCALING, name="GroupInServiceInstances", stat="Maximum", dimensions=group),
         "wanted": Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Maximum", dimensions=group),
     }
-
-
-def _query(query_id: str, metric: Metric) -> aws.cloudwatch.MetricAlarmMetricQueryArgs:
-    """Metric as a variable of an alarm's expression."""
-    return aws.cloudwatch.MetricAlarmMetricQueryArgs(
-        id=query_id,
-        metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
-            namespace=metric.namespace,
-            metric_name=metric.name,
-            stat=metric.stat,
-            period=PERIOD_SECONDS,
-            dimensions=metric.dimensions,
-        ),
-    )
 
 
 def scale_out_steps(*, units: int, min_count: int, max_count: int) -> list[Step]:

@@ -18,6 +18,7 @@ from infra.config import RayClusterArgs
 from infra.definitions import build_context, commands
 from infra.discovery import Discovery, DiscoveryArgs
 from infra.errors import AS_WRITTEN
+from infra.head_sleep import HeadSleep, HeadSleepArgs
 from infra.image import CodeBuildArgs, Image, ImageArgs
 from infra.image_build import ImageBuild
 from infra.monitoring import Monitoring, MonitoringArgs
@@ -27,7 +28,7 @@ from infra.node_scaling import NodeScaling, NodeScalingArgs
 from infra.service import Service, ServiceArgs
 from infra.sessions import Sessions, SessionsArgs
 from infra.storage import Storage, StorageArgs
-from infra.tags import add_tags, kind_in_names, name_prefix
+from infra.tags import add_tags, kind_in_names, metrics_namespace, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
 from ray_on_ecs.contract import WORKERS
@@ -46,7 +47,7 @@ class RayCluster(pulumi.ComponentResource):
     bucket: pulumi.Output[str]
     """Name of the S3 bucket of the runs."""
     head_instance_id: pulumi.Output[str]
-    """ID of the head's EC2 instance, the target of Session Manager."""
+    """ID of the head's EC2 instance, the target of Session Manager; empty for a head that sleeps, as it changes."""
     cluster_name: pulumi.Output[str]
     """Name of the ECS cluster."""
     image_uri: pulumi.Output[str]
@@ -81,11 +82,13 @@ class RayCluster(pulumi.ComponentResource):
     """Command that forwards the Ray dashboard to http://localhost:8265."""
     token_command: pulumi.Output[str]
     """Command that prints the Ray token, for the dashboard's login."""
+    wake_command: pulumi.Output[str]
+    """Command that wakes a head that sleeps; none for one that does not."""
 
     def __init__(self, name: str, args: RayClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         AS_WRITTEN.set(args.as_written)
         super().__init__("ray-on-ecs:index:RayCluster", name, None, opts)
-        self._args, self._prefix = args, name_prefix(name)
+        self._args, self._prefix, self._sleeps = args, name_prefix(name), args.sleep_after_minutes > 0
         self._plan = plan = config.make_plan(args, self._prefix, pulumi.InvokeOptions(parent=self))
         prefix, region, tags = self._prefix, plan.location.region, add_tags(args.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
@@ -124,6 +127,7 @@ class RayCluster(pulumi.ComponentResource):
             head_host=discovery.head_host,
             cluster_info_parameter=info.parameter,
             groups={kind: group.group for kind, group in node_groups.items()},
+            sleep_after_minutes=args.sleep_after_minutes,
         )
         tasks = {
             kind: TaskDefinition(f"{prefix}-{_singular(kind_in_names(prefix, kind))}-task", kind_args, opts)
@@ -136,13 +140,25 @@ class RayCluster(pulumi.ComponentResource):
             after += task.role_policies
         services = self._services(cluster, network, discovery, node_groups, tasks, after)
         refs = {kind: service.ref for kind, service in services.items()}
-        partition = plan.location.partition
-        monitoring_args = MonitoringArgs(region=region, partition=partition, services=refs, alerts=args.alerts)
+        head_group = node_groups["head"].group
+        if self._sleeps:
+            sleep_args = HeadSleepArgs(service=refs["head"], group=head_group, after_minutes=args.sleep_after_minutes)
+            HeadSleep(f"{prefix}-head-sleep", sleep_args, opts)
+        monitoring_args = MonitoringArgs(
+            region=region,
+            partition=plan.location.partition,
+            services=refs,
+            alerts=args.alerts,
+            sleeping_group=head_group.name if self._sleeps else None,
+        )
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)
         sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
 
         self.bucket = storage.bucket.name
-        self.head_instance_id = node_groups["head"].instance_id(services["head"])
+        self.head_instance_id = pulumi.Output.from_input("")
+        target = head_group.name.apply(lambda group: commands.instance_of(region, group))
+        if not self._sleeps:
+            self.head_instance_id = target = node_groups["head"].instance_id(services["head"])
         self.cluster_name = cluster.ref.name
         self.image_uri = pulumi.Output.from_input(image_uri)
         self.log_group = cluster.logs.name
@@ -163,11 +179,13 @@ class RayCluster(pulumi.ComponentResource):
             forward_document=sessions.forward,
             services={kind: ref.name for kind, ref in refs.items()},
         )
-        self.train_command = self._session(sessions.train)
-        self.shell_command = self._session(sessions.shell)
-        forward = pulumi.Output.all(self.head_instance_id, discovery.head_host, sessions.forward)
+        self.train_command = self._session(target, sessions.train)
+        self.shell_command = self._session(target, sessions.shell)
+        forward = pulumi.Output.all(target, discovery.head_host, sessions.forward)
         self.dashboard_command = forward.apply(lambda names: commands.dashboard(region, *names))
         self.token_command = auth.parameter_name.apply(lambda parameter: commands.token(region, parameter))
+        namespace = metrics_namespace(cluster.ref.name)
+        self.wake_command = namespace.apply(lambda name: commands.wake(region, name) if self._sleeps else "")
         self.register_outputs({output: getattr(self, output) for output in RayCluster.__annotations__})
 
     def _choices(self) -> Choices:
@@ -244,7 +262,7 @@ class RayCluster(pulumi.ComponentResource):
                 network=network.ref,
                 node=node,
                 security=self._args.security,
-                managed_scaling=kind in self._plan.scales,
+                managed_scaling=kind in self._plan.scales or self._sleeps,
             )
             name = kind_in_names(self._prefix, kind)
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)
@@ -289,6 +307,8 @@ class RayCluster(pulumi.ComponentResource):
                 capacity_provider=node_groups[kind].provider_name,
                 count=scale.initial_count if scale else 1,
                 autoscaled=scale is not None and scale.max_count > 0,
+                sleeps=self._sleeps and scale is None,
+                before_update=None if scale else config.start_head(self._plan.location.region),
                 redeploy={cause: value for cause, value in triggers.items() if value},
                 registry_arn=None if scale else discovery.registry_arn,
                 after=after,
@@ -319,12 +339,13 @@ class RayCluster(pulumi.ComponentResource):
             idle_hourly_usd=self._plan.idle_usd,
             default_gpus=self.default_gpus,
             region=self._plan.location.region,
+            **({"sleep_after_minutes": self._args.sleep_after_minutes} if self._sleeps else {}),
             **names,
         )
 
-    def _session(self, document: pulumi.Output[str]) -> pulumi.Output[str]:
+    def _session(self, instance: pulumi.Output[str], document: pulumi.Output[str]) -> pulumi.Output[str]:
         """Command that starts a session with the head's instance."""
-        names = pulumi.Output.all(self.head_instance_id, document)
+        names = pulumi.Output.all(instance, document)
         return names.apply(lambda values: commands.session(self._plan.location.region, *values))
 
 

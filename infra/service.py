@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import tags
+from infra.tags import SLEEP_TAG, tags
 from infra.types import NetworkRef, ResourceRef, ServiceRef
 
 
@@ -18,7 +18,8 @@ class ServiceArgs:
 
     The service is created after `after` and deleted before it: the capacity providers' association and the roles'
     policies. An autoscaled service starts with `count`, which the program does not change later. A new value in
-    `redeploy`, by cause, forces a new deployment.
+    `redeploy`, by cause, forces a new deployment. A service that sleeps is one, too, between no task and `count`.
+    `before_update` is a hook.
     """
 
     cluster: ResourceRef
@@ -28,6 +29,8 @@ class ServiceArgs:
     capacity_provider: pulumi.Input[str]
     count: int
     autoscaled: bool = False
+    sleeps: bool = False
+    before_update: Callable[[pulumi.ResourceHookArgs], Awaitable[None]] | None = None
     redeploy: Mapping[str, str] = field(default_factory=dict)
     registry_arn: pulumi.Input[str] | None = None
     after: Sequence[pulumi.Resource] = ()
@@ -44,7 +47,8 @@ class Service(pulumi.ComponentResource):
         if args.registry_arn is not None:
             registries = aws.ecs.ServiceServiceRegistriesArgs(registry_arn=args.registry_arn)
         if args.autoscaled:
-            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances.
+            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances. A
+            # head goes on trying.
             # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
             circuit_breaker = aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False)
         service = aws.ecs.Service(
@@ -78,15 +82,16 @@ class Service(pulumi.ComponentResource):
             # ECS otherwise refuses to delete a service whose desired count is above 0.
             force_delete=True,
             propagate_tags="SERVICE",
-            tags=tags(f"{name}-service"),
+            tags={**tags(f"{name}-service"), **({SLEEP_TAG: "true"} if args.sleeps else {})},
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # ECS refuses a service without the association. A service that outlives the network, its roles or its
                 # logs cannot report its tasks stopped, and `destroy` waits in DRAINING until it times out.
                 depends_on=[args.network.network, *args.after],
                 # Application Auto Scaling sets the count, which `pulumi up --refresh` would reset.
-                ignore_changes=["desiredCount"] if args.autoscaled else None,
+                ignore_changes=["desiredCount"] if args.autoscaled or args.sleeps else None,
                 custom_timeouts=pulumi.CustomTimeouts(delete="30m"),
+                hooks=pulumi.ResourceHookBinding(before_update=[args.before_update]) if args.before_update else None,
             ),
         )
         self.ref = ServiceRef(cluster=args.cluster.name, name=service.name)

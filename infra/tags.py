@@ -20,6 +20,8 @@ RESERVED = ("amazon", "aws", "ecs", "fargate", "ssm", "sg-", "amzn", "xn--", "st
 
 TAG_PREFIX = "ray-on-ecs:"
 PROJECT_TAG, STACK_TAG = f"{TAG_PREFIX}project", f"{TAG_PREFIX}stack"
+# Of the service of a head that sleeps: without it, an update can't tell that the sleep has been switched off.
+SLEEP_TAG = f"{TAG_PREFIX}sleeps"
 
 
 def tags(name: str) -> dict[str, str]:

@@ -40,17 +40,25 @@ class TaskFactory:
         head_host: pulumi.Input[str],
         cluster_info_parameter: ResourceRef,
         groups: Mapping[str, ResourceRef],
+        sleep_after_minutes: int = 0,
     ) -> dict[str, TaskDefinitionArgs]:
         """Inputs by kind of node; `groups` has their Auto Scaling groups."""
-        return {
-            kind: self.worker(kind, node, head_host, groups[kind])
-            if node.pool
-            else self.head(node.task, cluster_info_parameter=cluster_info_parameter, cpu_workers=CPU_WORKERS in nodes)
-            for kind, node in nodes.items()
-        }
+        head = self.head(
+            nodes["head"].task,
+            cluster_info_parameter=cluster_info_parameter,
+            cpu_workers=CPU_WORKERS in nodes,
+            sleep_after_minutes=sleep_after_minutes,
+        )
+        workers = {kind: self.worker(kind, node, head_host, groups[kind]) for kind, node in nodes.items() if node.pool}
+        return {"head": head, **workers}
 
     def head(
-        self, size: TaskSize, *, cluster_info_parameter: ResourceRef, cpu_workers: bool = False
+        self,
+        size: TaskSize,
+        *,
+        cluster_info_parameter: ResourceRef,
+        cpu_workers: bool = False,
+        sleep_after_minutes: int = 0,
     ) -> TaskDefinitionArgs:
         """Inputs of the head's task, without pools and numbers of workers: a change of these must not restart it."""
         namespace = metrics_namespace(self.cluster.name)
@@ -61,10 +69,12 @@ class TaskFactory:
             metrics_namespace=namespace,
             cluster_info_parameter=cluster_info_parameter.name,
             secrets_key_arn=self.security.kms_key_arn,
+            cpu_workers=cpu_workers,
+            sleep_after_minutes=sleep_after_minutes,
         )
         return self._args(
             "head",
-            inputs.apply(lambda values: json.dumps([containers.head(**values, cpu_workers=cpu_workers)])),
+            inputs.apply(lambda values: json.dumps([containers.head(**values)])),
             size,
             self._task_policy(
                 metrics_namespace=namespace,

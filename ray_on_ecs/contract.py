@@ -99,6 +99,10 @@ GPUS = {
 }
 # Dimension of the head's metrics of a kind of worker other than these two, whose metrics have none.
 KIND_DIMENSION = "Workers"
+# Metrics by which a head that sleeps while it is idle is put to sleep and woken: its idle time in minutes, which it
+# publishes, and a request for it, which users publish. The variable of the head's container has the idle time.
+HEAD_IDLE, HEAD_REQUESTED = "HeadIdleMinutes", "HeadRequested"
+SLEEP_VARIABLE = "SLEEP_AFTER_MINUTES"
 
 
 # Hours of a month, as AWS's price lists count them.

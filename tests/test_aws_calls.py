@@ -197,8 +197,10 @@ TYPED: dict[str, Needs] = {
     "sso login": {LAPTOP: ""},
     "logs tail": {LAPTOP: "logs:FilterLogEvents log-group"},
 }
-# Calls that others make with these roles: the ECS agent for a task, and Session Manager's plugin.
+# Calls that others make with these roles: the ECS agent for a task, Session Manager's plugin, and outputs of the stack.
 OTHERS: dict[str, Needs] = {
+    "wake_command": {LAPTOP: "cloudwatch:PutMetricData anything"},
+    "train_command": {SESSIONS: "ec2:DescribeInstances anything"},
     "task protection": {TASKS: "ecs:UpdateTaskProtection task"},
     "plugin": {
         SESSIONS: "ssm:ResumeSession session, ssm:TerminateSession session, ssmmessages:OpenDataChannel session"

@@ -22,6 +22,7 @@ from infra.definitions.policies import (
     WILDCARD_ACTIONS,
 )
 from infra.errors import SettingError
+from infra.tags import SLEEP_TAG
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.cluster_info import parse_cluster_info
@@ -320,6 +321,10 @@ EDGES = {
         "workers-scaling-target",
         "ray-workers-service",
     ): "a target is refused without its service, and orphaned if it outlives it",
+    ("head-sleep-target", "ray-head-service"): "an orphan would refuse the next target of this name",
+    ("head-sleep-wake-alarm", "head-sleep-wake-policy"): "a request during `destroy` would start a head",
+    ("head-sleep-wake-alarm", "head-sleep-instance-policy"): "a request during `destroy` would start an instance",
+    ("head-sleep-instance-policy", "head-capacity-provider"): "ECS may not add its policy beside another",
     **{(f"workers-scaling-{kind}-policy", "workers-scaling-target"): "a policy needs its target" for kind in SCALERS},
     **{
         (f"workers-scaling-{kind}-alarm", f"workers-scaling-{kind}-policy"): "an alarm needs its policy"
@@ -591,6 +596,79 @@ def test_worker_changes_do_not_restart_the_head(stack: Cloud) -> None:
     )
 
 
+SLEEPERS = {"head-sleep", "head-sleep-target", "head-sleep-instance-policy"}
+SLEEPERS |= {f"head-sleep-{kind}-{part}" for kind in ("sleep", "wake") for part in ("policy", "alarm")}
+
+
+@pytest.fixture
+def sleeping() -> Cloud:
+    """The default stack with a head that sleeps."""
+    return deployed("sleeping")
+
+
+def changes(before: Cloud, after: Cloud) -> dict[str, set[str]]:
+    """Changed inputs by resource, of those that are in both."""
+    changed = {}
+    for name in before.resources.keys() & after.resources.keys():
+        old, new = before.resources[name].inputs, after.resources[name].inputs
+        changed[name] = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    return {name: keys for name, keys in changed.items() if keys}
+
+
+def test_sleep_changes_the_head_alone(stack: Cloud, sleeping: Cloud) -> None:
+    assert sleeping.resources.keys() - stack.resources.keys() == SLEEPERS
+    assert stack.resources.keys() <= sleeping.resources.keys()
+    changed = changes(stack, sleeping)
+    assert "treatMissingData" in changed.pop("monitoring-head-alarm")
+    assert changed == {
+        "head-group": {"minSize"},
+        "head-capacity-provider": {"autoScalingGroupProvider"},
+        "head-task-definition": {"containerDefinitions"},
+        "ray-head-service": {"tags"},
+    }
+
+
+def test_updates_neither_wake_nor_end_a_head_that_sleeps(sleeping: Cloud) -> None:
+    service, group = sleeping.resources["ray-head-service"], sleeping.resources["head-group"]
+    assert (service.inputs["desiredCount"], service.ignore_changes) == (1, ("desiredCount",))
+    assert (group.inputs["desiredCapacity"], group.ignore_changes) == (1, ("desiredCapacity",))
+    assert "deploymentCircuitBreaker" not in service.inputs, "a head that fails three times goes on trying"
+
+
+def test_head_starts_when_its_sleep_is_switched_off(stack: Cloud, sleeping: Cloud) -> None:
+    """The hook tells by the service's tag, and the update of the service can't be missing."""
+    assert SLEEP_TAG in sleeping.resources["ray-head-service"].inputs["tags"]
+    assert SLEEP_TAG not in stack.resources["ray-head-service"].inputs["tags"]
+    assert stack.resources["ray-head-service"].before_update
+    assert not stack.resources["ray-workers-service"].before_update
+
+
+@pytest.mark.parametrize(
+    ("more", "changed"),
+    [
+        ({"sleepAfterMinutes": "30"}, {"head-task-definition", "head-sleep-sleep-alarm"}),
+        ({"headInstanceType": "m5.2xlarge"}, {"head-template", "head-task-definition", "cluster-info-parameter"}),
+        ({"rotateToken": "again"}, {"auth-token", "ray-head-service", "ray-workers-service"}),
+    ],
+    ids=["minutes", "type", "token"],
+)
+def test_changes_of_a_head_that_sleeps(sleeping: Cloud, more: dict[str, str], changed: set[str]) -> None:
+    assert changes(sleeping, deploy(config={**sleeping.config, **more})).keys() == changed
+
+
+def test_commands_look_up_a_head_that_sleeps(sleeping: Cloud) -> None:
+    exports = sleeping.exports
+    assert exports.keys() == EXPORTS | {"wake_command"}
+    assert "aws:ec2/getInstances:getInstances" not in [token for token, _ in sleeping.calls]
+    assert exports["head_instance_id"] == exports["connection"]["head_instance_id"] == ""
+    assert exports["connection"]["sleep_after_minutes"] == 60
+    for name in ("train_command", "shell_command", "dashboard_command"):
+        assert "--target $(aws ec2 describe-instances " in exports[name], name
+        assert "groupName,Values=ray-on-ecs-head-group " in exports[name], name
+    assert " --namespace ray-on-ecs/ray-on-ecs-ray-dev-c0ffee " in exports["wake_command"]
+    assert environment(sleeping, HEAD_TASK)["SLEEP_AFTER_MINUTES"] == "60"
+
+
 def test_existing_network_holds_all_resources() -> None:
     cloud = deployed("existing network and image")
     assert not cloud.of_type("awsx:ec2:Vpc")
@@ -701,8 +779,9 @@ def test_configured_zone_holds_all_resources() -> None:
 def test_preview_evaluates_with_unknown_values(name: str) -> None:
     preview, update = deploy(**STACKS[name], preview=True), deployed(name)
     assert preview.resources.keys() == update.resources.keys()
-    assert preview.exports.keys() == EXPORTS
-    assert preview.exports["head_instance_id"] is None
+    sleeps = "sleepAfterMinutes" in update.config
+    assert preview.exports.keys() == EXPORTS | ({"wake_command"} if sleeps else set())
+    assert preview.exports["head_instance_id"] == ("" if sleeps else None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from infra.config.identity import check_identity, check_new, identity_of
 from infra.config.location import check_zone
 from infra.config.plan import Plan, make_plan
 from infra.config.runs import announce_runs
-from infra.config.services import end_services
+from infra.config.services import end_services, start_head
 
 __all__ = [
     "Plan",
@@ -22,4 +22,5 @@ __all__ = [
     "end_services",
     "identity_of",
     "make_plan",
+    "start_head",
 ]

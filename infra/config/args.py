@@ -56,6 +56,8 @@ class RayClusterArgs:
     """Maximum number of GPU workers that jobs may request; 0 means worker_count, or min_workers if that is larger."""
     idle_timeout_minutes: Annotated[int, rules.idle_timeout] = 30
     """Idle time in minutes (15 to 1440) after which workers of all pools are scaled in; 0 disables the scale-in."""
+    sleep_after_minutes: Annotated[int, rules.sleep_minutes] = 0
+    """Idle time in minutes (15 to 1440) after which the head stops until the next run; 0 keeps it running."""
     spot: bool = False
     """Run the GPU workers of these keys on Spot Instances (cheaper; two-minute interruption notice)."""
     on_demand_workers: Annotated[int, rules.at_least_0] = 0
@@ -86,6 +88,8 @@ class RayClusterArgs:
     """Allow one job to span those availability zones (incurs cross-AZ traffic charges)."""
     nat_gateway: bool = True
     """Create a NAT gateway; false creates VPC interface endpoints instead (no internet access)."""
+    nat_instance: bool = False
+    """Create a NAT instance in place of the NAT gateway; it is cheaper and slower, and stops while the head sleeps."""
     image_uri: Annotated[Text, rules.image] = ""
     """Existing training image to use instead of building docker/; no ECR repository is created then."""
     image_build: Annotated[str, rules.image_build] = "auto"

@@ -17,6 +17,7 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError, warn
 from infra.tags import TAG_PREFIX
 from infra.types import known
+from ray_on_ecs.contract import field_of
 
 if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
@@ -37,6 +38,9 @@ BUILDERS = ("auto", "local", "codebuild")
 # A shorter idle time could stop a worker that still pulls its image. A CloudWatch alarm evaluates at most one day.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
 SHORTEST_IDLE_MINUTES, LONGEST_IDLE_MINUTES = 15, 24 * 60
+# CloudWatch may evaluate data points of the last minutes again while newer ones are missing.
+# https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/alarms-and-missing-data.html
+SHORTEST_SLEEP_MINUTES = 15
 EMAIL = r"[^@\s,;<>]+@[^@\s,;<>.]+(\.[^@\s,;<>.]+)+"
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
@@ -93,6 +97,13 @@ def idle_timeout(field: str, value: int) -> None:
         shortest = f"{SHORTEST_IDLE_MINUTES} (a worker may pull its image for minutes)"
         problem = f"must be {shortest} to {LONGEST_IDLE_MINUTES} (a day)"
         raise SettingError(field, value, problem, "use minutes, e.g. 60, or 0 to disable the scale-in")
+
+
+def sleep_minutes(field: str, value: int) -> None:
+    """0 for a head that does not sleep, or longer than the alarms may act on a request of before."""
+    if value and not SHORTEST_SLEEP_MINUTES <= value <= LONGEST_IDLE_MINUTES:
+        problem = f"must be {SHORTEST_SLEEP_MINUTES} to {LONGEST_IDLE_MINUTES} (a day)"
+        raise SettingError(field, value, problem, "use minutes, e.g. 60, or 0 for a head that does not sleep")
 
 
 def root_volume(field: str, value: int) -> None:
@@ -267,9 +278,22 @@ def combinations(args: RayClusterArgs) -> None:
     for name in ("retain_bucket", "object_version_days"):
         if getattr(args, name):
             _exclude(args, name, "bucket_name", "leave it out: the stack does not change an existing bucket")
+    if args.sleep_after_minutes:
+        _check_sleep(args)
     if args.registry_secret_arn and ECR_IMAGE.match(known(args.image_uri)):
         hint = "leave it empty: the execution role pulls from ECR without a password"
         _exclude(args, "registry_secret_arn", "image_uri", hint)
+
+
+def _check_sleep(args: RayClusterArgs) -> None:
+    """Refuse what keeps workers up."""
+    kept = {field_of(name, "min"): pool.min for name, pool in args.pools.items() if pool.min}
+    if not args.idle_timeout_minutes:
+        kept["idle_timeout_minutes"] = 0
+    if kept:
+        problem = f"cannot be combined with {' and '.join(f'{name} ({value})' for name, value in kept.items())}"
+        hint = "let all workers scale in, or set sleep_after_minutes to 0: a head with workers does not sleep"
+        raise SettingError("sleep_after_minutes", args.sleep_after_minutes, problem, hint)
 
 
 def _require(args: RayClusterArgs, name: str, other: str, reason: str) -> None:

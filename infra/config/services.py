@@ -1,8 +1,12 @@
-"""Services of pools that have left the configuration: they end before the cluster releases their capacity providers.
+"""Changes of services that the AWS provider can't make, in hooks of an update.
 
-ECS refuses to take a capacity provider from a cluster while a service uses it, and Pulumi deletes what a program no
-longer has after all updates, of which the cluster's list of providers is one.
+Services of pools that have left the configuration end before the cluster releases their capacity providers: ECS refuses
+to take a provider from a cluster while a service uses it, and Pulumi deletes what a program no longer has after all
+updates, of which the cluster's list of providers is one.
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_PutClusterCapacityProviders.html
+
+A head whose sleep is switched off starts: the state does not know the number of its tasks, so the AWS provider leaves
+it as it is.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.config.clients import client
 from infra.errors import Refusal, error_reason
+from infra.tags import SLEEP_TAG
+
+Hook = Callable[[pulumi.ResourceHookArgs], Awaitable[None]]
 
 
-def end_services(region: str) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
+def end_services(region: str) -> Hook:
     """Hook before an update of a cluster's providers: it deletes the services of those that the update removes.
 
     It waits until their tasks have stopped. Pulumi then finds these services deleted. A task that protects itself after
@@ -47,6 +54,38 @@ def end_services(region: str) -> Callable[[pulumi.ResourceHookArgs], Awaitable[N
             ) from error
 
     return end
+
+
+def start_head(region: str) -> Hook:
+    """Hook before an update of the head's service: if the update switches sleep off, it sets the number of tasks to 1.
+
+    Raises:
+        Refusal: AWS refuses, or does not answer.
+    """
+
+    async def start(update: pulumi.ResourceHookArgs) -> None:
+        before, after = ((inputs or {}).get("tags") or {} for inputs in (update.old_inputs, update.new_inputs))
+        if SLEEP_TAG not in before or SLEEP_TAG in after:
+            return
+        service = update.id.partition(":service/")[2]  # CLUSTER/NAME, from its ARN
+        try:
+            await asyncio.to_thread(_start, client("application-autoscaling", region), client("ecs", region), service)
+        except (BotoCoreError, ClientError) as error:
+            problem = f"the head could not be started ({error_reason(error)})"
+            hint = "check the credentials of the environment (AWS_PROFILE), and run `pulumi up` again"
+            raise Refusal("ECS", f"{problem}; {hint}") from error
+
+    return start
+
+
+def _start(scaling: Any, ecs: Any, service: str) -> None:
+    """Start the head, and raise its lower bound first: the alarm that stops it is deleted after all updates."""
+    target: dict[str, Any] = {"ServiceNamespace": "ecs", "ScalableDimension": "ecs:service:DesiredCount"}
+    resource_id = f"service/{service}"
+    if scaling.describe_scalable_targets(**target, ResourceIds=[resource_id])["ScalableTargets"]:
+        scaling.register_scalable_target(**target, ResourceId=resource_id, MinCapacity=1)
+    cluster, _, name = service.partition("/")
+    ecs.update_service(cluster=cluster, service=name, desiredCount=1)
 
 
 def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ray_on_ecs.contract import DASHBOARD_PORT, HEAD_CONTAINER, NOTEBOOK_PORT
+from ray_on_ecs.contract import DASHBOARD_PORT, HEAD_CONTAINER, HEAD_REQUESTED, NOTEBOOK_PORT
 
 Document = dict[str, Any]
 # Shell in the head's container, for `ray status` or `ray job list`.
@@ -59,6 +59,19 @@ def forwarding() -> Document:
             "localPortNumber": "{{ localPortNumber }}",
         },
     }
+
+
+def instance_of(region: str, group: str) -> str:
+    """Shell expression for the ID of the running instance of an Auto Scaling group."""
+    filters = f"Name=tag:aws:autoscaling:groupName,Values={group} Name=instance-state-name,Values=running"
+    query = "--query 'Reservations[0].Instances[0].InstanceId' --output text"
+    return f"$(aws ec2 describe-instances --region {region} --filters {filters} {query})"
+
+
+def wake(region: str, namespace: str) -> str:
+    """Shell command that wakes a head that sleeps."""
+    metric = f"--metric-name {HEAD_REQUESTED} --value 1 --storage-resolution 1"
+    return f"aws cloudwatch put-metric-data --region {region} --namespace {namespace} {metric}"
 
 
 def session(region: str, instance_id: str, document: str) -> str:

@@ -26,6 +26,7 @@ from ray_on_ecs.contract import (
     RUNS_PREFIX,
     SECRETS_KEY_VARIABLE,
     SECRETS_VARIABLE,
+    SLEEP_VARIABLE,
     WORKER_TIMEOUT,
     label_of_pool,
 )
@@ -69,6 +70,7 @@ OWN_VARIABLES = {
     NODE_GROUP_VARIABLE,
     SECRETS_KEY_VARIABLE,
     SECRETS_VARIABLE,
+    SLEEP_VARIABLE,
 }
 
 Container = dict[str, Any]
@@ -97,6 +99,7 @@ def head(
     cluster_info_parameter: str,
     secrets_key_arn: str = "",
     cpu_workers: bool = False,
+    sleep_after_minutes: int = 0,
 ) -> Container:
     """Container of the head, which runs the scheduler and the jobs' drivers, and offers Ray no CPUs or GPUs.
 
@@ -115,6 +118,8 @@ def head(
         environment[SECRETS_KEY_VARIABLE] = secrets_key_arn
     if cpu_workers:
         environment[CPU_WORKERS_VARIABLE] = "true"
+    if sleep_after_minutes:
+        environment[SLEEP_VARIABLE] = str(sleep_after_minutes)
     return _container(
         HEAD,
         common,

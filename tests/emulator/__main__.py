@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.emulator import aws
+from tests.emulator import alarm, aws
 from tests.emulator.options import Step, options, steps
 from tests.emulator.program import Program
 from tests.emulator.stack import Stack
@@ -24,7 +24,7 @@ MISSING = (
     "terraform: not found; install it from https://developer.hashicorp.com/terraform/install, "
     "see tests/emulator/README.md"
 )
-ALL = {**EVERYTHING, "minWorkers": "1", "kmsKeyArn": aws.KEY, "permissionsBoundary": aws.BOUNDARY}
+ALL = {**EVERYTHING, "kmsKeyArn": aws.KEY, "permissionsBoundary": aws.BOUNDARY}
 ALL["imageBuild"] = "codebuild"
 CPU_WORKERS = "cpuWorkerInstanceTypes=m6i.xlarge,cpuWorkerCount=1"
 POOLS = {
@@ -41,7 +41,7 @@ RUNS = {
         # Terraform finds no order, as it deletes what nothing needs any more before updates.
         "--then=availabilityZones=us-west-2a,workerPools={}",
     ],
-    "everything": [f"--config={key}={value}" for key, value in ALL.items()],
+    "everything, asleep": [*(f"--config={key}={value}" for key, value in ALL.items()), "--alarm=head-sleep"],
 }
 
 
@@ -87,7 +87,15 @@ def emulate(given: argparse.Namespace) -> int:
 
 
 def update(stacks: list[Stack], step: Step, schema: dict[str, Any], out: Path) -> bool:
-    """Take a step, which must end as it says, and after which another plan of any stack changes nothing."""
+    """Take a step, which must end as it says, and after which another plan of any stack changes nothing.
+
+    An update leaves the numbers of tasks and instances as scaling policies have set them.
+    """
+    if step.alarm:
+        alarm.ring(step.alarm)
+        print("alarm", step.alarm, *(f"{name}={number}" for name, number in alarm.numbers().items()))
+        return _is_settled(stacks)
+    before = alarm.numbers()
     if step.state:
         stacks.append(Stack(out / step.state, replace(stacks[-1].program, state=step.state)))
     stack, began = stacks[-1], time.monotonic()
@@ -100,12 +108,22 @@ def update(stacks: list[Stack], step: Step, schema: dict[str, Any], out: Path) -
         print("   refused:", refusal)
     for problem in problems:
         print("  ", problem)
-    settled = all(each.terraform.is_settled() for each in stacks)
-    print(f"   {time.monotonic() - began:.0f} s; another plan:", "no changes" if settled else "CHANGES")
+    after = alarm.numbers()
+    reset = {name: number for name, number in after.items() if before.get(name, number) != number}
+    if reset:
+        print("   reset:", *(f"{name} from {before[name]} to {number}" for name, number in reset.items()))
+    print(f"   {time.monotonic() - began:.0f} s")
+    settled = _is_settled(stacks)
     as_told = step.refused in refusal if step.refused else not refusal
     if not as_told and step.refused:
         print("   not refused with:", step.refused)
-    return settled and as_told and not stack.plan.problems
+    return settled and as_told and not reset and not stack.plan.problems
+
+
+def _is_settled(stacks: list[Stack]) -> bool:
+    settled = all(each.terraform.is_settled() for each in stacks)
+    print("   another plan:", "no changes" if settled else "CHANGES")
+    return settled
 
 
 def destroy(stacks: list[Stack], before: set[str]) -> bool:

@@ -13,11 +13,15 @@ import botocore.session
 
 @dataclass
 class Step:
-    """An update under a changed configuration, of the stack that is up or, with a state's name, of a new one."""
+    """An update under a changed configuration, of the stack that is up or, with a state's name, of a new one.
+
+    With an alarm, nothing is updated.
+    """
 
     changes: dict[str, str] = field(default_factory=dict)
     state: str = ""
     refused: str = ""
+    alarm: str = ""
 
 
 def changes(text: str) -> dict[str, str]:
@@ -64,6 +68,11 @@ def second(text: str) -> Step:
     return Step(changes(changed), state=name)
 
 
+def alarm(text: str) -> Step:
+    """The step of --alarm."""
+    return Step(alarm=text)
+
+
 def steps(found: list[Step | str]) -> list[Step]:
     """The first `up` and the steps after it; a refusal belongs to the step before it."""
     all_steps = [Step()]
@@ -88,6 +97,7 @@ def options() -> argparse.ArgumentParser:
     step: Any = {"action": "append", "dest": "steps", "default": []}
     add("--then", type=then, **step, metavar="KEY=VALUE[,…]", help="update the stack; stack=NAME renames it")
     add("--state", type=second, **step, metavar="NAME[,KEY=VALUE…]", help="create it again, under another state")
+    add("--alarm", type=alarm, **step, metavar="NAME", help="apply an alarm's scaling policies, e.g. of head-sleep")
     add("--refused", **step, metavar="TEXT", help="the step before this one fails, with this text")
     add("--plan-only", action="store_true", help="stop before the first update, and leave plan.json in --out")
     add("--keep", action="store_true", help="leave the stack up until Ctrl-C")

@@ -65,10 +65,11 @@ def recorded(program: Any, plan: Plan | None = None) -> Plan:
 
 
 def test_steps_in_the_order_of_the_command_line() -> None:
-    line = "--refused no --then zones=a,b,spot=true --state lost --state copy,stack=prod --refused taken"
+    line = "--refused no --then zones=a,b,spot=true --alarm idle --state lost --state copy,stack=prod --refused taken"
     assert steps(options().parse_args(line.split()).steps) == [
         Step(refused="no"),
         Step({"zones": "a,b", "spot": "true"}),
+        Step(alarm="idle"),
         Step(state="lost"),
         Step({"stack": "prod"}, state="copy", refused="taken"),
     ]

@@ -32,6 +32,7 @@ EVERYTHING = {
     "cpuWorkerCount": "1",
     "maxCpuWorkers": "3",
     "idleTimeoutMinutes": "60",
+    "sleepAfterMinutes": "120",
     "alertEmail": "team@example.com",
     "natGateway": "false",
     "objectVersionDays": "7",
@@ -43,6 +44,7 @@ EVERYTHING = {
 # Attributes of the Cloud of each stack; the tests combine settings that don't affect each other.
 STACKS: dict[str, dict[str, Any]] = {
     "default": {},
+    "sleeping": {"config": {"sleepAfterMinutes": "60"}},
     "everything": {"config": EVERYTHING},
     "renamed": {
         "config": EVERYTHING,

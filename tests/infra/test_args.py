@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,10 @@ BAD = [
     ("idleTimeoutMinutes", "14", "must be 15"),
     ("idleTimeoutMinutes", "1441", "must be 15"),
     ("idleTimeoutMinutes", "1h", "is not an integer"),
+    ("sleepAfterMinutes", "-5", "must be 15"),
+    ("sleepAfterMinutes", "14", "must be 15"),
+    ("sleepAfterMinutes", "1441", "must be 15"),
+    ("sleepAfterMinutes", "1h", "is not an integer"),
     ("vpcId", "vpc-0a1b", "requires subnetIds"),
     ("subnetIds", "subnet-0c2d", "requires vpcId"),
     ("checkQuotas", "often", "is not a boolean"),
@@ -129,6 +134,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "min_workers": ("0", 0),
     "max_workers": ("4", 4),
     "idle_timeout_minutes": ("60", 60),
+    "sleep_after_minutes": ("60", 60),
     "spot": ("true", True),
     "on_demand_workers": ("1", 1),
     "cpu_worker_instance_types": ("c6i.large", ("c6i.large",)),
@@ -147,6 +153,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "availability_zones": ("us-west-2b,us-west-2a", ("us-west-2b", "us-west-2a")),
     "spread_zones": ("true", True),
     "nat_gateway": ("true", True),
+    "nat_instance": ("false", False),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
     "image_build": ("codebuild", "codebuild"),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
@@ -445,6 +452,8 @@ def test_every_usual_image_reference_is_taken(uri: str) -> None:
     [
         ("idle_timeout_minutes", 15),
         ("idle_timeout_minutes", 1440),
+        ("sleep_after_minutes", 15),
+        ("sleep_after_minutes", 1440),
         ("max_workers", 2),
         ("max_workers", 0),
         ("min_workers", 2),
@@ -542,6 +551,51 @@ def test_settings_that_do_not_go_together_are_refused(cloud: Cloud, config: dict
     with pytest.raises(SettingError) as refused:
         load(cloud, **config)
     assert str(refused.value).startswith(line)
+
+
+H100 = {"instance_types": ["p5.48xlarge"], "max": 2}
+L4 = {"instance_types": ["g6.xlarge"], "max": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"min_workers": 1}, "min_workers (1)"),
+        ({"idle_timeout_minutes": 0}, "idle_timeout_minutes (0)"),
+        ({"cpu_worker_instance_types": ["c6i.large"], "min_cpu_workers": 2}, "min_cpu_workers (2)"),
+        ({"worker_pools": {"h100": {**H100, "min": 1}}}, "worker_pools.h100.min (1)"),
+        (
+            {"worker_pools": {"h100": {**H100, "min": 1, "zones": ["us-west-2a", "us-west-2b"]}}},
+            "worker_pools.h100.min (1)",
+        ),
+        (
+            {"worker_pools": {"l4": {**L4, "min": 2}, "h100": {**H100, "min": 1}}},
+            "worker_pools.h100.min (1) and worker_pools.l4.min (2)",
+        ),
+        (
+            {"min_workers": 2, "worker_pools": {"l4": L4, "h100": {**H100, "min": 1}}, "idle_timeout_minutes": 0},
+            "min_workers (2) and worker_pools.h100.min (1) and idle_timeout_minutes (0)",
+        ),
+    ],
+)
+def test_sleep_without_scale_in_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        RayClusterArgs(sleep_after_minutes=60, **fields)
+    hint = "let all workers scale in, or set sleep_after_minutes to 0: a head with workers does not sleep"
+    assert str(refused.value) == f"sleep_after_minutes: 60 cannot be combined with {named}; {hint}"
+    assert RayClusterArgs(**fields).sleep_after_minutes == 0
+    assert RayClusterArgs(sleep_after_minutes=60, worker_pools={"l4": L4, "h100": H100}).sleep_after_minutes == 60
+
+
+def test_refusal_of_sleep_names_keys(cloud: Cloud) -> None:
+    pools = json.dumps({"h100": {"instanceTypes": ["p5.48xlarge"], "max": 2, "min": 1}})
+    with pytest.raises(SettingError) as refused:
+        load(cloud, sleepAfterMinutes="60", minWorkers="1", workerPools=pools, idleTimeoutMinutes="0")
+    assert str(refused.value) == (
+        "sleepAfterMinutes: 60 cannot be combined with minWorkers (1) and workerPools.h100.min (1) and "
+        "idleTimeoutMinutes (0); let all workers scale in, or set sleepAfterMinutes to 0: a head with workers does not "
+        "sleep"
+    )
 
 
 def test_nat_gateway_off_accepts_ecr_images(cloud: Cloud) -> None:

@@ -25,6 +25,35 @@ def test_session_command_names_region_instance_and_document() -> None:
     ]
 
 
+def test_session_with_a_head_that_sleeps_looks_it_up(tmp_path: Path) -> None:
+    stub = tmp_path / "aws"
+    stub.write_text('#!/bin/sh\necho "$*" >>calls\n[ "$1" = ec2 ] && echo i-0abc || true\n')
+    stub.chmod(0o755)
+    target = commands.instance_of("us-west-2", "head-group-1a2b")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    for command in (
+        commands.session("us-west-2", target, "doc"),
+        commands.dashboard("us-west-2", target, "head", "doc"),
+    ):
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, env={"PATH": path}, check=True)
+    look, session, again, forward = (tmp_path / "calls").read_text().splitlines()
+    assert look == again
+    assert look == (
+        "ec2 describe-instances --region us-west-2 --filters Name=tag:aws:autoscaling:groupName,Values=head-group-1a2b"
+        " Name=instance-state-name,Values=running --query Reservations[0].Instances[0].InstanceId --output text"
+    )
+    assert session == "ssm start-session --region us-west-2 --target i-0abc --document-name doc"
+    assert forward.startswith(f"{session} --parameters ")
+
+
+def test_wake_command_is_one_data_point() -> None:
+    command = commands.wake("us-west-2", "ray-on-ecs/ray-dev-c0ffee")
+    assert shlex.split(command) == [
+        *("aws", "cloudwatch", "put-metric-data", "--region", "us-west-2", "--namespace", "ray-on-ecs/ray-dev-c0ffee"),
+        *("--metric-name", "HeadRequested", "--value", "1", "--storage-resolution", "1"),
+    ]
+
+
 def test_train_command_waits_for_the_head(tmp_path: Path) -> None:
     script = commands.train(2)
     stubs = {

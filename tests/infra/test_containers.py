@@ -20,7 +20,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-def head(*, cpu_workers: bool = False, secrets_key_arn: str = "") -> containers.Container:
+def head(**more: Any) -> containers.Container:
     """A head with valid defaults."""
     size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
     return containers.head(
@@ -29,8 +29,7 @@ def head(*, cpu_workers: bool = False, secrets_key_arn: str = "") -> containers.
         cluster="ray",
         metrics_namespace="ray/dev",
         cluster_info_parameter="facts",
-        secrets_key_arn=secrets_key_arn,
-        cpu_workers=cpu_workers,
+        **more,
     )
 
 
@@ -102,7 +101,7 @@ def test_user_variables_do_not_override_container_variables() -> None:
     )
     cpu_worker = containers.worker(common, head_host="head.x.internal", pool=CPU_POOL)
     names = {"RAY_AUTH_TOKEN"}
-    for container in (head(cpu_workers=True, secrets_key_arn="arn"), worker(), cpu_worker):
+    for container in (head(cpu_workers=True, secrets_key_arn="arn", sleep_after_minutes=60), worker(), cpu_worker):
         names |= environment(container).keys()
     assert names - {"HF_HOME"} == containers.OWN_VARIABLES
     assert environment(cpu_worker)["HF_HOME"] == "/tmp/hf"
@@ -226,16 +225,14 @@ def test_other_pools_are_the_labels_of_their_nodes(gpus: int, name: str) -> None
 
 
 def test_head_environment_announces_cpu_workers() -> None:
-    size = TaskSize(vcpus=4, memory_mib=1000, gpus=0)
-    names = {
-        "bucket": "runs-bucket",
-        "cluster": "ray",
-        "metrics_namespace": "ray/dev",
-        "cluster_info_parameter": "facts",
-    }
-    made = containers.head(containers.ContainerDefaults(**COMMON, size=size), **names, cpu_workers=True)
-    assert environment(made)["CPU_WORKERS"] == "true"
+    assert environment(head(cpu_workers=True)) == {**environment(head()), "CPU_WORKERS": "true"}
     assert "CPU_WORKERS" not in environment(head())
+
+
+def test_head_that_sleeps_knows_its_idle_time() -> None:
+    assert environment(head(sleep_after_minutes=60)) == {**environment(head()), "SLEEP_AFTER_MINUTES": "60"}
+    assert {"AWS_REGION", "CLOUDWATCH_NAMESPACE"} <= environment(head()).keys()
+    assert "SLEEP_AFTER_MINUTES" not in environment(head())
 
 
 def test_private_registry_credentials_come_from_a_secret() -> None:

@@ -11,12 +11,13 @@ from infra.definitions import dashboard
 from infra.monitoring import Monitoring, MonitoringArgs
 from infra.types import Alerts, ServiceRef
 from tests.infra.fake_aws import REGION, Cloud
+from tests.infra.test_node_scaling import value
 
 SERVICES = {"head": "ray-head", "workers": "ray-workers"}
 BODY = dashboard.body(region=REGION, namespace="ray-on-ecs/ray", cluster="ray", services=SERVICES)
 
 
-def monitoring(cloud: Cloud, email: str = "", partition: str = "aws") -> Cloud:
+def monitoring(cloud: Cloud, email: str = "", partition: str = "aws", **more: str) -> Cloud:
     """Monitoring with valid defaults."""
 
     def program() -> None:
@@ -29,8 +30,9 @@ def monitoring(cloud: Cloud, email: str = "", partition: str = "aws") -> Cloud:
                 "workers": ServiceRef(cluster=cluster, name=workers),
             },
             alerts=Alerts(email=email, monthly_usd=500),
+            sleeping_group=more.get("sleeping_group"),
         )
-        Monitoring("monitoring", args)
+        Monitoring(more.get("name", "monitoring"), args)
 
     cloud.run(program)
     return cloud
@@ -84,6 +86,39 @@ def test_a_silent_head_raises_the_alarm(cloud: Cloud) -> None:
     assert (alarm["comparisonOperator"], alarm["threshold"]) == ("LessThanThreshold", 0)
     assert alarm["treatMissingData"] == "breaching"
     assert alarm["period"] * alarm["evaluationPeriods"] == 15 * 60
+
+
+@pytest.mark.parametrize(
+    ("published", "wanted", "is_silent"),
+    [
+        (None, 0, False),  # asleep
+        (None, 1, True),  # silent, still starting, or in the 15 minutes before its instance ends
+        (0, 1, False),  # without workers
+        (8, 1, False),
+        (0, 0, False),  # its instance is about to end
+        (None, None, False),
+        (8, None, False),
+    ],
+)
+def test_head_that_sleeps_is_not_silent(
+    cloud: Cloud, published: int | None, wanted: int | None, is_silent: bool
+) -> None:
+    made = monitoring(cloud, sleeping_group="head-group", name="scaling")
+    silence = value(made, "head", published=published, wanted=wanted)
+    assert (silence is not None and silence < 0) == is_silent
+
+
+def test_silence_is_longer_than_a_sleeping_heads_instance(cloud: Cloud) -> None:
+    alarm = monitoring(cloud, email="team@example.com", sleeping_group="head-group").resources["monitoring-head-alarm"]
+    given = alarm.inputs
+    assert (given["comparisonOperator"], given["threshold"]) == ("LessThanThreshold", 0)
+    assert given["treatMissingData"] == "notBreaching"
+    _, published, wanted = given["metricQueries"]
+    assert wanted["metric"]["dimensions"] == {"AutoScalingGroupName": "head-group"}
+    assert published["metric"]["metricName"] == "GPUs"
+    [period] = {each["metric"]["period"] for each in (published, wanted)}
+    assert period * given["evaluationPeriods"] == 30 * 60
+    assert given["alarmActions"]
 
 
 def test_idle_gpus_alarm(cloud: Cloud) -> None:

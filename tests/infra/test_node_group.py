@@ -28,7 +28,9 @@ DEFAULTS: dict[str, Any] = {
     "node": node_spec("m5.xlarge", 1),
     "security": SecurityOptions(),
 }
-GPU: dict[str, Any] = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, gpus=1), "managed_scaling": True}
+OF_POOL: dict[str, Any] = {"gpus": 1, "pool": "default"}
+GPU: dict[str, Any] = {**DEFAULTS, "node": node_spec("g5.xlarge", 2, **OF_POOL), "managed_scaling": True}
+SLEEPING: dict[str, Any] = {**DEFAULTS, "managed_scaling": True}
 
 
 def build(args: dict[str, Any] = DEFAULTS) -> NodeGroup:
@@ -58,7 +60,7 @@ def test_the_heads_group_has_one_instance(cloud: Cloud) -> None:
 
 
 def test_no_instances_are_allowed(cloud: Cloud) -> None:
-    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 0, gpus=1)})
+    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 0, **OF_POOL)})
     group = cloud.resources["head-group"].inputs
     assert {group["minSize"], group["maxSize"]} == {0.0}
 
@@ -123,8 +125,9 @@ def test_user_data_reaches_the_instance_encoded(cloud: Cloud) -> None:
     assert base64.b64decode(encoded).decode() == user_data("ray-cluster")
 
 
-def test_a_new_type_or_disk_replaces_the_head(cloud: Cloud) -> None:
-    node_group(cloud)
+@pytest.mark.parametrize("args", [DEFAULTS, SLEEPING], ids=["always on", "sleeping"])
+def test_new_type_disk_or_zone_replaces_the_head(cloud: Cloud, args: dict[str, Any]) -> None:
+    node_group(cloud, args)
     template, group = cloud.resources["head-template"], cloud.resources["head-group"]
     assert template.replace_on_changes == ("instanceType", "blockDeviceMappings")
     assert group.inputs["launchTemplate"] == {"id": "head-template-id", "version": "$Latest"}
@@ -169,13 +172,13 @@ def test_gpu_workers_have_a_placement_group_in_their_zone(cloud: Cloud) -> None:
 
 
 def test_zone_of_the_state_has_a_placement_group_among_those_of_all(cloud: Cloud) -> None:
-    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 2, gpus=1, zones=())})
+    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 2, zones=(), **OF_POOL)})
     assert placement_groups(cloud) == {f"head-placement-us-west-2{letter}": "cluster" for letter in "ab"}
     assert cloud.resources["head-group"].inputs["placementGroup"] == "head-placement-us-west-2b"
 
 
 def test_single_gpu_instance_is_in_no_placement_group(cloud: Cloud) -> None:
-    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, gpus=1)})
+    node_group(cloud, {**GPU, "node": node_spec("g5.xlarge", 1, **OF_POOL)})
     assert "placementGroup" not in cloud.resources["head-group"].inputs
     assert len(placement_groups(cloud)) == 1
 
@@ -201,6 +204,26 @@ def test_managed_scaling_controls_the_desired_capacity(cloud: Cloud) -> None:
         "maximumScalingStepSize": 2.0,
     }
     assert provider["managedTerminationProtection"] == "ENABLED"
+
+
+def test_head_that_sleeps_starts_with_the_stack(cloud: Cloud) -> None:
+    node_group(cloud, SLEEPING)
+    group = cloud.resources["head-group"]
+    assert (group.inputs["minSize"], group.inputs["desiredCapacity"], group.inputs["maxSize"]) == (0, 1, 1)
+    assert group.ignore_changes == ("desiredCapacity",), "an update would wake it"
+
+
+def test_head_that_sleeps_is_scaled_by_ecs_without_protection(cloud: Cloud) -> None:
+    """ECS refuses managed termination protection while an instance is up that was not protected before."""
+    node_group(cloud, SLEEPING)
+    provider = cloud.resources["head-capacity-provider"].inputs["autoScalingGroupProvider"]
+    assert (provider["managedScaling"]["status"], provider["managedScaling"]["maximumScalingStepSize"]) == (
+        "ENABLED",
+        1,
+    )
+    assert provider["managedTerminationProtection"] == "DISABLED"
+    assert provider["managedDraining"] == "ENABLED"
+    assert cloud.resources["head-group"].inputs["protectFromScaleIn"] is False
 
 
 def test_group_has_the_ecs_managed_tag(cloud: Cloud) -> None:

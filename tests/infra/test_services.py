@@ -1,4 +1,4 @@
-"""Services of capacity providers that leave the cluster."""
+"""Services of capacity providers that leave the cluster, and the head's when its sleep is switched off."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import boto3
 import pulumi
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ecs.models import ecs_backends
 
 from infra.config import services
 from infra.errors import Refusal
+from infra.tags import SLEEP_TAG
 from tests.infra.fake_aws import REGION
 
 KINDS = ("head", "workers", "cpu-workers", "h100-workers")
@@ -31,7 +33,8 @@ def ecs(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     try:
         ecs_backends[DEFAULT_ACCOUNT_ID][REGION].reset()
         ecs = boto3.client("ecs", region_name=REGION)
-        monkeypatch.setattr(services, "client", lambda *_: ecs)
+        clients = {"ecs": ecs, "application-autoscaling": boto3.client("application-autoscaling", region_name=REGION)}
+        monkeypatch.setattr(services, "client", lambda service, _: clients[service])
         ecs.create_cluster(clusterName="ray")
         container = {"name": "ray", "image": "ray", "memory": 512}
         ecs.register_task_definition(family="ray", containerDefinitions=[container])
@@ -65,8 +68,13 @@ def update(before: tuple[str, ...], after: tuple[str, ...], cluster: str = "ray"
         {"clusterName": cluster, "capacityProviders": [provider(kind) for kind in kinds]} for kinds in (before, after)
     ]
     args = pulumi.ResourceHookArgs("urn", "ray", "providers", "type", old_inputs=inputs[0], new_inputs=inputs[1])
+    run(services.end_services(REGION)(args))
+
+
+def run(hook: Any) -> None:
+    """Run a hook to its end."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # asyncio.run would end other tests' loop
-        runner.run(services.end_services(REGION)(args))  # ty: ignore
+        runner.run(hook)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +145,91 @@ def test_refusal_names_reason_and_way_out(ecs: Any) -> None:
     assert str(refused.value).endswith(
         "; delete each with `aws ecs delete-service --force --cluster absent --service NAME`, and run `pulumi up` again"
     )
+
+
+TARGET = {"ServiceNamespace": "ecs", "ScalableDimension": "ecs:service:DesiredCount", "ResourceId": "service/ray/head"}
+
+
+def update_head(before: bool, after: bool, service: str = "head") -> None:
+    """Run the hook for the head's service, whose sleep is on or off before and after an update."""
+    inputs = [{"tags": {"Name": "head", **({SLEEP_TAG: "true"} if sleeps else {})}} for sleeps in (before, after)]
+    arn = f"arn:aws:ecs:{REGION}:{DEFAULT_ACCOUNT_ID}:service/ray/{service}"
+    args = pulumi.ResourceHookArgs("urn", arn, "head", "type", old_inputs=inputs[0], new_inputs=inputs[1])
+    run(services.start_head(REGION)(args))
+
+
+def scaling() -> Any:
+    """Application Auto Scaling."""
+    return services.client("application-autoscaling", REGION)
+
+
+def bounds() -> list[tuple[int, int]]:
+    """Bounds of all scalable services."""
+    targets = scaling().describe_scalable_targets(ServiceNamespace="ecs")["ScalableTargets"]
+    return [(target["MinCapacity"], target["MaxCapacity"]) for target in targets]
+
+
+def count(ecs: Any, name: str = "head") -> int:
+    """Desired number of tasks of a service."""
+    return ecs.describe_services(cluster="ray", services=[name])["services"][0]["desiredCount"]
+
+
+@pytest.fixture
+def sleeping(ecs: Any) -> Generator[Any]:
+    """ECS with a head that sleeps, and workers at zero."""
+    for name in ("head", "workers"):
+        ecs.update_service(cluster="ray", service=name, desiredCount=0)
+    scaling().register_scalable_target(**TARGET, MinCapacity=0, MaxCapacity=1)
+    yield ecs
+    if bounds():
+        scaling().deregister_scalable_target(**TARGET)
+
+
+@pytest.mark.parametrize("running", [0, 1], ids=["asleep", "awake"])
+def test_head_runs_after_its_sleep_is_switched_off(sleeping: Any, running: int) -> None:
+    sleeping.update_service(cluster="ray", service="head", desiredCount=running)
+    update_head(before=True, after=False)
+    assert count(sleeping) == 1
+    assert bounds() == [(1, 1)], "the sleep alarm, which is deleted later, would stop it again"
+    assert count(sleeping, "workers") == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(True, True), (False, True), (False, False)], ids=["still on", "switched on", "never on"]
+)
+def test_other_updates_of_the_head_ask_aws_nothing(
+    sleeping: Any, monkeypatch: pytest.MonkeyPatch, before: bool, after: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(services, "client", None)
+        update_head(before, after)
+    assert (count(sleeping), bounds()) == (0, [(0, 1)])
+
+
+def test_head_starts_without_a_scalable_target(sleeping: Any) -> None:
+    """An `up` that was to switch sleep on, and ended before."""
+    scaling().deregister_scalable_target(**TARGET)
+    update_head(before=True, after=False)
+    assert (count(sleeping), bounds()) == (1, [])
+
+
+def test_head_starts_with_the_next_up_after_an_interruption(sleeping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(**_: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="https://ecs.us-west-2.amazonaws.com/")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sleeping, "update_service", unreachable)
+        with pytest.raises(Refusal, match=r"^ECS: the head could not be started \(Could not connect to "):
+            update_head(before=True, after=False)
+    assert (count(sleeping), bounds()) == (0, [(1, 1)])
+    update_head(before=True, after=False)
+    assert count(sleeping) == 1
+
+
+def test_refusal_to_start_the_head_is_one_line(sleeping: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        update_head(before=True, after=False, service="absent")
+    line = str(refused.value)
+    assert line.startswith("ECS: the head could not be started (An error occurred (ServiceNotFoundException)")
+    assert line.endswith("; check the credentials of the environment (AWS_PROFILE), and run `pulumi up` again")
+    assert "\n" not in line
