@@ -63,6 +63,7 @@ BAD = [
     ("onDemandWorkers", "-1", "must not be negative"),
     ("spreadZones", "true", "requires at least two availability zones"),
     ("natGateway", "no", "is not a boolean"),
+    ("natInstance", "no", "is not a boolean"),
     ("registrySecretArn", f"{SECRET}:registry", "requires imageUri"),
     ("jobSecrets", f"{SECRET}:hf,{SECRET}:hf", "contains a value twice"),
     ("tags", "team", "is not key=value"),
@@ -129,6 +130,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "min_workers": ("0", 0),
     "max_workers": ("4", 4),
     "idle_timeout_minutes": ("60", 60),
+    "sleep_after_minutes": ("60", 60),
     "spot": ("true", True),
     "on_demand_workers": ("1", 1),
     "cpu_worker_instance_types": ("c6i.large", ("c6i.large",)),
@@ -147,6 +149,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "availability_zones": ("us-west-2b,us-west-2a", ("us-west-2b", "us-west-2a")),
     "spread_zones": ("true", True),
     "nat_gateway": ("true", True),
+    "nat_instance": ("false", False),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
     "image_build": ("codebuild", "codebuild"),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
@@ -501,6 +504,14 @@ ELSEWHERE = "registry.example/ray:1"
         (
             {"natGateway": "false", "imageUri": ELSEWHERE},
             "natGateway: false leaves the registry of imageUri",
+        ),
+        (
+            {"natInstance": "true", "natGateway": "false"},
+            "natInstance: true replaces the NAT gateway, and natGateway (false) wants no internet access; leave out",
+        ),
+        (
+            {"natInstance": "true", "vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"},
+            "natInstance: true cannot be combined with vpcId (vpc-0a1b); leave it out",
         ),
         (
             {"registrySecretArn": f"{SECRET}:x", "imageUri": ECR},
