@@ -15,11 +15,11 @@ from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud
 from tests.infra.stacks import STACKS, deploy, deployed, takes_tags
 
 ROOT = Path(__file__).parents[1]
-# A managed policy takes few characters, without spaces, so that there are two.
+# A managed policy takes few characters, without spaces, so that there are several.
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_CHARACTERS = 6144
 PLACEHOLDERS = {"REGION": "ap-southeast-2", "ACCOUNT": ACCOUNT, "KEY_ID": 36 * "0", "SECRET_NAME": 64 * "s"}
-FILES = ("deployer", "deployer-instances")
+FILES = ("deployer", "deployer-instances", "deployer-sleep")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
 # Actions that tag and untag: the AWS provider puts its default tags on all taggable resources.
 TAGGING = {
@@ -58,6 +58,7 @@ ACTIONS: dict[str, dict[str, str]] = {
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/using-systems-manager-parameters.html
         "ssm": "GetParameters",
     },
+    "aws:autoscaling/policy:Policy": {"autoscaling": "DeletePolicy DescribePolicies PutScalingPolicy"},
     "aws:budgets/budget:Budget": {"budgets": f"ModifyBudget ViewBudget {TAGGED}"},
     "aws:cloudwatch/dashboard:Dashboard": {"cloudwatch": "DeleteDashboards GetDashboard PutDashboard"},
     "aws:cloudwatch/logGroup:LogGroup": {
@@ -82,6 +83,13 @@ ACTIONS: dict[str, dict[str, str]] = {
             f"DescribeLaunchTemplates ModifyLaunchTemplate {EC2_TAGGED}"
         ),
         "ssm": "GetParameters",
+    },
+    "aws:ec2/networkInterface:NetworkInterface": {
+        # Destroy detaches it from an instance that EC2 has not ended yet.
+        "ec2": (
+            "CreateNetworkInterface DeleteNetworkInterface DescribeNetworkInterfaces DetachNetworkInterface "
+            f"ModifyNetworkInterfaceAttribute {EC2_TAGGED}"
+        ),
     },
     "aws:ec2/placementGroup:PlacementGroup": {
         "ec2": f"CreatePlacementGroup DeletePlacementGroup DescribePlacementGroups {EC2_TAGGED}",
