@@ -1,4 +1,4 @@
-"""VPC with private subnets, a NAT gateway or VPC endpoints, and security groups; or an existing VPC."""
+"""VPC with private subnets, a NAT gateway, NAT instance or VPC endpoints, and security groups; or an existing VPC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.tags import tags
-from infra.types import Location, NetworkRef
+from infra.types import Location, NatInstanceOptions, NetworkRef, ResourceRef
 from infra.vpc import Vpc, VpcArgs
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
 
@@ -27,7 +27,8 @@ class NetworkArgs:
 
     Attributes:
         zone: Availability zone of the head.
-        nat_zone: Zone of the NAT gateway, which stays where it is when the head moves.
+        nat_zone: Zone of the NAT gateway or instance, which stays where it is when the head moves.
+        nat_instance: Options of a NAT instance in place of the gateway.
     """
 
     vpc_cidr: str
@@ -35,17 +36,20 @@ class NetworkArgs:
     zone: pulumi.Input[str]
     nat_zone: pulumi.Input[str] = ""
     nat_gateway: bool = True
+    nat_instance: NatInstanceOptions | None = None
 
 
 class Network(pulumi.ComponentResource):
     """VPC, unless it exists, VPC endpoints without a NAT gateway, and the security groups of tasks and instances.
 
-    Instances and services depend on the whole component, not only on their subnet: they need the NAT gateway, its
-    route and the security group rules to join the cluster and, on `destroy`, to report their tasks stopped.
+    Instances and services depend on the whole component, not only on their subnet: they need the NAT gateway or
+    instance, its route and the security group rules to join the cluster and, on `destroy`, to report their tasks
+    stopped.
     """
 
     vpc_id: pulumi.Output[str]
     ref: NetworkRef
+    nat_group: ResourceRef | None = None
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Network", name, None, opts)
@@ -55,7 +59,7 @@ class Network(pulumi.ComponentResource):
             subnets = dict(existing.subnets)
         else:
             vpc = self._vpc(name, args)
-            self.vpc_id, subnets = vpc.vpc_id, dict(vpc.subnets)
+            self.vpc_id, subnets, self.nat_group = vpc.vpc_id, dict(vpc.subnets), vpc.nat_group
         tasks = self._tasks_group(name)
         instances = self._instances_group(name)
         # Session Manager forwards these ports from an instance to a task.
@@ -83,10 +87,10 @@ class Network(pulumi.ComponentResource):
             )
         vpc_args = VpcArgs(
             cidr=args.vpc_cidr,
-            region=location.region,
-            zones=location.zones,
+            location=location,
             nat_zone=args.nat_zone,
             nat_gateway=args.nat_gateway,
+            nat_instance=args.nat_instance,
             s3_policy=s3_policy,
         )
         return Vpc(f"{name}-vpc", vpc_args, pulumi.ResourceOptions(parent=self))

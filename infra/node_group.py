@@ -13,23 +13,12 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.definitions.user_data import ROOT_DEVICE, user_data
-from infra.roles import attach_policies, make_role
+from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
 from infra.tags import tags
 from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
 
 # Time that an instance takes to join the cluster, without the image pull.
 WARMUP_SECONDS = 60
-# https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
-DISK_KEY_OPERATIONS = [
-    "Encrypt",
-    "Decrypt",
-    "ReEncryptFrom",
-    "ReEncryptTo",
-    "GenerateDataKey",
-    "GenerateDataKeyWithoutPlaintext",
-    "DescribeKey",
-    "CreateGrant",
-]
 # ECS adds this tag to the group of a capacity provider, and scales in only instances that have it.
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/asg-capacity-providers.html
 MANAGED_TAG = aws.autoscaling.GroupTagArgs(key="AmazonECSManaged", value="true", propagate_at_launch=True)
@@ -131,22 +120,13 @@ class NodeGroup(pulumi.ComponentResource):
 
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
         """
-        if not args.security.kms_key_arn:
+        key = args.security.kms_key_arn
+        if not key:
             return []
-        roles = {"disk-key": "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"}
+        roles = {"disk-key": AUTO_SCALING_ROLE}
         if args.node.spot_count:
             roles["spot-disk-key"] = "spot.amazonaws.com/AWSServiceRoleForEC2Spot"
-        account = f"arn:{args.location.partition}:iam::{args.location.account}"
-        return [
-            aws.kms.Grant(
-                f"{name}-{grant}",
-                key_id=args.security.kms_key_arn,
-                grantee_principal=f"{account}:role/aws-service-role/{role}",
-                operations=DISK_KEY_OPERATIONS,
-                opts=pulumi.ResourceOptions(parent=self),
-            )
-            for grant, role in roles.items()
-        ]
+        return [grant_disk_key(f"{name}-{grant}", key, role, args.location, self) for grant, role in roles.items()]
 
     def _launch_template(self, name: str, args: NodeGroupArgs) -> aws.ec2.LaunchTemplate:
         profile = aws.iam.InstanceProfile(

@@ -22,6 +22,7 @@ from infra.head_sleep import HeadSleep, HeadSleepArgs
 from infra.image import CodeBuildArgs, Image, ImageArgs
 from infra.image_build import ImageBuild
 from infra.monitoring import Monitoring, MonitoringArgs
+from infra.nat_sleep import NatSleep, NatSleepArgs
 from infra.network import Network, NetworkArgs
 from infra.node_group import NodeGroup, NodeGroupArgs
 from infra.node_scaling import NodeScaling, NodeScalingArgs
@@ -31,6 +32,7 @@ from infra.storage import Storage, StorageArgs
 from infra.tags import add_tags, kind_in_names, metrics_namespace, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
+from infra.types import NatInstanceOptions
 from ray_on_ecs.contract import WORKERS
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +107,7 @@ class RayCluster(pulumi.ComponentResource):
         )
 
         node_groups = self._node_groups(cluster, network)
+        self._nat_sleep(cluster, network, node_groups)
         providers = [group.provider_name for group in node_groups.values()]
         association = cluster.associate(providers, config.end_services(region))
         agents = [group.join_cluster(association) for group in node_groups.values()]
@@ -209,12 +212,14 @@ class RayCluster(pulumi.ComponentResource):
         args, location = self._args, self._plan.location
         zone: pulumi.Input[str] = next(iter(location.worker_zones), "")
         kept = choices.zone.apply(lambda kept: config.check_zone(args, location, kept))
+        nat_instance = NatInstanceOptions(security=args.security, sleeps=args.sleep_after_minutes > 0)
         network_args = NetworkArgs(
             vpc_cidr=args.vpc_cidr,
             location=location,
             zone=zone or kept,
             nat_zone=kept,
             nat_gateway=args.nat_gateway,
+            nat_instance=nat_instance if args.nat_instance else None,
         )
         return Network(f"{self._prefix}-network", network_args, self._opts)
 
@@ -267,6 +272,13 @@ class RayCluster(pulumi.ComponentResource):
             name = kind_in_names(self._prefix, kind)
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)
         return node_groups
+
+    def _nat_sleep(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> None:
+        if network.nat_group and self._args.sleep_after_minutes:
+            args = NatSleepArgs(
+                cluster=cluster.ref.name, head_group=node_groups["head"].group, nat_group=network.nat_group
+            )
+            NatSleep(f"{self._prefix}-nat-sleep", args, self._opts)
 
     def _cluster_info(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> ClusterInfo:
         plan = self._plan

@@ -1,4 +1,4 @@
-"""IAM roles of instances and tasks, and their managed policies."""
+"""IAM roles of instances and tasks, their managed policies, and the right of AWS's roles to the disks' KMS key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.tags import tags
-from infra.types import SecurityOptions
+from infra.types import Location, SecurityOptions
+
+AUTO_SCALING_ROLE = "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
+DISK_KEY_OPERATIONS = [
+    "Encrypt",
+    "Decrypt",
+    "ReEncryptFrom",
+    "ReEncryptTo",
+    "GenerateDataKey",
+    "GenerateDataKeyWithoutPlaintext",
+    "DescribeKey",
+    "CreateGrant",
+]
 
 
 def make_role(name: str, trust: policies.Policy, security: SecurityOptions, parent: pulumi.Resource) -> aws.iam.Role:
@@ -41,6 +54,19 @@ def attach_policies(
         )
         for index, arn in enumerate(policy_arns)
     ]
+
+
+def grant_disk_key(
+    name: str, key_arn: pulumi.Input[str], service_role: str, location: Location, parent: pulumi.Resource
+) -> aws.kms.Grant:
+    """KMS grant by which a service-linked role that launches instances encrypts their disks."""
+    return aws.kms.Grant(
+        name,
+        key_id=key_arn,
+        grantee_principal=f"arn:{location.partition}:iam::{location.account}:role/aws-service-role/{service_role}",
+        operations=DISK_KEY_OPERATIONS,
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
 
 
 def _policy_label(policy_arn: pulumi.Input[str], index: int) -> str:

@@ -47,6 +47,7 @@ class Location:
             of pools without zones; empty if the state keeps the zone.
         suitable: Zones that offer all instance types of these nodes, and endpoints.
         candidates: The zones among them of which the first `pulumi up` chooses one.
+        nat_zones: Zones that offer the type of a NAT instance, if there is one.
         existing: Existing network, or None if the cluster creates one.
         endpoints: Names of the endpoint services by AWS service, for a VPC without a NAT gateway.
     """
@@ -58,6 +59,7 @@ class Location:
     worker_zones: tuple[str, ...] = ()
     suitable: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
+    nat_zones: tuple[str, ...] = ()
     existing: ExistingNetwork | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,6 +151,14 @@ class SecurityOptions:
     kms_key_arn: pulumi.Input[str] = ""
     task_policy_arns: Sequence[pulumi.Input[str]] = ()
     instance_policy_arns: Sequence[pulumi.Input[str]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatInstanceOptions:
+    """NAT instance in place of the NAT gateway; it `sleeps` if it is started and stopped with the head."""
+
+    security: SecurityOptions
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""VPC with a private subnet in each availability zone, a NAT gateway, and a gateway endpoint for S3."""
+"""VPC with a private subnet in each availability zone, a NAT gateway or instance, and a gateway endpoint for S3."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
@@ -11,7 +11,9 @@ import pulumi_aws as aws
 
 from infra.definitions import policies
 from infra.definitions.addresses import private_block, public_block
+from infra.nat_instance import NatInstance, NatInstanceArgs
 from infra.tags import tags
+from infra.types import Location, NatInstanceOptions, ResourceRef, in_zone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +21,17 @@ class VpcArgs:
     """Inputs of Vpc.
 
     Attributes:
-        zones: All availability zones of the region: a subnet is free, and lets workers move to another zone.
-        nat_zone: Zone of the NAT gateway, which can't move.
+        location: All its zones have a subnet, which is free, and lets workers move to another zone.
+        nat_zone: Zone of the NAT gateway or instance, which can't move.
+        nat_instance: Options of a NAT instance in place of the gateway.
         s3_policy: Policy of the S3 endpoint.
     """
 
     cidr: str
-    region: str
-    zones: Sequence[str]
+    location: Location
     nat_zone: pulumi.Input[str]
     nat_gateway: bool
+    nat_instance: NatInstanceOptions | None = None
     s3_policy: policies.Policy
 
 
@@ -37,6 +40,7 @@ class Vpc(pulumi.ComponentResource):
 
     vpc_id: pulumi.Output[str]
     subnets: Mapping[str, pulumi.Output[str]]
+    nat_group: ResourceRef | None = None
 
     def __init__(self, name: str, args: VpcArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Vpc", name, None, opts)
@@ -55,7 +59,7 @@ class Vpc(pulumi.ComponentResource):
         private = self._route_table(f"{name}-private")
         self.subnets = {
             zone: self._subnet(f"{name}-private-{zone}", zone, private_block(args.cidr, zone), private)
-            for zone in args.zones
+            for zone in args.location.zones
         }
         if args.nat_gateway:
             self._lead_to_internet(name, args, private)
@@ -85,7 +89,7 @@ class Vpc(pulumi.ComponentResource):
         return subnet.id
 
     def _lead_to_internet(self, name: str, args: VpcArgs, private: aws.ec2.RouteTable) -> None:
-        """One NAT gateway: one for each zone would cost more than the traffic between zones."""
+        """One NAT gateway or instance: one for each zone would cost more than the traffic between zones."""
         gateway = aws.ec2.InternetGateway(
             f"{name}-internet", vpc_id=self.vpc_id, tags=tags(f"{name}-internet"), opts=self._child
         )
@@ -98,26 +102,56 @@ class Vpc(pulumi.ComponentResource):
             gateway_id=gateway.id,
             opts=self._child,
         )
-        # EC2 detaches an internet gateway only from a VPC without public addresses.
-        after = pulumi.ResourceOptions(parent=self, depends_on=[out])
-        address = aws.ec2.Eip(f"{name}-address", domain="vpc", tags=tags(f"{name}-address"), opts=after)
-        nat = aws.ec2.NatGateway(
-            f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, tags=tags(f"{name}-nat"), opts=after
-        )
+        opts = self._child
+        if args.nat_instance:
+            nat = self._nat_instance(name, args, args.nat_instance, subnet_id, out)
+            self.nat_group, target = nat.group, {"network_interface_id": nat.interface_id}
+            # A change from the NAT gateway keeps it until the instance runs.
+            opts = pulumi.ResourceOptions(parent=self, depends_on=[nat])
+        else:
+            target = {"nat_gateway_id": self._nat_gateway(name, subnet_id, out).id}
         aws.ec2.Route(
             f"{name}-private-route",
             route_table_id=private.id,
             destination_cidr_block="0.0.0.0/0",
-            nat_gateway_id=nat.id,
-            opts=self._child,
+            **target,
+            opts=opts,
         )
+
+    def _nat_gateway(self, name: str, subnet_id: pulumi.Output[str], out: pulumi.Resource) -> aws.ec2.NatGateway:
+        # EC2 detaches an internet gateway only from a VPC without public addresses.
+        after = pulumi.ResourceOptions(parent=self, depends_on=[out])
+        address = aws.ec2.Eip(f"{name}-address", domain="vpc", tags=tags(f"{name}-address"), opts=after)
+        return aws.ec2.NatGateway(
+            f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, tags=tags(f"{name}-nat"), opts=after
+        )
+
+    def _nat_instance(
+        self,
+        name: str,
+        args: VpcArgs,
+        options: NatInstanceOptions,
+        subnet_id: pulumi.Output[str],
+        out: pulumi.Resource,
+    ) -> NatInstance:
+        nat_args = NatInstanceArgs(
+            vpc_id=self.vpc_id,
+            cidr=args.cidr,
+            location=args.location,
+            zone=args.nat_zone,
+            public_subnet_id=subnet_id,
+            private_subnet_id=in_zone(self.subnets, args.nat_zone),
+            internet=out,
+            options=options,
+        )
+        return NatInstance(f"{name}-nat", nat_args, self._child)
 
     def _s3_endpoint(self, name: str, args: VpcArgs, routes: aws.ec2.RouteTable) -> None:
         """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte."""
         aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=self.vpc_id,
-            service_name=f"com.amazonaws.{args.region}.s3",
+            service_name=f"com.amazonaws.{args.location.region}.s3",
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
             policy=json.dumps(args.s3_policy),

@@ -84,6 +84,13 @@ ACTIONS: dict[str, dict[str, str]] = {
         ),
         "ssm": "GetParameters",
     },
+    "aws:ec2/networkInterface:NetworkInterface": {
+        # Destroy detaches it from an instance that EC2 has not ended yet.
+        "ec2": (
+            "CreateNetworkInterface DeleteNetworkInterface DescribeNetworkInterfaces DetachNetworkInterface "
+            f"ModifyNetworkInterfaceAttribute {EC2_TAGGED}"
+        ),
+    },
     "aws:ec2/placementGroup:PlacementGroup": {
         "ec2": f"CreatePlacementGroup DeletePlacementGroup DescribePlacementGroups {EC2_TAGGED}",
     },

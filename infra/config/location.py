@@ -15,6 +15,7 @@ import pulumi_aws as aws
 from infra.config.args import RayClusterArgs
 from infra.config.lookups import REFUSE, WARN, Question, ask_all
 from infra.definitions.addresses import ZONE_LETTERS
+from infra.definitions.nat import INSTANCE_TYPE as NAT_TYPE
 from infra.errors import Refusal, SettingError, error_reason, warn
 from infra.types import ExistingNetwork, Location
 from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, field_of
@@ -39,6 +40,8 @@ INTERFACE_ENDPOINTS = (
     "ssmmessages",
     "autoscaling",
 )
+# Ways out for what a region or its zones do not offer.
+INSTEAD = {"nat_gateway": "keep it at true", "nat_instance": "keep it at false, for a NAT gateway"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +152,7 @@ def locate(
     zones = tuple(existing.subnets) if existing else _zones_of_region(caller.region, opts)
     worker_zones = tuple(args.availability_zones) or (zones if existing else ())
     endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)
-    by_type = _offerings(args, caller.region, worker_zones, opts)
+    by_type = _offerings(args, caller.region, zones, worker_zones, opts)
     suitable = _common_zones(args, caller.region, zones, by_type, by_service)
     _check_zones(args, caller.region, zones, worker_zones, suitable, by_type, by_service, existing)
     _check_zones_of_pools(args, caller.region, zones, by_type, existing)
@@ -159,6 +162,7 @@ def locate(
         worker_zones=worker_zones,
         suitable=suitable,
         candidates=() if existing else worker_zones[:1] or _best(args, suitable, by_type),
+        nat_zones=tuple(zone for zone in zones if zone in by_type.get(NAT_TYPE, ())),
         existing=existing,
         endpoints=endpoints,
     )
@@ -170,6 +174,9 @@ def check_zone(args: RayClusterArgs, location: Location, zone: str) -> str:
         problem = f"is empty, and the cluster's zone {zone} does not offer {_types(args)}"
         hint = f"use {' or '.join(location.suitable)}, and the cluster moves there{_or_zones(args)}"
         raise SettingError("availability_zones", "", problem, hint)
+    if args.nat_instance and zone not in location.nat_zones:
+        problem = f"needs a {NAT_TYPE} in {zone}, the zone of the first `pulumi up`, which does not offer it"
+        raise SettingError("nat_instance", True, problem, INSTEAD["nat_instance"])
     return zone
 
 
@@ -191,10 +198,18 @@ def _zones_of_region(region: str, opts: pulumi.InvokeOptions | None) -> tuple[st
 
 
 def _offerings(
-    args: RayClusterArgs, region: str, preferred: Sequence[str], opts: pulumi.InvokeOptions | None
+    args: RayClusterArgs,
+    region: str,
+    zones: Sequence[str],
+    preferred: Sequence[str],
+    opts: pulumi.InvokeOptions | None,
 ) -> Offerings:
-    """Zones by instance type; if EC2 denies the call, all types are taken to be in the preferred and pools' zones."""
-    types = sorted({args.head_instance_type, *(name for pool in args.pools.values() for name in pool.instance_types)})
+    """Zones by instance type; if EC2 denies the call, all types are taken to be in the preferred and pools' zones.
+
+    That of a NAT instance, whose zone the state keeps, is taken to be in all zones.
+    """
+    types = {args.head_instance_type, *(name for pool in args.pools.values() for name in pool.instance_types)}
+    types = sorted(types | ({NAT_TYPE} if args.nat_instance else set()))
     filters = [aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=types)]
     try:
         offered = aws.ec2.get_instance_type_offerings(location_type="availability-zone", filters=filters, opts=opts)
@@ -207,11 +222,11 @@ def _offerings(
             raise Refusal("availability_zones", f"{problem}; use a zone that offers the types") from error
         known = tuple(dict.fromkeys([*preferred, *(zone for pool in args.pools.values() for zone in pool.zones)]))
         warn(f"{problem}; continuing in {', '.join(known)}")
-        return {name: set(known) for name in types}
-    zones: Offerings = {name: set() for name in types}
+        return {name: {*(zones if name == NAT_TYPE else known)} for name in types}
+    by_type: Offerings = {name: set() for name in types}
     for name, zone in zip(offered.instance_types, offered.locations, strict=True):
-        zones[name].add(zone)
-    return zones
+        by_type[name].add(zone)
+    return by_type
 
 
 def _endpoints(
@@ -246,23 +261,24 @@ def _endpoints(
 def _common_zones(
     args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, by_service: Offerings
 ) -> tuple[str, ...]:
-    """Zones with subnets that offer all endpoints, and a type of the head and of each pool there; never none."""
+    """Zones with subnets that offer all endpoints, and a type of the head, each pool there and NAT; never none."""
     needs = [
         (key, ",".join(names), set().union(*(by_type[name] for name in names)))
         for key, names in _types_by_field(args).items()
     ]
     needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
+    needs += [("nat_instance", NAT_TYPE, by_type[NAT_TYPE])] if args.nat_instance else []
     common, others = {*zones}, [region]
     for key, value, offered in needs:
         if not offered:
             problem = f"is not offered in any zone of {region}"
             hint = "check its spelling, and separate several by commas; or use another region"
-            raise SettingError(key, value, problem, hint if key != "nat_gateway" else "keep it at true")
+            raise SettingError(key, value, problem, INSTEAD.get(key, hint))
         if not common & offered:
             problem = f"is not offered in any zone of {region}" + (
                 f" together with {' and '.join(others[1:])}" if others[1:] else ""
             )
-            hint = f"use another type or another region{_or_zones(args)}"
+            hint = INSTEAD.get(key, f"use another type or another region{_or_zones(args)}")
             raise SettingError(key, value, problem, hint)
         common &= offered
         others.append(value)
@@ -329,8 +345,9 @@ def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, s
 
 def _types(args: RayClusterArgs) -> str:
     """Instance types that the head's zone offers, and endpoints, for messages."""
-    types = " and ".join(sorted({" or ".join(names) for names in _types_by_field(args).values()}))
-    return types if args.nat_gateway else f"{types} and VPC endpoints"
+    types = sorted({" or ".join(names) for names in _types_by_field(args).values()})
+    types += [f"{NAT_TYPE} for nat_instance"] if args.nat_instance else []
+    return " and ".join(types if args.nat_gateway else [*types, "VPC endpoints"])
 
 
 def _types_by_field(args: RayClusterArgs) -> dict[str, Sequence[str]]:

@@ -96,6 +96,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
             *nodes.values(),
             new_network=not existing,
             nat_gateway=args.nat_gateway,
+            nat_instance=args.nat_instance,
             opts=opts,
         )
     idle = idle_cost.ask(location, nat_gateway=args.nat_gateway)

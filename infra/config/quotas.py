@@ -18,6 +18,8 @@ import pulumi_aws as aws
 
 from infra.config.together import together
 from infra.config.worker_pool import counts_of
+from infra.definitions import nat
+from infra.definitions.sizing import InstanceType, TaskSize
 from infra.errors import SettingError, error_reason, warn
 from infra.types import NodeSpec
 
@@ -52,6 +54,14 @@ USED: dict[Quota, Callable[[pulumi.InvokeOptions | None], int]] = {
     VPCS: lambda opts: len(aws.ec2.get_vpcs(opts=opts).ids),
     ADDRESSES: lambda opts: len(aws.ec2.get_eips(opts=opts).allocation_ids),
 }
+# EC2 counts the NAT instance like others. Its public address is not an Elastic IP address.
+NAT_INSTANCE = NodeSpec(
+    key="nat_instance",
+    instances=(InstanceType(name=nat.INSTANCE_TYPE, vcpus=2, memory_mib=512, architectures=("arm64",)),),
+    task=TaskSize(vcpus=0, memory_mib=0, gpus=0),
+    max_count=1,
+    zones=(),
+)
 HINT = "request an increase in Service Quotas ({}), {}, or set check_quotas to false"
 
 
@@ -60,6 +70,7 @@ def check(
     *nodes: NodeSpec,
     new_network: bool,
     nat_gateway: bool = True,
+    nat_instance: bool = False,
     opts: pulumi.InvokeOptions | None = None,
 ) -> SettingError | None:
     """Raise a SettingError for head and workers beyond a quota; warn once about quotas that can't be read.
@@ -68,10 +79,10 @@ def check(
         The reason why AWS would refuse another network, which matters only to a new cluster.
     """
     unread, network_problem = [], None
-    counted = [node for node in nodes if not node.shares]
+    counted = [*(node for node in nodes if not node.shares), *([NAT_INSTANCE] if nat_instance else [])]
     needed = {quota: [(node, _vcpus(node, quota)) for node in counted] for quota in QUOTAS}
     quotas = [quota for quota, vcpus in needed.items() if any(count for _, count in vcpus)]
-    of_network = [VPCS, ADDRESSES] if nat_gateway else [VPCS]
+    of_network = [VPCS, ADDRESSES] if nat_gateway and not nat_instance else [VPCS]
     quotas += of_network if new_network else []
     used_quotas = [quota for quota in quotas if quota in USED]
     calls = [partial(_quota, quota, opts) for quota in quotas] + [partial(USED[quota], opts) for quota in used_quotas]

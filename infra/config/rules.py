@@ -275,6 +275,11 @@ def combinations(args: RayClusterArgs) -> None:
         if known(args.image_uri) and not ECR_IMAGE.match(known(args.image_uri)):
             problem = f"leaves the registry of image_uri ({args.image_uri}) unreachable"
             raise SettingError("nat_gateway", False, problem, "use an image in ECR, or leave image_uri empty")
+    if args.nat_instance:
+        if not args.nat_gateway:
+            problem = "replaces the NAT gateway, and nat_gateway (false) wants no internet access"
+            raise SettingError("nat_instance", True, problem, "leave out one of the two")
+        _exclude(args, "nat_instance", "vpc_id", "leave it out: an existing VPC keeps its way to the internet")
     for name in ("retain_bucket", "object_version_days"):
         if getattr(args, name):
             _exclude(args, name, "bucket_name", "leave it out: the stack does not change an existing bucket")

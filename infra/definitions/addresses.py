@@ -10,7 +10,7 @@ import ipaddress
 
 # us-east-1f is the last zone that AWS has today.
 ZONE_LETTERS = "abcdefg"
-# The smallest subnet that AWS allows; it contains only the NAT gateway.
+# The smallest subnet that AWS allows; it contains only the NAT gateway or instance.
 PUBLIC_PREFIX = 28
 # Addresses of each subnet that AWS reserves.
 # https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html

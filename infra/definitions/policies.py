@@ -54,6 +54,7 @@ PROTECT_TASK = "ecs:UpdateTaskProtection"
 # Numbers of workers.
 SET_COUNT, SET_CAPACITY = "ecs:UpdateService", "autoscaling:SetDesiredCapacity"
 END_INSTANCE = "autoscaling:TerminateInstanceInAutoScalingGroup"
+ATTACH = "ec2:AttachNetworkInterface"
 # Secrets of runs in SSM Parameter Store.
 READ_PARAMETERS = "ssm:GetParameters"
 PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
@@ -173,6 +174,17 @@ def session_manager(*, partition: str, region: str, account: str) -> Policy:
     """Policy of an instance for sessions with Session Manager."""
     instances = f"arn:{partition}:ec2:{region}:{account}:instance/*"
     return _policy(_allow(["ssm:UpdateInstanceInformation"], instances), _allow(list(SESSION_MANAGER), "*"))
+
+
+def nat_instance(*, interface_arn: str, profile_arn: str) -> Policy:
+    """Policy of the NAT instance: attach this interface, to an instance with its instance profile.
+
+    The call needs both resources.
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+    """
+    instances = interface_arn.partition(":network-interface/")[0] + ":instance/*"
+    of_profile = {"ArnEquals": {"ec2:InstanceProfile": profile_arn}}
+    return _policy(_allow([ATTACH], interface_arn), {**_allow([ATTACH], instances), "Condition": of_profile})
 
 
 def execution(

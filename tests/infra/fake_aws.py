@@ -561,6 +561,7 @@ _AWSX_OUTPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 ECS_CLUSTER = f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/ray-on-ecs-ray-dev-c0ffee"
 _OUTPUTS: dict[str, dict[str, Any]] = {
     "aws:ecs/cluster:Cluster": {"arn": ECS_CLUSTER},
+    "aws:ec2/networkInterface:NetworkInterface": {"macAddress": "02:00:00:00:00:02", "privateIp": "10.0.64.10"},
     "aws:s3/bucket:Bucket": {"bucket": "training-bucket", "arn": "arn:aws:s3:::training-bucket"},
     "aws:ecr/repository:Repository": {"repositoryUrl": f"{REGISTRY}/training"},
     "random:index/randomPassword:RandomPassword": {"result": SECRET},

@@ -122,6 +122,17 @@ STACKS: dict[str, dict[str, Any]] = {
         },
         "runs": ("first",),
     },
+    "NAT instance": {
+        "config": {
+            "natInstance": "true",
+            "sleepAfterMinutes": "60",
+            "kmsKeyArn": KEY,
+            "instancePolicyArns": INSTANCE_POLICY,
+            "permissionsBoundary": f"arn:aws:iam::{ACCOUNT}:policy/boundary",
+            "rolePath": "/teams/ml/",
+            "tags": "team=vision",
+        },
+    },
     "from zero": {
         "config": {"workerCount": "0", "maxWorkers": "4", "bucketName": "company-bucket"},
         "runs": ("first",),

@@ -68,6 +68,7 @@ BAD = [
     ("onDemandWorkers", "-1", "must not be negative"),
     ("spreadZones", "true", "requires at least two availability zones"),
     ("natGateway", "no", "is not a boolean"),
+    ("natInstance", "no", "is not a boolean"),
     ("registrySecretArn", f"{SECRET}:registry", "requires imageUri"),
     ("jobSecrets", f"{SECRET}:hf,{SECRET}:hf", "contains a value twice"),
     ("tags", "team", "is not key=value"),
@@ -510,6 +511,14 @@ ELSEWHERE = "registry.example/ray:1"
         (
             {"natGateway": "false", "imageUri": ELSEWHERE},
             "natGateway: false leaves the registry of imageUri",
+        ),
+        (
+            {"natInstance": "true", "natGateway": "false"},
+            "natInstance: true replaces the NAT gateway, and natGateway (false) wants no internet access; leave out",
+        ),
+        (
+            {"natInstance": "true", "vpcId": "vpc-0a1b", "subnetIds": "subnet-0c2d"},
+            "natInstance: true cannot be combined with vpcId (vpc-0a1b); leave it out",
         ),
         (
             {"registrySecretArn": f"{SECRET}:x", "imageUri": ECR},

@@ -249,6 +249,46 @@ def test_zones_without_an_endpoint_are_not_candidates(cloud: Cloud) -> None:
         location(cloud, nat_gateway=False)
 
 
+def test_a_nat_instance_is_in_a_zone_that_offers_it(cloud: Cloud) -> None:
+    cloud.not_offered = {"t4g.nano": ("us-west-2a", "us-west-2c")}
+    made = location(cloud, nat_instance=True)
+    assert (made.candidates, made.nat_zones) == (("us-west-2b",), ("us-west-2b",))
+    assert location(cloud).candidates == ZONES
+    with pytest.raises(SettingError) as refused:
+        location(cloud, nat_instance=True, availability_zones=["us-west-2a"])
+    assert str(refused.value) == (
+        "availability_zones: 'us-west-2a' does not offer g5.xlarge and m5.xlarge and t4g.nano for nat_instance; use "
+        "us-west-2b, or another type"
+    )
+
+
+def test_a_nat_instance_stays_in_the_first_zone(cloud: Cloud) -> None:
+    fields: dict[str, Any] = {"nat_instance": True, "availability_zones": ["us-west-2b"]}
+    cloud.not_offered = {"t4g.nano": ("us-west-2a",)}
+    made, args = location(cloud, **fields), RayClusterArgs(**fields)
+    assert check_zone(args, made, "us-west-2c") == "us-west-2c"
+    with pytest.raises(SettingError) as refused:
+        check_zone(args, made, "us-west-2a")
+    assert str(refused.value) == (
+        "nat_instance: True needs a t4g.nano in us-west-2a, the zone of the first `pulumi up`, which does not offer "
+        "it; keep it at false, for a NAT gateway"
+    )
+    cloud.silent = ("getInstanceTypeOfferings",)
+    assert check_zone(args, location(cloud, **fields), "us-west-2a") == "us-west-2a"
+
+
+@pytest.mark.parametrize(("offered_in", "together"), [((), ""), (("us-west-2a",), " together with m5.xlarge and g5")])
+def test_a_region_without_nat_instances_has_a_gateway(cloud: Cloud, offered_in: tuple[str, ...], together: str) -> None:
+    cloud.not_offered = {
+        "t4g.nano": tuple(zone for zone in ZONES if zone not in offered_in),
+        "g5.xlarge": offered_in,
+    }
+    with pytest.raises(SettingError) as refused:
+        location(cloud, nat_instance=True)
+    assert str(refused.value).startswith(f"nat_instance: 't4g.nano' is not offered in any zone of us-west-2{together}")
+    assert str(refused.value).endswith("; keep it at false, for a NAT gateway")
+
+
 def test_an_absent_endpoint_service_is_refused(cloud: Cloud) -> None:
     cloud.absent = ("getVpcEndpointService",)
     with pytest.raises(SettingError) as refused:

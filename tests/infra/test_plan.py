@@ -303,6 +303,18 @@ def test_nat_gateway_off_requires_no_address(cloud: Cloud) -> None:
     assert plan(cloud, nat_gateway=False)
 
 
+def test_nat_instance_requires_vcpus_and_no_address(cloud: Cloud) -> None:
+    cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0, "L-1216C47A": 6.0}, 5
+    made = plan(cloud, nat_instance=True)
+    assert made.network_problem is None
+    assert plan(cloud).network_problem
+    cloud.quotas["L-1216C47A"] = 5.0
+    with pytest.raises(
+        SettingError, match=r"^head_instance_type: 'm5\.xlarge' needs 6 vCPUs for 1 x m5\.xlarge and 1 x t4g\.nano, but"
+    ):
+        plan(cloud, nat_instance=True)
+
+
 def test_types_with_different_gpus_are_warned_about(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = {"m5.xlarge": 0.2, "g5.xlarge": 1.0, "g5.2xlarge": 1.2, "g4dn.xlarge": 0.5}
     plan(cloud, worker_instance_types=("g5.xlarge", "g5.2xlarge"))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from infra.definitions import policies
+from tests.iam import is_allowed
 
 BUCKET = "arn:aws:s3:::runs-bucket"
 LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:ray"
@@ -151,6 +152,20 @@ def test_the_head_scales_the_named_service_and_group_alone() -> None:
     assert (count["Action"], count["Resource"]) == (["ecs:UpdateService"], f"{of_cluster}:service/ray/workers")
     assert group_size["Action"] == [policies.SET_CAPACITY, policies.END_INSTANCE]
     assert group_size["Resource"] == group
+
+
+def test_nat_instance_attaches_one_interface_to_itself_alone() -> None:
+    of_ec2 = "arn:aws-cn:ec2:cn-north-1:123456789012"
+    interface, profile = f"{of_ec2}:network-interface/eni-0a1b", "arn:aws-cn:iam::123456789012:instance-profile/ml/nat"
+    statements = policies.nat_instance(interface_arn=interface, profile_arn=profile)["Statement"]
+    attach = "ec2:AttachNetworkInterface"
+    own, other = {"ec2:InstanceProfile": profile}, {"ec2:InstanceProfile": f"{profile}-2"}
+    assert [each["Action"] for each in statements] == [[attach], [attach]]
+    assert is_allowed(statements, attach, interface, {})
+    assert not is_allowed(statements, attach, f"{of_ec2}:network-interface/eni-0c2d", {})
+    assert is_allowed(statements, attach, f"{of_ec2}:instance/i-0abc", own)
+    assert not is_allowed(statements, attach, f"{of_ec2}:instance/i-0abc", other)
+    assert not is_allowed(statements, attach, f"{of_ec2}:instance/i-0abc", {})
 
 
 def test_endpoints_are_for_principals_of_the_account() -> None:
