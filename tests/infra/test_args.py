@@ -121,7 +121,7 @@ def test_an_empty_configuration_is_the_default_one(cloud: Cloud) -> None:
 
 # Valid value of each key: text in the configuration, and parsed value.
 GOOD: dict[str, tuple[str, Any]] = {
-    "head_instance_type": ("m5.large", "m5.large"),
+    "head_instance_type": ("m5.xlarge", "m5.xlarge"),
     "worker_instance_types": ("g5.12xlarge, g6.12xlarge", ("g5.12xlarge", "g6.12xlarge")),
     "head_ami_id": ("ami-0123456789abcdef0", "ami-0123456789abcdef0"),
     "worker_ami_id": ("ami-01234567", "ami-01234567"),
@@ -129,6 +129,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "min_workers": ("0", 0),
     "max_workers": ("4", 4),
     "idle_timeout_minutes": ("60", 60),
+    "sleep_after_minutes": ("60", 60),
     "spot": ("true", True),
     "on_demand_workers": ("1", 1),
     "cpu_worker_instance_types": ("c6i.large", ("c6i.large",)),
@@ -147,6 +148,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "availability_zones": ("us-west-2b,us-west-2a", ("us-west-2b", "us-west-2a")),
     "spread_zones": ("true", True),
     "nat_gateway": ("true", True),
+    "nat_instance": ("false", False),
     "image_uri": ("public.example/ray@sha256:" + "0" * 64, "public.example/ray@sha256:" + "0" * 64),
     "image_build": ("codebuild", "codebuild"),
     "registry_secret_arn": (f"{SECRET}:registry", f"{SECRET}:registry"),
