@@ -39,7 +39,7 @@ REQUESTS = {
     "getServiceQuota": 2,
 }
 NO_LIMIT = dict.fromkeys(("L-417A185B", "L-DB2E81BA", "L-1216C47A", "L-3819A6DF", "L-34B43A08"), 1e6)
-TYPES = ("m5.xlarge", "g5.xlarge", "g6.xlarge", "c6i.2xlarge", "p5.48xlarge", "g6e.xlarge", "g6e.2xlarge")
+TYPES = ("m5.large", "g5.xlarge", "g6.xlarge", "c6i.2xlarge", "p5.48xlarge", "g6e.xlarge", "g6e.2xlarge")
 PRICES = dict.fromkeys(TYPES, 1.0)
 
 

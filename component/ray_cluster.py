@@ -39,7 +39,7 @@ class Args(TypedDict, total=False):
 
     # begin of the arguments
     head_instance_type: str
-    """EC2 instance type of the Ray head (x86_64, at least 8 GiB), which schedules jobs and runs no training."""
+    """EC2 instance type of the Ray head (x86_64, at least 4 GiB), which schedules jobs and runs no training."""
     worker_instance_types: list[str]
     """EC2 instance types of the GPU workers (x86_64, NVIDIA T4 or later), in order of preference."""
     head_ami_id: str

@@ -342,13 +342,15 @@ class RayCluster(pulumi.ComponentResource):
 
     def _connection(self, **names: Any) -> pulumi.Output[dict[str, Any]]:
         """Output `connection`: the outputs that `ray-on-ecs` needs, the region, and other names."""
+        costs = self._plan.costs
         return pulumi.Output.all(
             bucket=self.bucket,
             head_instance_id=self.head_instance_id,
             cluster_name=self.cluster_name,
             log_group=self.log_group,
             estimated_hourly_usd=self.estimated_hourly_usd,
-            idle_hourly_usd=self._plan.idle_usd,
+            idle_hourly_usd=costs and costs.idle,
+            asleep_hourly_usd=costs and costs.asleep,
             default_gpus=self.default_gpus,
             region=self._plan.location.region,
             **({"sleep_after_minutes": self._args.sleep_after_minutes} if self._sleeps else {}),

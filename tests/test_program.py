@@ -26,6 +26,9 @@ from infra.tags import SLEEP_TAG
 from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.stack import find
 from ray_on_ecs.cluster_info import parse_cluster_info
+from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
+from ray_on_ecs.node import metrics
+from ray_on_ecs.node.demand import Need
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,
@@ -111,7 +114,7 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
         "head_instance_id": "i-0123456789abcdef0",
         "cluster_name": "ray-on-ecs-ray-dev-c0ffee",
         "log_group": "ray-on-ecs-ray-logs",
-        "estimated_hourly_usd": 2.2602,
+        "estimated_hourly_usd": 2.1642,
         "default_gpus": 2,
     }
     plain = {name: value for name, value in stack.exports.items() if not name.endswith("_command")}
@@ -119,12 +122,18 @@ def test_exports_come_from_the_resources(stack: Cloud) -> None:
         **known,
         "image_uri": f"{REGISTRY}/training@{DIGEST}",
         "metrics_dashboard": "ray-on-ecs-ray-dev-c0ffee",
-        "idle_cost": "0.30 USD an hour (218 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, "
-        "CloudWatch 0.02; the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) until idle for 30 "
-        "minutes; `pulumi destroy` ends it",
+        "idle_cost": "month training: 1,647.70 USD (2.26 an hour) = head 87.75 + disks 8.00 + NAT gateway 36.50 + "
+        "CloudWatch 22.50 + image 0.33 + service discovery 0.50 + 2 x g5.xlarge 1,492.12; "
+        "month idle: 148.68 USD (0.20 an hour) = head 87.75 + disks 8.00 + NAT gateway 36.50 + CloudWatch 15.60 + "
+        "image 0.33 + service discovery 0.50; the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) "
+        "until idle for 30 minutes; `pulumi destroy` ends it",
         "connection": {
             **known,
-            "idle_hourly_usd": {"head": 0.2162, "its disk": 0.011, "NAT gateway": 0.05, "CloudWatch": 0.0214},
+            "idle_hourly_usd": {
+                **{"head": 0.1202, "disks": 0.010959, "NAT gateway": 0.05, "CloudWatch": 0.02137},
+                **{"image": 0.000452, "service discovery": 0.000685},
+            },
+            "asleep_hourly_usd": None,
             "region": REGION,
             "head_host": "head.ray-on-ecs-ray-dev-c0ffee.internal",
             "token_parameter": "ray-on-ecs-auth-parameter",
@@ -150,6 +159,29 @@ def test_exported_commands_target_this_stack(stack: Cloud) -> None:
         assert "--document-name AWS-" not in stack.exports[name]
     assert '"host":["head.ray-on-ecs-ray-dev-c0ffee.internal"]' in stack.exports["dashboard_command"]
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
+
+
+@pytest.mark.parametrize(("name", "published"), [("default", 30), ("everything", 39), ("pools", 77)])
+def test_idle_cost_has_the_alarms_of_the_program(name: str, published: int) -> None:
+    made = deployed(name)
+    alarms = [alarm.inputs for alarm in made.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+    watched = [sum("metric" in query for query in alarm.get("metricQueries", ())) or 1 for alarm in alarms]
+    usd = 0.1 * sum(watched) + 3 * len(made.of_type("aws:cloudwatch/dashboard:Dashboard"))
+    hourly = made.exports["connection"]["idle_hourly_usd"]["CloudWatch"]
+    assert hourly * HOURS_OF_MONTH == pytest.approx(usd + 0.3 * published, abs=0.001)
+
+
+def test_each_metric_of_the_head_has_a_reader(everything: Cloud) -> None:
+    alarms = [alarm.inputs for alarm in everything.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+    queries = [query["metric"] for alarm in alarms for query in alarm.get("metricQueries", ()) if "metric" in query]
+    [dashboard] = everything.of_type("aws:cloudwatch/dashboard:Dashboard")
+    read = {each["metricName"] for each in [*alarms, *queries] if "metricName" in each}
+    read |= set(re.findall(r'"(\w+)"', dashboard.inputs["dashboardBody"]))
+    nothing = Need(requested=0, available=0, used=0, in_use=0)
+    published = [datum for with_gpus in (True, False) for datum in metrics.of_kind(WORKERS, nothing, with_gpus)]
+    gpu = {"utilizationGpu": 1, "memoryTotal": 2, "memoryUsed": 1}
+    published += metrics.utilization({"data": {"summary": [{"raylet": {"state": "ALIVE"}, "gpus": [gpu]}]}})
+    assert {datum["MetricName"] for datum in published} <= read
 
 
 def test_every_resource_has_a_component_as_parent(stack: Cloud) -> None:

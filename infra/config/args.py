@@ -40,8 +40,8 @@ class RayClusterArgs:
     A VPC that the same program creates also requires availability_zones: one for each subnet, in the same order.
     """
 
-    head_instance_type: str = "m5.xlarge"
-    """EC2 instance type of the Ray head (x86_64, at least 8 GiB), which schedules jobs and runs no training."""
+    head_instance_type: str = "m5.large"
+    """EC2 instance type of the Ray head (x86_64, at least 4 GiB), which schedules jobs and runs no training."""
     worker_instance_types: Annotated[Sequence[str], rules.not_empty] = ("g5.xlarge",)
     """EC2 instance types of the GPU workers (x86_64, NVIDIA T4 or later), in order of preference."""
     head_ami_id: str = ""

@@ -1,20 +1,23 @@
-"""Cost of a stack that no run uses: head, network, CloudWatch and the workers that stay, at list prices on demand.
+"""Cost of a month with the default workers, idle, and asleep, by part, at list prices on demand.
 
-Traffic, logs, S3, the image in ECR and the size of the workers' disks are extra.
+Traffic, logs, S3, the metrics of runs and the size of the workers' disks are extra.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from infra.config import prices
+from infra.config.args import RayClusterArgs
 from infra.config.together import in_threads
 from infra.errors import error_reason, warn
 from infra.types import Location, NodeSpec, Scale
-from ray_on_ecs.contract import HOURS_OF_MONTH, per_hour_and_month
+from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
 
 
 class Product(NamedTuple):
@@ -25,40 +28,61 @@ class Product(NamedTuple):
     attributes: Mapping[str, str]
 
 
-# https://aws.amazon.com/ebs/pricing/, /vpc/pricing/ and /privatelink/pricing/
+# https://aws.amazon.com/ebs/pricing/, /vpc/pricing/, /privatelink/pricing/ and /ec2/pricing/on-demand/
 DISK = Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"})
 NAT_GATEWAY = Product(
     "AmazonEC2", "Hrs", {"productFamily": "NAT Gateway", "group": "NGW:NatGateway", "operation": "NatGateway"}
 )
+NAT_INSTANCE = Product("AmazonEC2", "Hrs", {**prices.PRODUCT, "instanceType": "t4g.nano"})
 # For each zone of an endpoint.
 ENDPOINT = Product(
     "AmazonVPC", "Hrs", {"productFamily": "VpcEndpoint", "group": "VPCE:VpcEndpoint", "operation": "VpcEndpoint"}
 )
 # A public IPv4 address has this price in every region: https://aws.amazon.com/vpc/pricing/
 ADDRESS_USD = 0.005
-# Of a month, beyond the free tier of the account: a metric, a metric in an alarm, a dashboard.
-# https://aws.amazon.com/cloudwatch/pricing/
-METRIC_USD, ALARM_USD, DASHBOARD_USD = 0.30, 0.10, 3.0
+# Root volume of the NAT instance, which has the size of its machine image.
+# https://github.com/aws/amazon-ecs-ami/blob/main/variables.pkr.hcl
+NAT_DISK_GIB = 30
+# The following are of a month, without the account's free tier.
+# The image's compressed layers in ECR, of which later builds share most. https://aws.amazon.com/ecr/pricing/
+IMAGE_GB, ECR_USD = 3.3, 0.10
+# The hosted zone of AWS Cloud Map's namespace. https://aws.amazon.com/cloud-map/pricing/ and /route53/pricing/
+ZONE_USD = 0.50
+# A metric, which costs only the hours in which it has values; a metric in an alarm, and in one of high resolution; and
+# a dashboard. https://aws.amazon.com/cloudwatch/pricing/
+METRIC_USD, ALARM_USD, FAST_ALARM_USD, DASHBOARD_USD = 0.30, 0.10, 0.30, 3.0
 # Metrics of Container Insights for the cluster, and for each service and task family with a task in the awsvpc mode.
 # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/Container-Insights-metrics-ECS.html
 OF_CLUSTER, OF_SERVICE = 11, 13 + 8
-# Metrics that the head publishes for a kind of worker, and those in its scaling alarms; and in the other alarms.
-OF_KIND, ALARMS_OF_KIND, OTHER_ALARMS = 5, 13, 2
+# Metrics that the head publishes for a kind of worker, and those in its two scaling alarms; with GPUs there is one
+# more. Metrics of the GPUs' utilization, and those in the other alarms.
+OF_KIND, IN_SHORT_ALARM, IN_IDLE_ALARM = 4, 5, 7
+OF_GPUS, IN_OTHER_ALARMS = 2, 2
+# Metrics in the alarm that puts the head to sleep, and one more in that of a silent head; and in the two alarms of its
+# NAT instance: the request, and the head's instances, running and wanted.
+IN_SLEEP_ALARMS, IN_NAT_ALARMS = 2 + 1, 2 * 3
+# Parts that end while the head sleeps.
+AWAKE = ("head", "disks", "NAT instance")
 END = "`pulumi destroy` ends it"
 
+Parts = Mapping[str, float | None]
 
-def ask(location: Location, *, nat_gateway: bool) -> dict[str, Future[float]]:
-    """Start to ask for the prices of the disk and the network, by part.
 
-    Args:
-        location: Region and network: an existing one costs this stack only its endpoints.
-        nat_gateway: False for a network without one.
-    """
-    products = {"its disk": DISK}
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """USD per hour without workers by part, None where a price is unknown: awake, and asleep if the head sleeps."""
+
+    idle: Parts
+    asleep: Parts | None = None
+
+
+def ask(args: RayClusterArgs, location: Location) -> dict[str, Future[float]]:
+    """Start to ask for the prices of disks and network, by part; an existing network costs only its endpoints."""
+    products = {"disks": DISK}
     if location.endpoints:
         products["VPC endpoints"] = ENDPOINT
-    elif nat_gateway and not location.existing:
-        products["NAT gateway"] = NAT_GATEWAY
+    elif args.nat_gateway and not location.existing:
+        products |= {"NAT instance": NAT_INSTANCE} if args.nat_instance else {"NAT gateway": NAT_GATEWAY}
     try:
         price_list = prices.client("pricing", prices.PRICE_LIST_REGION)
     except prices.UNREADABLE:  # prices.py warns, and the head has no price
@@ -71,11 +95,16 @@ def ask(location: Location, *, nat_gateway: bool) -> dict[str, Future[float]]:
 
 
 def look_up(
-    location: Location, nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale], asked: Mapping[str, Future[float]]
-) -> dict[str, float | None] | None:
-    """USD per hour of what runs without workers, by part; None for a part whose price is unknown, with a warning.
+    args: RayClusterArgs,
+    location: Location,
+    nodes: Mapping[str, NodeSpec],
+    scales: Mapping[str, Scale],
+    asked: Mapping[str, Future[float]],
+) -> Costs | None:
+    """Cost of what runs without workers, with a warning for each part whose price is unknown.
 
     Args:
+        args: The arguments.
         location: Location of the cluster.
         nodes: Nodes with prices, by kind; without the head's price the cost is None.
         scales: Numbers of workers by kind.
@@ -84,16 +113,28 @@ def look_up(
     head = nodes["head"]
     if not head.prices:  # there is a warning, and the other prices are in the same list; China's are in CNY
         return None
-    parts: dict[str, float | None] = {"head": max(price.on_demand for price in head.prices.values())}
-    count = len(location.endpoints) * max(1, len(location.worker_zones))
+    idle: dict[str, float | None] = {"head": max(price.on_demand for price in head.prices.values())}
+    endpoints = len(location.endpoints) * max(1, len(location.worker_zones))
+    disks_gib = head.disk_gib + (NAT_DISK_GIB if "NAT instance" in asked else 0)
     costs: dict[str, Callable[[float], float]] = {
-        "its disk": lambda usd: head.disk_gib * usd / HOURS_OF_MONTH,
-        "VPC endpoints": lambda usd: count * usd,
+        "disks": lambda usd: disks_gib * usd / HOURS_OF_MONTH,
+        "VPC endpoints": lambda usd: endpoints * usd,
         "NAT gateway": lambda usd: usd + ADDRESS_USD,
+        "NAT instance": lambda usd: usd + ADDRESS_USD,
     }
-    parts |= {part: _usd(part, price, costs[part]) for part, price in asked.items()}
-    parts["CloudWatch"] = _cloudwatch(scales)
-    return {part: usd and round(usd, 4) for part, usd in parts.items()}
+    idle |= {part: _usd(part, price, costs[part]) for part, price in asked.items()}
+    sleeps = args.sleep_after_minutes > 0
+    alarms = _alarms(nodes, scales, sleeps=sleeps, nat_alarms=sleeps and "NAT instance" in asked)
+    of_sleep = METRIC_USD * sleeps
+    idle["CloudWatch"] = (alarms + of_sleep) / HOURS_OF_MONTH + _metrics(nodes, scales, _staying(scales))
+    if not args.image_uri:
+        idle["image"] = IMAGE_GB * ECR_USD / HOURS_OF_MONTH
+    idle["service discovery"] = ZONE_USD / HOURS_OF_MONTH
+    rounded = {part: usd and round(usd, 6) for part, usd in idle.items()}
+    if not sleeps:
+        return Costs(idle=rounded)
+    asleep = {part: usd for part, usd in rounded.items() if part not in AWAKE}
+    return Costs(idle=rounded, asleep=asleep | {"CloudWatch": round(alarms / HOURS_OF_MONTH, 6)})
 
 
 def _usd(part: str, price: Future[float], cost: Callable[[float], float]) -> float | None:
@@ -104,55 +145,69 @@ def _usd(part: str, price: Future[float], cost: Callable[[float], float]) -> flo
         return None
 
 
-def _cloudwatch(scales: Mapping[str, Scale]) -> float:
-    kinds = sum(scale.max_count > 0 for scale in scales.values())
-    with_tasks = 1 + sum(_staying(scale) > 0 for scale in scales.values())
-    metrics = OF_CLUSTER + OF_SERVICE * with_tasks + OF_KIND * kinds
-    alarms = OTHER_ALARMS + ALARMS_OF_KIND * kinds
-    return (METRIC_USD * metrics + ALARM_USD * alarms + DASHBOARD_USD) / HOURS_OF_MONTH
-
-
-def _staying(scale: Scale) -> int:
-    """Number of workers that the idle stop leaves."""
-    return scale.min_count if scale.idle_minutes else scale.initial_count
-
-
-def describe(
-    parts: Mapping[str, float | None] | None, nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale]
-) -> str:
-    """The cost in words, and the command that ends it; equal in each preview, whatever runs and EC2's Spot prices are.
-
-    Workers that the first `pulumi up` starts beyond those that stay are named apart, as they stop once they are idle.
-    """
-    if parts is None:
-        return f"unknown without prices; {END}"
-    total = sum(usd for usd in parts.values() if usd is not None)
-    listed = [f"{part} {usd:.2f}" for part, usd in parts.items() if usd is not None]
-    unknown = [part for part, usd in parts.items() if usd is None]
-    started = []
+def _alarms(nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale], *, sleeps: bool, nat_alarms: bool) -> float:
+    """USD per month of alarms and dashboard, which cost the same asleep."""
+    metrics = IN_OTHER_ALARMS + IN_SLEEP_ALARMS * sleeps + IN_NAT_ALARMS * nat_alarms
     for kind, scale in scales.items():
-        node, staying = nodes[kind], _staying(scale)
-        usd = max((price.on_demand for price in (node.prices or {}).values()), default=None)
-        if staying and usd is None:
-            unknown.append(_workers(staying, node))
-        elif staying and usd is not None:
-            total += staying * usd
-            listed.append(f"{_workers(staying, node)} {_at_most(node)}{staying * usd:.2f}")
-        if more := scale.initial_count - staying:
-            cost = "price unknown" if usd is None else f"{_at_most(node)}{more * usd:.2f} USD an hour"
-            started.append(f"{_workers(more, node)} ({cost}) until idle for {scale.idle_minutes} minutes")
-    texts = [f"{per_hour_and_month(total)} while idle: {', '.join(listed)}"]
-    if unknown:
-        texts.append(f"the price of {' and '.join(unknown)} is unknown")
-    if started:
-        texts.append(f"the first `pulumi up` also starts {' and '.join(started)}")
-    return "; ".join([*texts, END])
+        if scale.max_count:
+            metrics += IN_SHORT_ALARM
+        if scale.idle_minutes and scale.min_count < scale.max_count:
+            metrics += IN_IDLE_ALARM + (nodes[kind].task.gpus > 0)
+    return ALARM_USD * metrics + FAST_ALARM_USD * sleeps + DASHBOARD_USD
 
 
-def _workers(count: int, node: NodeSpec) -> str:
-    return f"{count} x {' or '.join(node.instance_types)}"
+def _metrics(nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale], workers: Mapping[str, int]) -> float:
+    """USD per hour of the metrics that have values while the head and these numbers of workers are up."""
+    published = sum(OF_KIND + (nodes[kind].task.gpus > 0) for kind, scale in scales.items() if scale.max_count)
+    kinds = [nodes[kind].task for kind, count in workers.items() if count]
+    of_gpus = OF_GPUS if any(task.gpus for task in kinds) else 0
+    metrics = OF_CLUSTER + OF_SERVICE * (1 + len(kinds)) + published + of_gpus
+    return METRIC_USD * metrics / HOURS_OF_MONTH
 
 
-def _at_most(node: NodeSpec) -> str:
-    """Words before a price on demand: it is the highest of several types, and above those on spot."""
-    return "at most " if node.spot_count or len(node.instance_types) > 1 else ""
+def _staying(scales: Mapping[str, Scale]) -> dict[str, int]:
+    """Numbers of workers that the idle stop leaves, by kind."""
+    return {kind: scale.min_count if scale.idle_minutes else scale.initial_count for kind, scale in scales.items()}
+
+
+def lines(costs: Costs | None, nodes: Mapping[str, NodeSpec], scales: Mapping[str, Scale]) -> list[str]:
+    """Lines for a month with the default workers, idle, and asleep: the sum and its parts.
+
+    They are equal in each preview, whatever runs and EC2's Spot prices are. Workers that the first `pulumi up` starts
+    beyond those that stay have lines apart, as they stop once they are idle.
+    """
+    if costs is None:
+        return []
+    staying, texts = _staying(scales), []
+    if count := scales[WORKERS].default_job_count:
+        training = {**staying, WORKERS: count}
+        more = _metrics(nodes, scales, training) - _metrics(nodes, scales, staying)
+        parts = {part: usd + more if part == "CloudWatch" and usd else usd for part, usd in costs.idle.items()}
+        texts.append(_line("training", parts, training, nodes))
+    texts.append(_line("idle", costs.idle, staying, nodes))
+    if costs.asleep is not None:
+        texts.append(_line("asleep", costs.asleep, {}, nodes))
+    for kind, scale in scales.items():
+        if more_workers := scale.initial_count - staying[kind]:
+            part, usd = _workers(more_workers, nodes[kind])
+            cost = "price unknown" if usd is None else f"{usd:.2f} USD an hour"
+            until = f"until idle for {scale.idle_minutes} minutes"
+            texts.append(f"the first `pulumi up` also starts {part} ({cost}) {until}")
+    return texts
+
+
+def _line(state: str, parts: Parts, workers: Mapping[str, int], nodes: Mapping[str, NodeSpec]) -> str:
+    """Sum and parts of a month with these numbers of workers; the sum is that of the rounded parts."""
+    named = [*parts.items(), *(_workers(count, nodes[kind]) for kind, count in workers.items() if count)]
+    of_month = [(part, usd if usd is None else round(usd * HOURS_OF_MONTH, 2)) for part, usd in named]
+    total = math.fsum(usd for _, usd in of_month if usd is not None)
+    least = "at least " if any(usd is None for _, usd in of_month) else ""
+    listed = " + ".join(f"{part} {'of unknown price' if usd is None else f'{usd:,.2f}'}" for part, usd in of_month)
+    return f"month {state}: {least}{total:,.2f} USD ({total / HOURS_OF_MONTH:.2f} an hour) = {listed}"
+
+
+def _workers(count: int, node: NodeSpec) -> tuple[str, float | None]:
+    """Workers and their price on demand: the highest of several types, and above those on spot."""
+    usd = max((price.on_demand for price in (node.prices or {}).values()), default=None)
+    at_most = " at most" if usd is not None and (node.spot_count or len(node.instance_types) > 1) else ""
+    return f"{count} x {' or '.join(node.instance_types)}{at_most}", usd and count * usd

@@ -14,6 +14,7 @@ import pulumi_aws as aws
 
 from infra.config import docker, idle_cost, limits, lookups, prices, quotas, rules
 from infra.config.args import RayClusterArgs
+from infra.config.idle_cost import Costs
 from infra.config.location import ask_caller, check_account, locate, network_of_program
 from infra.definitions.addresses import private_addresses
 from infra.definitions.sizing import InstanceType, cpu_worker_size, head_size, worker_size
@@ -36,7 +37,7 @@ class Plan:
         image_uri: Training image, pinned by its digest where that is known; empty to build one.
         image_builder: `local` or `codebuild`; empty with an image.
         default_tags: Default tags of the AWS provider.
-        idle_usd: USD per hour without workers, by part (see idle_cost.py).
+        costs: USD per hour without workers, by part; None without the head's price.
         image_problem: Reason why this machine can't build the image.
         network_problem: Reason why AWS would refuse another network.
     """
@@ -48,7 +49,7 @@ class Plan:
     image_uri: pulumi.Input[str]
     image_builder: str
     default_tags: Mapping[str, str]
-    idle_usd: Mapping[str, float | None] | None
+    costs: Costs | None
     image_problem: SettingError | None
     network_problem: SettingError | None
 
@@ -62,8 +63,9 @@ class Plan:
 
     @property
     def idle_cost(self) -> str:
-        """Cost per hour and month of a stack that no run uses, in words."""
-        return idle_cost.describe(self.idle_usd, self.nodes, self.scales)
+        """Cost of a month with the default workers, idle, and asleep, and the command that ends it."""
+        lines = idle_cost.lines(self.costs, self.nodes, self.scales)
+        return "; ".join([*(lines or ["unknown without prices"]), idle_cost.END])
 
 
 def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | None = None) -> Plan:
@@ -99,7 +101,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
             nat_instance=args.nat_instance,
             opts=opts,
         )
-    idle = idle_cost.ask(location, nat_gateway=args.nat_gateway)
+    asked = idle_cost.ask(args, location)
     priced = prices.look_up(caller.region, *nodes.values(), zones=location.suitable, spot=args.max_hourly_usd > 0)
     prices.check(args.max_hourly_usd, *priced)
     if not existing:
@@ -110,8 +112,9 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
     scales = _scales(args, nodes)
     limits.check(args, prefix, location, nodes, scales, tags)
     _warn_of_unused(args, nodes)
+    costs = idle_cost.look_up(args, location, nodes, scales, asked)
     if pulumi.runtime.is_dry_run():
-        for line in prices.lines(*priced):
+        for line in [*prices.lines(*priced), *idle_cost.lines(costs, nodes, scales)]:
             pulumi.log.info(line)
     return Plan(
         location=location,
@@ -121,7 +124,7 @@ def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | No
         image_uri=image_uri,
         image_builder=image_builder,
         default_tags=tags,
-        idle_usd=idle_cost.look_up(location, nodes, scales, idle),
+        costs=costs,
         image_problem=image_problem,
         network_problem=network_problem,
     )

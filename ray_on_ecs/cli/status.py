@@ -269,7 +269,9 @@ def _cost(of_aws: Mapping[str, Any], unknown: str) -> str:
     idle = of_aws["idle_hourly_usd"] or {}
     known = {part: usd for part, usd in idle.items() if usd is not None}
     if of_aws["hourly_usd"] is not None:
-        parts = ", ".join(f"{part} {usd:.2f}" for part, usd in of_aws["hourly_usd_by_part"].items())
+        # Image and service discovery cost less than half a cent.
+        shown = {part: usd for part, usd in of_aws["hourly_usd_by_part"].items() if part not in idle or round(usd, 2)}
+        parts = ", ".join(f"{part} {usd:.2f}" for part, usd in shown.items())
         texts = [f"{per_hour_and_month(of_aws['hourly_usd'])} now: {parts}"]
     else:
         least = [f"at least {per_hour_and_month(sum(known.values()))} without workers"] if known else []

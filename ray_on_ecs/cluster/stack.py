@@ -70,6 +70,7 @@ class Stack:
     # What runs without workers, by part (head, NAT gateway); a part is None if its price is unknown, and all are None
     # without the head's price, and in outputs of earlier versions.
     idle_hourly_usd: dict[str, float | None] | None = None
+    asleep_hourly_usd: dict[str, float | None] | None = None  # the same while the head sleeps; None if it never does
     project: Path | None = None  # None for a file
 
     @property

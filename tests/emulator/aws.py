@@ -53,7 +53,8 @@ PRICES = {
     "Storage": 0.08,
     "NAT Gateway": 0.045,
     "VpcEndpoint": 0.01,
-    "m5.xlarge": 0.192, "m5.2xlarge": 0.384, "m6i.xlarge": 0.192, "c6i.2xlarge": 0.34, "g4dn.xlarge": 0.526,
+    "t4g.nano": 0.0042, "m5.large": 0.096, "m5.xlarge": 0.192, "m5.2xlarge": 0.384, "m6i.xlarge": 0.192,
+    "c6i.2xlarge": 0.34, "g4dn.xlarge": 0.526,
     "g5.xlarge": 1.006, "g5.12xlarge": 5.672, "g6.xlarge": 0.805, "g6e.xlarge": 1.861, "p4d.24xlarge": 21.957,
     "p5.48xlarge": 55.04,
 }  # fmt: skip

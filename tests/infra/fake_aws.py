@@ -109,7 +109,9 @@ class Cloud(mocks.Mocks):
     bucket_region: str = REGION
     security_groups: tuple[dict[str, str], ...] = ()
     kept: Mapping[str, str | None] = field(default_factory=dict)  # None for a keeper that the state lacks
-    prices: dict[str, float] | None = field(default_factory=lambda: {"m5.xlarge": 0.192, "g5.xlarge": 1.006})
+    prices: dict[str, float] | None = field(
+        default_factory=lambda: {"m5.large": 0.096, "g5.xlarge": 1.006, "t4g.nano": 0.0042}
+    )
     disk_price: float | None = 40.96
     # Of a GB of disk and a month, a NAT gateway, and an interface endpoint in a zone; a key that is missing has none.
     other_prices: dict[str, float] = field(

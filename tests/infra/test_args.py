@@ -127,7 +127,7 @@ def test_an_empty_configuration_is_the_default_one(cloud: Cloud) -> None:
 
 # Valid value of each key: text in the configuration, and parsed value.
 GOOD: dict[str, tuple[str, Any]] = {
-    "head_instance_type": ("m5.large", "m5.large"),
+    "head_instance_type": ("m5.xlarge", "m5.xlarge"),
     "worker_instance_types": ("g5.12xlarge, g6.12xlarge", ("g5.12xlarge", "g6.12xlarge")),
     "head_ami_id": ("ami-0123456789abcdef0", "ami-0123456789abcdef0"),
     "worker_ami_id": ("ami-01234567", "ami-01234567"),

@@ -1,103 +1,179 @@
-"""Cost of a stack that no run uses, by part and in words, and unknown prices."""
+"""Cost of a month training, idle and asleep, by part and in words, and unknown prices."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from typing import Any
 
 import pytest
 
-from infra.config import RayClusterArgs
+from infra.config import RayClusterArgs, idle_cost
+from infra.config.idle_cost import END
 from infra.config.plan import Plan, make_plan
 from ray_on_ecs.contract import HOURS_OF_MONTH
-from tests.infra.fake_aws import CLUSTER, Cloud
+from tests.infra.fake_aws import CLUSTER, DIGEST, Cloud
 
-HEAD, DISK, NAT = 0.2162, round(100 * 0.08 / HOURS_OF_MONTH, 4), 0.05
 WORKER = 1.022
-END = "`pulumi destroy` ends it"
 POOL = {"instance_types": ("g5.xlarge",), "max": 3}
+# Settings of each axis, and USD per month by part that they cost; a part of `awake` ends while the head sleeps.
+NETWORKS: dict[str, tuple[dict[str, Any], dict[str, float], dict[str, float]]] = {
+    "gateway": ({}, {}, {"NAT gateway": 0.05 * 730}),
+    "instance": ({"nat_instance": True}, {"NAT instance": (0.0042 + 0.005) * 730, "disks": 30 * 0.08}, {}),
+    "endpoints": ({"nat_gateway": False}, {}, {"VPC endpoints": 0.1 * 730}),
+    "endpoints of two zones": (
+        {"nat_gateway": False, "availability_zones": ("us-west-2a", "us-west-2b")}, {}, {"VPC endpoints": 0.2 * 730},
+    ),
+    "existing": ({"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}, {}, {}),
+}  # fmt: skip
+POOLS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "none": {"worker_count": 0},
+    "none at first": {"worker_count": 0, "max_workers": 2},
+    "another pool": {"worker_pools": {"more": POOL}},
+    "CPUs": {"cpu_worker_instance_types": ("c6i.2xlarge",), "max_cpu_workers": 2},
+    "no idle stop": {"worker_count": 1, "idle_timeout_minutes": 0},
+    "a minimum": {"worker_count": 2, "min_workers": 1, "worker_pools": {"more": POOL | {"min": 3}}},
+}
+PARTS = {"Storage": "disks", "NAT Gateway": "NAT gateway", "VpcEndpoint": "VPC endpoints", "t4g.nano": "NAT instance"}
 
 
 def plan(cloud: Cloud, **settings: Any) -> Plan:
     """The plan of settings, which are otherwise the defaults."""
-    return cloud.run(lambda: make_plan(RayClusterArgs(**settings), CLUSTER))
+    return cloud.run(lambda: make_plan(RayClusterArgs(check_quotas=False, **settings), CLUSTER))
 
 
-def cloudwatch(kinds: int, with_tasks: int = 1) -> float:
-    """The price of metrics, alarms and dashboard."""
-    metrics = 11 + 21 * with_tasks + 5 * kinds
-    return round((0.3 * metrics + 0.1 * (2 + 13 * kinds) + 3) / HOURS_OF_MONTH, 4)
+def cloudwatch(plan: Plan, *, sleeps: bool, nat: bool, asleep: bool = False) -> float:
+    """USD per month of alarms, dashboard and, while the head is up, metrics."""
+    kinds = [(scale, plan.nodes[kind].task.gpus > 0) for kind, scale in plan.scales.items() if scale.max_count]
+    stop = [gpus for scale, gpus in kinds if scale.idle_minutes and scale.min_count < scale.max_count]
+    watched = 2 + 5 * len(kinds) + sum(7 + gpus for gpus in stop) + 3 * sleeps + 6 * (sleeps and nat)
+    alarms = 0.1 * watched + 0.3 * sleeps + 3
+    with_tasks = [gpus for scale, gpus in kinds if (scale.min_count if scale.idle_minutes else scale.initial_count)]
+    metrics = 11 + 21 * (1 + len(with_tasks)) + sum(4 + gpus for _, gpus in kinds) + 2 * any(with_tasks) + sleeps
+    return alarms if asleep else alarms + 0.3 * metrics
 
 
-def test_default_stack_costs_head_network_and_cloudwatch(cloud: Cloud) -> None:
-    made = plan(cloud)
-    assert made.idle_usd == {"head": HEAD, "its disk": DISK, "NAT gateway": NAT, "CloudWatch": cloudwatch(1)}
-    assert made.idle_cost == (
-        "0.30 USD an hour (218 a month) while idle: head 0.22, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02; "
-        "the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) until idle for 30 minutes; " + END
-    )
+def of_month(parts: idle_cost.Parts | None) -> dict[str, float | None]:
+    """USD per month."""
+    return {part: usd and usd * HOURS_OF_MONTH for part, usd in (parts or {}).items()}
+
+
+def combinations() -> list[tuple[int, str, str, str]]:
+    """Settings that fit: a head sleeps only if all workers stop, and without internet access the image is in ECR."""
+    every = itertools.product((0, 60), NETWORKS, POOLS, ("", f"public.example/ray@{DIGEST}"))
+    return [
+        each
+        for each in every
+        if not (each[0] and each[2] in ("no idle stop", "a minimum")) and not (each[3] and "endpoints" in each[1])
+    ]
+
+
+@pytest.mark.parametrize(("minutes", "network", "pools", "image"), combinations())
+def test_parts_awake_and_asleep_follow_the_settings(
+    cloud: Cloud, minutes: int, network: str, pools: str, image: str
+) -> None:
+    settings, awake, always = NETWORKS[network]
+    made = plan(cloud, **POOLS[pools], **settings, sleep_after_minutes=minutes, image_uri=image)
+    assert made.costs
+    sleeps, nat = minutes > 0, "NAT instance" in awake
+    stays = always | {"service discovery": 0.5} | ({} if image else {"image": 0.33})
+    head = max(price.on_demand for price in (made.nodes["head"].prices or {}).values()) * 730
+    up = {"head": head, **awake, "disks": 8.0 + awake.get("disks", 0.0)}
+    expected = {**stays, **up, "CloudWatch": cloudwatch(made, sleeps=sleeps, nat=nat)}
+    assert of_month(made.costs.idle) == pytest.approx(expected, abs=0.001)
+    if sleeps:
+        expected = {**stays, "CloudWatch": cloudwatch(made, sleeps=True, nat=nat, asleep=True)}
+        assert of_month(made.costs.asleep) == pytest.approx(expected, abs=0.001)
+    else:
+        assert made.costs.asleep is None
+
+
+@pytest.mark.parametrize("minutes", [0, 60], ids=["always on", "sleeps"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_each_line_has_its_parts_and_their_sum(cloud: Cloud, minutes: int, network: str) -> None:
+    made = plan(cloud, **NETWORKS[network][0], sleep_after_minutes=minutes)
+    found = [months(line) for line in idle_cost.lines(made.costs, made.nodes, made.scales)]
+    found = [month for month in found if month]
+    assert [state for state, _, _ in found] == ["training", "idle", *(["asleep"] if minutes else [])]
+    for state, total, parts in found:
+        assert total == pytest.approx(math.fsum(parts.values()), abs=0.001), state
+    (_, _, training), (_, _, idle), *_ = found
+    assert training.keys() - idle.keys() == {"2 x g5.xlarge"}
+    assert training["2 x g5.xlarge"] == pytest.approx(2 * WORKER * 730, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("settings", "parts", "kinds", "with_tasks", "more"),
+    ("settings", "workers", "started"),
     [
-        ({"worker_count": 0, "max_workers": 2}, "", 1, 1, ""),
-        ({"worker_count": 0}, "", 0, 1, ""),
-        ({"worker_count": 2, "min_workers": 2}, ", 2 x g5.xlarge 2.04", 1, 2, ""),
+        ({"worker_count": 0, "max_workers": 2}, [], []),
+        ({"worker_count": 0}, [], []),
+        ({"worker_count": 2, "min_workers": 2}, ["2 x g5.xlarge 1,492.12"], []),
         (
             {"worker_count": 3, "min_workers": 1},
-            ", 1 x g5.xlarge 1.02",
-            1,
-            2,
-            "the first `pulumi up` also starts 2 x g5.xlarge (2.04 USD an hour) until idle for 30 minutes; ",
+            ["1 x g5.xlarge 746.06"],
+            ["2 x g5.xlarge (2.04 USD an hour) until idle for 30 minutes"],
         ),
-        ({"worker_count": 2, "min_workers": 1, "idle_timeout_minutes": 0}, ", 2 x g5.xlarge 2.04", 1, 2, ""),
-        ({"worker_count": 2, "min_workers": 2, "spot": True}, ", 2 x g5.xlarge at most 2.04", 1, 2, ""),
+        ({"worker_count": 2, "min_workers": 1, "idle_timeout_minutes": 0}, ["2 x g5.xlarge 1,492.12"], []),
+        ({"worker_count": 2, "min_workers": 2, "spot": True}, ["2 x g5.xlarge at most 1,492.12"], []),
         (
             {"worker_count": 1, "spot": True, "idle_timeout_minutes": 60},
-            "",
-            1,
-            1,
-            "the first `pulumi up` also starts 1 x g5.xlarge (at most 1.02 USD an hour) until idle for 60 minutes; ",
+            [],
+            ["1 x g5.xlarge at most (1.02 USD an hour) until idle for 60 minutes"],
         ),
         (
-            {"worker_count": 0, "max_workers": 1, "worker_pools": {"a": POOL | {"min": 2}, "b": POOL | {"max": 0}}},
-            ", 2 x g5.xlarge 2.04",
-            2,
-            2,
-            "",
+            {"worker_count": 0, "max_workers": 1, "worker_pools": {"a": POOL | {"min": 2}, "b": POOL | {"min": 2}}},
+            ["2 x g5.xlarge 1,492.12", "2 x g5.xlarge 1,492.12"],
+            [],
         ),
         (
             {"worker_count": 0, "max_workers": 1, "worker_pools": {"more": POOL | {"initial": 1}}},
-            "",
-            2,
-            1,
-            "the first `pulumi up` also starts 1 x g5.xlarge (1.02 USD an hour) until idle for 30 minutes; ",
+            [],
+            ["1 x g5.xlarge (1.02 USD an hour) until idle for 30 minutes"],
         ),
         # The minimum is in the first of a pool's zones.
         (
             {"worker_count": 1, "min_workers": 1, "availability_zones": ("us-west-2a", "us-west-2b")},
-            ", 1 x g5.xlarge 1.02",
-            2,
-            2,
-            "",
+            ["1 x g5.xlarge 746.06"],
+            [],
         ),
     ],
     ids=[
         "none at first", "none", "minimum", "minimum and more", "no idle stop", "minimum on spot", "on spot",
-        "pool with a minimum", "pool with workers at first", "two zones",
+        "pools with a minimum", "pool with workers at first", "two zones",
     ],
 )  # fmt: skip
-def test_workers_that_stay_are_in_the_cost(
-    cloud: Cloud, settings: dict[str, Any], parts: str, kinds: int, with_tasks: int, more: str
+def test_workers_that_stay_are_in_the_idle_month(
+    cloud: Cloud, settings: dict[str, Any], workers: list[str], started: list[str]
 ) -> None:
-    made = plan(cloud, check_quotas=False, **settings)
-    assert made.idle_usd
-    assert made.idle_usd["CloudWatch"] == cloudwatch(kinds, with_tasks)
-    before, _, rest = made.idle_cost.partition(" CloudWatch ")
-    assert rest[4:] == f"{parts}; {more}{END}"
-    staying = sum(float(part.split()[-1]) for part in parts.split(", ") if part)
-    total = sum(usd for usd in made.idle_usd.values() if usd) + staying
-    assert float(before.split()[0]) == pytest.approx(total, abs=0.01)
+    made = plan(cloud, **settings)
+    *_, idle = (line for line in made.idle_cost.split("; ") if line.startswith("month idle"))
+    assert idle.partition(" + service discovery 0.50")[2] == "".join(f" + {part}" for part in workers)
+    begin = "the first `pulumi up` also starts "
+    assert [line.removeprefix(begin) for line in made.idle_cost.split("; ") if line.startswith(begin)] == started
+    assert made.idle_cost.endswith(f"; {END}")
+
+
+def test_only_a_stack_that_can_train_has_a_training_month(cloud: Cloud) -> None:
+    for settings, count in (({}, 2), ({"worker_count": 0, "max_workers": 3}, 3), ({"worker_count": 0}, 0)):
+        made = plan(cloud, **settings)
+        training = [line for line in idle_cost.lines(made.costs, made.nodes, made.scales) if "month training" in line]
+        assert [line.rpartition(" + ")[2] for line in training] == (
+            [f"{count} x g5.xlarge {count * 746.06:,.2f}"] if count else []
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "usd"),
+    [({}, 6.9), ({"worker_pools": {"more": POOL | {"min": 1}}}, 6.3), ({"min_workers": 1}, 0.0)],
+    ids=["first GPUs", "other GPUs stay", "its own stay"],
+)
+def test_training_adds_the_metrics_of_its_service(cloud: Cloud, settings: dict[str, Any], usd: float) -> None:
+    made = plan(cloud, **settings)
+    found = [months(line) for line in idle_cost.lines(made.costs, made.nodes, made.scales)]
+    (_, _, training), (_, _, idle) = [month for month in found if month]
+    assert training["CloudWatch"] - idle["CloudWatch"] == pytest.approx(usd, abs=0.011)
 
 
 def test_cost_is_equal_whatever_spot_prices_are(cloud: Cloud) -> None:
@@ -107,40 +183,46 @@ def test_cost_is_equal_whatever_spot_prices_are(cloud: Cloud) -> None:
     assert plan(cloud, **settings).idle_cost == first
 
 
-@pytest.mark.parametrize(
-    ("settings", "network"),
-    [
-        ({}, {"NAT gateway": NAT}),
-        ({"nat_gateway": False}, {"VPC endpoints": 0.1}),
-        ({"nat_gateway": False, "availability_zones": ("us-west-2a", "us-west-2b")}, {"VPC endpoints": 0.2}),
-        ({"vpc_id": "vpc-0a1b", "subnet_ids": ("subnet-0c2d",)}, {}),
-    ],
-    ids=["own", "own without NAT", "two zones without NAT", "existing"],
-)
-def test_network_costs_what_the_stack_creates(
-    cloud: Cloud, settings: dict[str, Any], network: dict[str, float]
+@pytest.mark.parametrize("minutes", [0, 60], ids=["always on", "sleeps"])
+@pytest.mark.parametrize("network", ["gateway", "instance", "endpoints"])
+@pytest.mark.parametrize("product", PARTS)
+def test_part_without_a_price_is_named_where_it_costs(
+    cloud: Cloud, product: str, network: str, minutes: int, warnings: list[str]
 ) -> None:
-    idle = plan(cloud, **settings).idle_usd
-    assert idle
-    assert {part: usd for part, usd in idle.items() if part not in ("head", "its disk", "CloudWatch")} == network
+    (cloud.prices if product in (cloud.prices or {}) else cloud.other_prices).pop(product)  # ty: ignore
+    made = plan(cloud, **NETWORKS[network][0], sleep_after_minutes=minutes)
+    assert made.costs
+    part = PARTS[product]
+    assert [each for each, usd in made.costs.idle.items() if usd is None] == [part] * (part in made.costs.idle)
+    assert len(warnings) == (part in made.costs.idle)
+    for line in idle_cost.lines(made.costs, made.nodes, made.scales):
+        if month := months(line):
+            parts = made.costs.asleep if month[0] == "asleep" else made.costs.idle
+            is_unknown = part in (parts or {})
+            assert (f"{part} of unknown price" in line, ": at least " in line) == (is_unknown, is_unknown)
+            assert month[1] == pytest.approx(math.fsum(month[2].values()), abs=0.001)
 
 
-@pytest.mark.parametrize("part", ["Storage", "NAT Gateway"])
-def test_part_without_a_price_is_named(cloud: Cloud, part: str, warnings: list[str]) -> None:
-    del cloud.other_prices[part]
-    made = plan(cloud)
-    name = {"Storage": "its disk", "NAT Gateway": "NAT gateway"}[part]
-    assert made.idle_usd
-    assert [each for each, usd in made.idle_usd.items() if usd is None] == [name]
-    assert f"; the price of {name} is unknown; " in made.idle_cost
+def test_warning_of_an_unknown_part_names_the_permission(cloud: Cloud, warnings: list[str]) -> None:
+    del cloud.other_prices["Storage"]
+    plan(cloud)
     [line] = warnings
-    assert line.startswith(f"the idle cost is without {name} (pricing:GetProducts: 0 prices of {part} in us-west-2)")
+    assert line.startswith("the idle cost is without disks (pricing:GetProducts: 0 prices of Storage in us-west-2)")
+
+
+def test_workers_without_a_price_leave_the_other_parts(cloud: Cloud) -> None:
+    cloud.prices = {"m5.large": 0.096}
+    training, idle, *_ = plan(cloud).idle_cost.split("; ")
+    assert training.startswith("month training: at least ")
+    assert training.endswith(" + 2 x g5.xlarge of unknown price")
+    assert idle.startswith("month idle: ")
+    assert "unknown" not in idle
 
 
 def test_without_prices_the_cost_is_unknown(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
     made = plan(cloud)
-    assert (made.idle_usd, made.idle_cost) == (None, f"unknown without prices; {END}")
+    assert (made.costs, made.idle_cost) == (None, f"unknown without prices; {END}")
     assert len(warnings) == 1
 
 
@@ -154,3 +236,15 @@ def test_prices_in_another_currency_are_unknown(
     cloud.partition = "aws-cn"
     assert plan(cloud).idle_cost == f"unknown without prices; {END}"
     assert "USD" in warnings[0]
+
+
+def months(line: str) -> tuple[str, float, dict[str, float]] | None:
+    """State, sum and parts of a line for a month, without parts of unknown price; None for another line."""
+    if not (found := re.fullmatch(r"month (\w+): (?:at least )?([\d,.]+) USD \([\d.]+ an hour\) = (.*)", line)):
+        return None
+    parts = re.findall(r"(?:^| \+ )([^+]*?)(?: at most)? ([\d,]+\.\d\d)(?= \+ |$)", found[3])
+    return found[1], number(found[2]), {part: number(usd) for part, usd in parts}
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))

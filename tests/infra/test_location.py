@@ -32,7 +32,7 @@ def test_all_zones_of_the_region_have_subnets(cloud: Cloud) -> None:
 
 
 def test_candidates_offer_all_types(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.xlarge": ("us-west-2b",)}
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a",), "m5.large": ("us-west-2b",)}
     made = location(cloud)
     assert (made.zones, made.suitable, made.candidates) == (ZONES, ZONES[2:], ZONES[2:])
 
@@ -64,14 +64,14 @@ def test_configured_zones_keep_their_order(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(
     ("zone", "not_offered"),
-    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2a", {"m5.xlarge": ("us-west-2a", "us-west-2b")})],
+    [("us-west-2b", {"g5.xlarge": ("us-west-2b",)}), ("us-west-2a", {"m5.large": ("us-west-2a", "us-west-2b")})],
 )
 def test_an_unsuitable_zone_is_refused(cloud: Cloud, zone: str, not_offered: dict[str, tuple[str, ...]]) -> None:
     cloud.not_offered = not_offered
     with pytest.raises(SettingError) as refused:
         location(cloud, availability_zones=[zone])
     assert str(refused.value).startswith(
-        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.xlarge; use us-west-2"
+        f"availability_zones: {zone!r} does not offer g5.xlarge and m5.large; use us-west-2"
     )
 
 
@@ -101,7 +101,7 @@ def test_a_zone_that_is_kept_must_still_suit(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         check_zone(RayClusterArgs(), location(cloud), "us-west-2b")
     assert str(refused.value) == (
-        "availability_zones: '' is empty, and the cluster's zone us-west-2b does not offer g5.xlarge and m5.xlarge; "
+        "availability_zones: '' is empty, and the cluster's zone us-west-2b does not offer g5.xlarge and m5.large; "
         "use us-west-2a or us-west-2c, and the cluster moves there"
     )
     configured = RayClusterArgs(availability_zones=["us-west-2a"])
@@ -110,11 +110,11 @@ def test_a_zone_that_is_kept_must_still_suit(cloud: Cloud) -> None:
 
 
 def test_a_region_without_a_common_zone_is_refused(cloud: Cloud) -> None:
-    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.xlarge": ("us-west-2c",)}
+    cloud.not_offered = {"g5.xlarge": ("us-west-2a", "us-west-2b"), "m5.large": ("us-west-2c",)}
     with pytest.raises(SettingError) as refused:
         location(cloud)
     assert str(refused.value) == (
-        "worker_instance_types: 'g5.xlarge' is not offered in any zone of us-west-2 together with m5.xlarge; use "
+        "worker_instance_types: 'g5.xlarge' is not offered in any zone of us-west-2 together with m5.large; use "
         "another type or another region"
     )
 
@@ -170,7 +170,7 @@ def test_one_unsuitable_subnet_of_two_is_named(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("field", ["availability_zones", "subnet_ids"])
 def test_only_the_first_zone_needs_the_types_of_the_head(cloud: Cloud, field: str) -> None:
-    cloud.not_offered = {"m5.xlarge": ("us-west-2a",)}
+    cloud.not_offered = {"m5.large": ("us-west-2a",)}
 
     def place(*zones: str) -> tuple[str, ...]:
         if field == "availability_zones":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.config import RayClusterArgs
+from infra.config import RayClusterArgs, idle_cost
 from infra.config.plan import Plan, make_plan
 from infra.definitions.sizing import TaskSize
 from infra.errors import SettingError, error_reason
@@ -33,15 +33,15 @@ def test_default_plan_has_two_gpus_in_one_zone(cloud: Cloud) -> None:
     made = plan(cloud)
     assert made.location.region == REGION
     assert made.location.candidates == ("us-west-2a", "us-west-2b", "us-west-2c")
-    assert (made.nodes["head"].instance_types, made.nodes["head"].max_count) == (("m5.xlarge",), 1)
-    assert made.nodes["head"].prices == {"m5.xlarge": Price(on_demand=0.192 + HEAD_DISK)}
-    assert made.nodes["head"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=0)
+    assert (made.nodes["head"].instance_types, made.nodes["head"].max_count) == (("m5.large",), 1)
+    assert made.nodes["head"].prices == {"m5.large": Price(on_demand=0.096 + HEAD_DISK)}
+    assert made.nodes["head"].task == TaskSize(vcpus=2, memory_mib=6656, gpus=0)
     assert (made.nodes["workers"].instance_types, made.nodes["workers"].max_count) == (("g5.xlarge",), 2)
     assert made.nodes["workers"].prices == {"g5.xlarge": Price(on_demand=1.006 + WORKER_DISK)}
     assert made.nodes.keys() == made.scales.keys() | {"head"} == {"head", "workers"}
     assert made.nodes["workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert made.gpus == 2
-    assert made.hourly_usd == pytest.approx(0.192 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
+    assert made.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
 
 
 def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
@@ -52,7 +52,7 @@ def test_train_command_requests_all_gpus(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize(("settings", "workers"), [({}, 2), ({"max_workers": 5}, 5), ({"worker_count": 0}, 0)])
 def test_estimate_counts_the_maximum_of_workers(cloud: Cloud, settings: dict[str, int], workers: int) -> None:
-    assert plan(cloud, **settings).hourly_usd == pytest.approx(0.192 + HEAD_DISK + workers * (1.006 + WORKER_DISK))
+    assert plan(cloud, **settings).hourly_usd == pytest.approx(0.096 + HEAD_DISK + workers * (1.006 + WORKER_DISK))
 
 
 def test_estimate_adds_head_and_workers_of_one_type(cloud: Cloud) -> None:
@@ -61,12 +61,12 @@ def test_estimate_adds_head_and_workers_of_one_type(cloud: Cloud) -> None:
 
 def test_cost_above_the_limit_is_refused(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
-        plan(cloud, max_hourly_usd=2.26)
+        plan(cloud, max_hourly_usd=2.16)
     assert str(refused.value) == (
-        "max_hourly_usd: 2.26 is below the 2.2602 USD per hour of 1 x m5.xlarge and 2 x g5.xlarge; "
+        "max_hourly_usd: 2.16 is below the 2.1642 USD per hour of 1 x m5.large and 2 x g5.xlarge; "
         "raise it, or use fewer (max_workers and worker_count) or smaller instances"
     )
-    assert plan(cloud, max_hourly_usd=2.27).hourly_usd == pytest.approx(2.2602)
+    assert plan(cloud, max_hourly_usd=2.17).hourly_usd == pytest.approx(2.1642)
 
 
 def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) -> None:
@@ -77,7 +77,7 @@ def test_without_prices_there_is_no_estimate(cloud: Cloud, warnings: list[str]) 
 
 
 def test_a_type_without_a_price_leaves_the_others_theirs(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0}  # a p5.48xlarge may be sold in Capacity Blocks alone
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0}  # a p5.48xlarge may be sold in Capacity Blocks alone
     made = plan(cloud, **pools(h100={**H100, "max": 0}), max_hourly_usd=9.0)
     assert made.hourly_usd == pytest.approx(5.0, abs=0.1)
     assert not [line for line in warnings if "estimate" in line]
@@ -132,7 +132,7 @@ def test_other_accelerators_are_refused(cloud: Cloud, name: str, where: str) -> 
 def test_cost_limit_without_prices_is_refused(cloud: Cloud, warnings: list[str]) -> None:
     cloud.prices = None
     with pytest.raises(
-        SettingError, match=r"^max_hourly_usd: 5\.0 can't be checked without the prices of m5.xlarge and g5"
+        SettingError, match=r"^max_hourly_usd: 5\.0 can't be checked without the prices of m5.large and g5"
     ):
         plan(cloud, max_hourly_usd=5.0)
     [line] = warnings
@@ -170,7 +170,7 @@ def test_check_quotas_false_reads_no_quotas(cloud: Cloud) -> None:
 
 
 def test_unknown_instance_type_is_refused_with_cause(cloud: Cloud) -> None:
-    cloud.answers = {"getInstanceTypeOfferings": {"instanceTypes": ["g99.huge", "m5.xlarge"], "locations": ZONES}}
+    cloud.answers = {"getInstanceTypeOfferings": {"instanceTypes": ["g99.huge", "m5.large"], "locations": ZONES}}
     with pytest.raises(SettingError) as refused:
         plan(cloud, worker_instance_types=("g99.huge",))
     message = str(refused.value)
@@ -258,12 +258,12 @@ def test_a_stack_without_gpu_workers_is_warned_about(cloud: Cloud, warnings: lis
 def test_cost_limit_uses_current_spot_prices(cloud: Cloud, warnings: list[str]) -> None:
     made = plan(cloud, spot=True)
     assert (made.nodes["workers"].spot_count, made.nodes["workers"].on_demand_count) == (2, 0)
-    assert made.hourly_usd == pytest.approx(0.192 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
+    assert made.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK))
     assert plan(cloud, spot=True, max_hourly_usd=1.05)
-    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 1\.6542 USD per hour of"):
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 1\.5582 USD per hour of"):
         plan(cloud, spot=True, on_demand_workers=1, max_hourly_usd=1.0)
     cloud.spot_prices = None
-    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 2\.2602 USD per hour of"):
+    with pytest.raises(SettingError, match=r"^max_hourly_usd: 1\.0 is below the 2\.1642 USD per hour of"):
         plan(cloud, spot=True, max_hourly_usd=1.0)
     assert "ec2:DescribeSpotPriceHistory" in warnings[0]
 
@@ -290,10 +290,10 @@ def test_cpu_workers_count_in_plan_cost_and_quota(cloud: Cloud) -> None:
         made.nodes["cpu-workers"].task.vcpus,
         made.nodes["cpu-workers"].task.gpus,
     ) == (3, 8, 0)
-    assert made.hourly_usd == pytest.approx(0.192 + HEAD_DISK + 2 * (1.006 + WORKER_DISK) + 3 * (0.34 + CPU_DISK))
+    assert made.hourly_usd == pytest.approx(0.096 + HEAD_DISK + 2 * (1.006 + WORKER_DISK) + 3 * (0.34 + CPU_DISK))
     cloud.quotas = {"L-1216C47A": 4.0}
     with pytest.raises(
-        SettingError, match=r"^cpu_worker_instance_types: 'c6i\.2xlarge' needs 28 vCPUs for 1 x m5\.xlarge and 3 x"
+        SettingError, match=r"^cpu_worker_instance_types: 'c6i\.2xlarge' needs 26 vCPUs for 1 x m5\.large and 3 x"
     ):
         plan(cloud, **CPU_WORKERS, cpu_worker_count=3)
 
@@ -316,7 +316,7 @@ def test_nat_instance_requires_vcpus_and_no_address(cloud: Cloud) -> None:
 
 
 def test_types_with_different_gpus_are_warned_about(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.prices = {"m5.xlarge": 0.2, "g5.xlarge": 1.0, "g5.2xlarge": 1.2, "g4dn.xlarge": 0.5}
+    cloud.prices = {"m5.large": 0.2, "g5.xlarge": 1.0, "g5.2xlarge": 1.2, "g4dn.xlarge": 0.5}
     plan(cloud, worker_instance_types=("g5.xlarge", "g5.2xlarge"))
     assert not warnings
     plan(cloud, worker_instance_types=("g5.xlarge", "g4dn.xlarge"))
@@ -420,7 +420,7 @@ def test_every_subnet_has_a_node_group_of_the_default_pool(cloud: Cloud) -> None
 
 
 def test_each_pool_counts_once_in_cost(cloud: Cloud) -> None:
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
     cloud.disk_price = 0.0001
     zones = ["us-west-2a", "us-west-2b", "us-west-2c"]
     settings = pools(h100={**H100, "zones": zones}) | {"availability_zones": zones}
@@ -428,7 +428,7 @@ def test_each_pool_counts_once_in_cost(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         plan(cloud, **settings, max_hourly_usd=100.0)
     assert re.fullmatch(
-        r"max_hourly_usd: 100\.0 is below the 105\S* USD per hour of 1 x m5.xlarge and 2 x g5.xlarge and 2 x "
+        r"max_hourly_usd: 100\.0 is below the 105\S* USD per hour of 1 x m5.large and 2 x g5.xlarge and 2 x "
         r"p5.48xlarge; raise it, or use fewer \(worker_pools.h100.max and worker_pools.h100.initial\) or smaller "
         r"instances",
         str(refused.value),
@@ -436,7 +436,7 @@ def test_each_pool_counts_once_in_cost(cloud: Cloud) -> None:
 
 
 def test_a_pool_without_maximum_costs_nothing(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
     cloud.quotas = {"L-417A185B": 0.0}
     made = plan(cloud, worker_pools={"h100": {"instance_types": ["p5.48xlarge"]}})
     assert made.hourly_usd == plan(cloud).hourly_usd
@@ -447,7 +447,7 @@ def test_a_pool_without_maximum_costs_nothing(cloud: Cloud, warnings: list[str])
 
 
 def test_gpus_of_another_pool_are_enough(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0, "c6i.large": 0.1}
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0, "c6i.large": 0.1}
     plan(cloud, worker_count=0, **pools(h100=H100))
     assert not warnings
     plan(cloud, worker_count=0, **pools(prep={"instance_types": ["c6i.large"], "max": 2}))
@@ -463,7 +463,7 @@ def test_spot_prices_are_those_of_all_zones_of_a_pool(cloud: Cloud) -> None:
         return answer(cloud, **question)
 
     cloud.describe_spot_price_history = describe  # type: ignore[method-assign]
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0}
     cloud.spot_prices = {"p5.48xlarge": 10.0}
     h100 = {**H100, "spot": True, "on_demand": 1, "zones": ["us-west-2c", "us-west-2a"]}
     made = plan(cloud, **pools(h100=h100), max_hourly_usd=1000)
@@ -522,7 +522,7 @@ def test_types_of_a_pool_are_equal_and_usable(cloud: Cloud, types: list[str], li
 
 
 def test_types_with_the_same_gpu_are_equal(cloud: Cloud, warnings: list[str]) -> None:
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 1.0, "g6.xlarge": 1.0, "g6.4xlarge": 2.0}
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 1.0, "g6.xlarge": 1.0, "g6.4xlarge": 2.0}
     made = plan(cloud, **pools(l4={"instance_types": ["g6.4xlarge", "g6.xlarge"], "max": 1}))
     assert made.nodes["l4-workers"].task == TaskSize(vcpus=4, memory_mib=14336, gpus=1)
     assert not warnings
@@ -540,7 +540,7 @@ def test_a_type_of_several_pools_is_described_once(cloud: Cloud) -> None:
     cloud.answers = {}
     plan(cloud, **pools(a={"instance_types": ["g5.xlarge"], "max": 1, "spot": True}, b=H100, c=H100))
     asked = [args["instanceType"] for token, args in cloud.calls if token.endswith(":getInstanceType")]
-    assert sorted(asked) == ["g5.xlarge", "m5.xlarge", "p5.48xlarge"]
+    assert sorted(asked) == ["g5.xlarge", "m5.large", "p5.48xlarge"]
     cloud.answers = {"getInstanceType": {"supportedUsagesClasses": ["on-demand"]}}
     with pytest.raises(SettingError, match=r"^worker_pools.a.instance_types: 'g5\.xlarge' is sold as on-demand"):
         plan(cloud, **pools(a={"instance_types": ["g5.xlarge"], "max": 1, "spot": True}))
@@ -581,7 +581,7 @@ def test_no_look_up_is_made_twice(cloud: Cloud, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
-    cloud.prices = {"m5.xlarge": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0, "c6i.2xlarge": 0.5}
+    cloud.prices = {"m5.large": 1.0, "g5.xlarge": 2.0, "p5.48xlarge": 50.0, "c6i.2xlarge": 0.5}
     cloud.disk_price = 0.0001
     settings = {
         **CPU_WORKERS,
@@ -595,15 +595,18 @@ def test_a_preview_has_a_line_for_each_pool(cloud: Cloud) -> None:
     plan(cloud, **settings)
     assert not cloud.messages
     cloud.preview = True
-    plan(cloud, **settings)
+    made = plan(cloud, **settings)
+    months = idle_cost.lines(made.costs, made.nodes, made.scales)
     assert cloud.messages == [
-        "head: 1 x m5.xlarge, 1 on demand, at most 1.00 USD per hour",
+        "head: 1 x m5.large, 1 on demand, at most 1.00 USD per hour",
         "pool default: 2 x g5.xlarge, 2 on demand, at most 4.00 USD per hour",
         "pool h100: 2 x p5.48xlarge, 1 on spot and 1 on demand, at most 100.00 USD per hour",
         "pool prepare: 2 x c6i.2xlarge (CPU workers), 2 on demand, at most 1.00 USD per hour",
         "pool s: 3 x p5.48xlarge, 3 on spot, at most 150.00 USD per hour",
         "all instances: at most 256.00 USD per hour",
+        *months,
     ]
+    assert months
     cloud.prices, cloud.messages = None, []
     plan(cloud)
     assert [line.rpartition(", ")[2] for line in cloud.messages] == ["cost unknown"] * 2 + [

@@ -98,7 +98,7 @@ def test_unsupported_worker_types_are_refused(change: dict, rule: str) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"memory_mib": 4096}, "has 4096 MiB of memory, but the head needs 8192"),
+        ({"memory_mib": 2048}, "has 2048 MiB of memory, but the head needs 4096"),
         ({"architectures": ("arm64",)}, "is arm64, but the image is built for x86_64"),
     ],
 )

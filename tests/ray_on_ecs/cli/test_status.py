@@ -206,8 +206,14 @@ def test_costs_are_unknown_without_a_price(stack: Laptop) -> None:
             "2.24 an hour with all workers; NAT gateway, disk space of workers, traffic, S3 and logs are extra; "
             "`pulumi destroy` ends it",
         ),
+        (
+            IDLE | {"image": 0.000452},
+            "2.29 USD an hour (1,669 a month) now: head 0.19, its disk 0.01, NAT gateway 0.05, CloudWatch 0.02, "
+            "workers 2.01; at most 2.29 an hour with all workers; disk space of workers, traffic, S3 and logs are "
+            "extra; `pulumi destroy` ends it",
+        ),
     ],
-    ids=["outputs of an earlier version", "a price is unknown"],
+    ids=["outputs of an earlier version", "a price is unknown", "less than half a cent"],
 )
 def test_cost_without_a_part_says_so(stack: Laptop, idle: dict[str, float | None] | None, line: str) -> None:
     if idle is None:
