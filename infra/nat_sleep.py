@@ -8,10 +8,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import nat
+from infra.scaling import PERIOD_SECONDS, queries
 from infra.tags import metrics_namespace, tags
 from infra.types import ResourceRef
-
-PERIOD_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +62,6 @@ class NatSleep(pulumi.ComponentResource):
         self, kind: str, description: str, comparison: str, minutes: int, policy: aws.autoscaling.Policy
     ) -> None:
         metrics = nat.metrics(metrics_namespace(self._args.cluster), self._args.head_group.name)
-        queries = [
-            aws.cloudwatch.MetricAlarmMetricQueryArgs(
-                id=key,
-                metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
-                    namespace=metric.namespace,
-                    metric_name=metric.name,
-                    stat=metric.stat,
-                    period=PERIOD_SECONDS,
-                    dimensions=metric.dimensions,
-                ),
-            )
-            for key, metric in metrics.items()
-        ]
-        needed = aws.cloudwatch.MetricAlarmMetricQueryArgs(
-            id="needed", expression=nat.NEEDED, label="Needed", return_data=True
-        )
         aws.cloudwatch.MetricAlarm(
             f"{self._name}-{kind}-alarm",
             name=pulumi.Output.concat(self._args.cluster, "-nat-", kind),
@@ -86,7 +69,7 @@ class NatSleep(pulumi.ComponentResource):
             comparison_operator=comparison,
             threshold=1,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
-            metric_queries=[needed, *queries],
+            metric_queries=queries(nat.NEEDED, "Needed", metrics),
             # Without data nothing is known, and nothing changes.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],

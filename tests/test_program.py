@@ -161,12 +161,13 @@ def test_exported_commands_target_this_stack(stack: Cloud) -> None:
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
 
 
-@pytest.mark.parametrize(("name", "published"), [("default", 30), ("everything", 39), ("pools", 77)])
+@pytest.mark.parametrize(("name", "published"), [("default", 37), ("everything", 47), ("pools", 88)])
 def test_idle_cost_has_the_alarms_of_the_program(name: str, published: int) -> None:
     made = deployed(name)
     alarms = [alarm.inputs for alarm in made.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
     watched = [sum("metric" in query for query in alarm.get("metricQueries", ())) or 1 for alarm in alarms]
-    usd = 0.1 * sum(watched) + 3 * len(made.of_type("aws:cloudwatch/dashboard:Dashboard"))
+    fast = sum(alarm.get("period") == 10 for alarm in alarms)
+    usd = 0.1 * sum(watched) + 0.2 * fast + 3 * len(made.of_type("aws:cloudwatch/dashboard:Dashboard"))
     hourly = made.exports["connection"]["idle_hourly_usd"]["CloudWatch"]
     assert hourly * HOURS_OF_MONTH == pytest.approx(usd + 0.3 * published, abs=0.001)
 

@@ -257,7 +257,7 @@ def test_a_nat_instance_is_in_a_zone_that_offers_it(cloud: Cloud) -> None:
     with pytest.raises(SettingError) as refused:
         location(cloud, nat_instance=True, availability_zones=["us-west-2a"])
     assert str(refused.value) == (
-        "availability_zones: 'us-west-2a' does not offer g5.xlarge and m5.xlarge and t4g.nano for nat_instance; use "
+        "availability_zones: 'us-west-2a' does not offer g5.xlarge and m5.large and t4g.nano for nat_instance; use "
         "us-west-2b, or another type"
     )
 
@@ -277,7 +277,7 @@ def test_a_nat_instance_stays_in_the_first_zone(cloud: Cloud) -> None:
     assert check_zone(args, location(cloud, **fields), "us-west-2a") == "us-west-2a"
 
 
-@pytest.mark.parametrize(("offered_in", "together"), [((), ""), (("us-west-2a",), " together with m5.xlarge and g5")])
+@pytest.mark.parametrize(("offered_in", "together"), [((), ""), (("us-west-2a",), " together with m5.large and g5")])
 def test_a_region_without_nat_instances_has_a_gateway(cloud: Cloud, offered_in: tuple[str, ...], together: str) -> None:
     cloud.not_offered = {
         "t4g.nano": tuple(zone for zone in ZONES if zone not in offered_in),

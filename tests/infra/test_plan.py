@@ -304,13 +304,13 @@ def test_nat_gateway_off_requires_no_address(cloud: Cloud) -> None:
 
 
 def test_nat_instance_requires_vcpus_and_no_address(cloud: Cloud) -> None:
-    cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0, "L-1216C47A": 6.0}, 5
+    cloud.quotas, cloud.addresses = {"L-0263D0A3": 5.0, "L-1216C47A": 4.0}, 5
     made = plan(cloud, nat_instance=True)
     assert made.network_problem is None
     assert plan(cloud).network_problem
-    cloud.quotas["L-1216C47A"] = 5.0
+    cloud.quotas["L-1216C47A"] = 3.0
     with pytest.raises(
-        SettingError, match=r"^head_instance_type: 'm5\.xlarge' needs 6 vCPUs for 1 x m5\.xlarge and 1 x t4g\.nano, but"
+        SettingError, match=r"^head_instance_type: 'm5\.large' needs 4 vCPUs for 1 x m5\.large and 1 x t4g\.nano, but"
     ):
         plan(cloud, nat_instance=True)
 
