@@ -107,30 +107,24 @@ class Monitoring(pulumi.ComponentResource):
     def _alarm_head_silent(self, name: str, args: MonitoringArgs, actions: list[pulumi.Input[str]]) -> None:
         # While a running head is silent, idle workers are not stopped, since it may have a run.
         metric = Metric(namespace=metrics_namespace(args.head.cluster), name="GPUs", stat="Maximum")
-        if args.sleeping_group is None:
-            self._alarm(
-                f"{name}-head",
-                f"Ray head silent for {HEAD_SILENT_MINUTES} minutes: not running, or unable to publish metrics",
-                watched=_watched(metric),
-                below=0,
-                minutes=HEAD_SILENT_MINUTES,
-                missing="breaching",
-                actions=actions,
-            )
-            return
-        description = f"Ray head silent for {SLEEPING_HEAD_SILENT_MINUTES} minutes, and not asleep"
-        group = {"AutoScalingGroupName": args.sleeping_group}
-        wanted = Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Minimum", dimensions=group)
-        # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.
-        expression = "IF(wanted > 0, MAX([published, wanted * 0 - 1]), 0)"
-        metrics = {"published": metric, "wanted": wanted}
+        watched, minutes, missing = _watched(metric), HEAD_SILENT_MINUTES, "breaching"
+        description = f"Ray head silent for {minutes} minutes: not running, or unable to publish metrics"
+        if args.sleeping_group is not None:
+            group = {"AutoScalingGroupName": args.sleeping_group}
+            wanted = Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Minimum", dimensions=group)
+            minutes, missing = SLEEPING_HEAD_SILENT_MINUTES, "notBreaching"
+            description = f"Ray head silent for {minutes} minutes, and not asleep"
+            # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.
+            expression = "IF(wanted > 0, MAX([published, wanted * 0 - 1]), 0)"
+            metrics = {"published": metric, "wanted": wanted}
+            watched = {"metric_queries": queries(expression, description, metrics, period_seconds=PERIOD_SECONDS)}
         self._alarm(
             f"{name}-head",
             description,
-            watched={"metric_queries": queries(expression, description, metrics, period_seconds=PERIOD_SECONDS)},
+            watched=watched,
             below=0,
-            minutes=SLEEPING_HEAD_SILENT_MINUTES,
-            missing="notBreaching",
+            minutes=minutes,
+            missing=missing,
             actions=actions,
         )
 

@@ -180,9 +180,9 @@ class NodeGroup(pulumi.ComponentResource):
             f"{name}-group",
             min_size=0 if args.managed_scaling else node.max_count,
             max_size=node.max_count,
-            # With managed scaling ECS sets the desired capacity; a value here would reset it at every `pulumi up`. A
-            # head that sleeps starts at once with the first one.
-            desired_capacity=node.max_count if args.is_head or not args.managed_scaling else None,
+            # ECS sets the desired capacity of workers; a value here would reset it at every `pulumi up`. That of a head
+            # that sleeps is for the first one, which starts it.
+            desired_capacity=node.max_count if args.is_head else None,
             # Instances register only after the capacity provider is associated, which depends on this group: waiting
             # for them here would time out.
             wait_for_capacity_timeout="0",
@@ -190,7 +190,7 @@ class NodeGroup(pulumi.ComponentResource):
             vpc_zone_identifiers=network.subnets_in(node.zones),
             placement_group=placement,
             **_launched_from(template, node),
-            instance_refresh=_replace_at_once() if args.is_head or not args.managed_scaling else None,
+            instance_refresh=_replace_at_once() if args.is_head else None,
             # Free of charge; the idle alarm counts running and requested instances.
             enabled_metrics=[
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
@@ -266,8 +266,8 @@ def _managed_scaling(args: NodeGroupArgs) -> aws.ecs.CapacityProviderAutoScaling
 def _protects(args: NodeGroupArgs) -> bool:
     """True if the scale-in terminates only instances without tasks, which an Auto Scaling group can't tell apart.
 
-    The head has one instance, which ECS scales in only without a task. Protection would refuse sleep for a head that is
-    up: each instance in the group has to be protected before.
+    ECS ends the head's one instance only without a task. It would refuse protection if sleep is switched on for a head
+    that is up, as each instance in the group has to be protected before.
     https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_AutoScalingGroupProviderUpdate.html
     """
     return args.managed_scaling and not args.is_head

@@ -158,9 +158,10 @@ class RayCluster(pulumi.ComponentResource):
         sessions = Sessions(f"{prefix}-sessions", SessionsArgs(gpus=plan.gpus), opts)
 
         self.bucket = storage.bucket.name
-        self.head_instance_id = pulumi.Output.from_input("")
-        target = head_group.name.apply(lambda group: commands.instance_of(region, group))
-        if not self._sleeps:
+        if self._sleeps:  # each wake starts another instance
+            self.head_instance_id = pulumi.Output.from_input("")
+            target = head_group.name.apply(lambda group: commands.instance_of(region, group))
+        else:
             self.head_instance_id = target = node_groups["head"].instance_id(services["head"])
         self.cluster_name = cluster.ref.name
         self.image_uri = pulumi.Output.from_input(image_uri)

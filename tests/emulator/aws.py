@@ -281,8 +281,11 @@ def _describe_instance_refreshes(_: None, self: Any) -> ActionResult:
 
 @instead_of(AutoScalingResponse, "update_auto_scaling_group")
 def _update_auto_scaling_group(original: Any, self: Any) -> Any:
-    result = original(self)
     group = self.autoscaling_backend.autoscaling_groups[self._get_param("AutoScalingGroupName")]
+    mixed = group.mixed_instances_policy
+    result = original(self)
+    if self._get_param("MixedInstancesPolicy") is None and self._get_param("LaunchTemplate") is None:
+        group.mixed_instances_policy = mixed
     if (placement_group := self._get_param("PlacementGroup")) is not None:
         group.placement_group = placement_group
     return result
