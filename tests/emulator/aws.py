@@ -287,6 +287,14 @@ def _update_auto_scaling_group(original: Any, self: Any) -> Any:
     return result
 
 
+@instead_of(AutoScalingBackend, "put_scaling_policy")
+def _put_group_policy(original: Any, self: Any, **of_policy: Any) -> Any:
+    policy = original(self, **of_policy)
+    policy.enabled = True
+    policy.predictive_scaling_configuration = policy.predictive_scaling_configuration or None
+    return policy
+
+
 def _unprotect(group: Any) -> None:
     for state in group.instance_states if group else []:
         state.protected_from_scale_in = False
