@@ -121,12 +121,14 @@ class NatInstance(pulumi.ComponentResource):
 
     def _user_data(self, args: NatInstanceArgs, interface: aws.ec2.NetworkInterface) -> pulumi.Output[str]:
         def encoded(values: dict[str, str]) -> str:
-            zone = values.pop("zone")
-            private = nat.PrivateInterface(**values, subnet=private_block(args.cidr, zone), vpc=args.cidr)
+            private = nat.PrivateInterface(**values, vpc=args.cidr)
             return base64.b64encode(nat.user_data(private).encode()).decode()
 
         return pulumi.Output.all(
-            interface_id=interface.id, mac=interface.mac_address, address=interface.private_ip, zone=args.zone
+            interface_id=interface.id,
+            mac=interface.mac_address,
+            address=interface.private_ip,
+            subnet=pulumi.Output.from_input(args.zone).apply(lambda zone: private_block(args.cidr, zone)),
         ).apply(encoded)
 
     def _launch_template(

@@ -39,7 +39,7 @@ RUNS = {
         f"--then=workerPools={json.dumps(POOLS)}",
         # CPU workers stay: without them the head has another task definition, and for its replacement beside deletions
         # Terraform finds no order, as it deletes what nothing needs any more before updates.
-        "--then=availabilityZones=us-west-2a,workerPools={}",
+        "--then=availabilityZones=us-west-2a,workerPools={},natInstance=true",
     ],
     "everything, asleep": [*(f"--config={key}={value}" for key, value in ALL.items()), "--alarm=head-sleep"],
 }
