@@ -58,7 +58,7 @@ class RayCluster(pulumi.ComponentResource):
     estimated_hourly_usd: pulumi.Output[float | None]
     """On-demand cost of all instances in USD per hour; none if prices are not available."""
     idle_cost: pulumi.Output[str]
-    """Cost per hour and month while no run uses the cluster, by part, and the command that ends it."""
+    """Cost of a month training, idle, and asleep with `sleepAfterMinutes`, by part, and the command that ends it."""
     default_gpus: pulumi.Output[int]
     """Number of GPUs that a job requests by default in the pool `default`."""
     vpc_id: pulumi.Output[str]
