@@ -156,6 +156,7 @@ class Desk:
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
         self._stopping.set()
+        self._has_changed |= self._sleep is not None  # the last idle time tells that it has gone to sleep
         began, told = time.monotonic(), set[str]()
         while (passed := time.monotonic() - began) < STOP_SECONDS:
             works = self._thread.is_alive()  # and may start a job, so that it is looked at first
