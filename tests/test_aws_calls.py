@@ -116,6 +116,7 @@ CALLS: dict[tuple[str, str], Needs] = {
         LAPTOP: "application-autoscaling:DescribeScalableTargets anything"
     },
     ("cluster/clusters.py", "head_bucket"): {LAPTOP: "s3:ListBucket bucket"},
+    ("cluster/wake.py", "put_metric_data"): {LAPTOP: "cloudwatch:PutMetricData anything"},
     ("cluster/session.py", "start_session"): {SESSIONS: "ssm:StartSession instance, ssm:StartSession document"},
     ("cluster/session.py", "terminate_session"): {SESSIONS: "ssm:TerminateSession session"},
     ("cli/doctor.py", "describe_instance_information"): {LAPTOP: "ssm:DescribeInstanceInformation anything"},

@@ -9,6 +9,7 @@ import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cli.wake import awaken
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.errors import ResourceError
 
@@ -20,6 +21,7 @@ LOOK_SECONDS = 5.0  # AWS closes a session after 20 idle minutes
 @on_cluster
 def command(cluster: Cluster, no_browser: bool) -> int:
     """Forward Ray's dashboard to this machine until Ctrl-C, and open it in the browser."""
+    awaken(cluster)
     with cluster.connect_to_ray() as head:
         out.print(f"dashboard  {head.url}")
         if head.token:  # Ray's page asks for it, and can't have it in its address

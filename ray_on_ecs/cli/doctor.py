@@ -22,11 +22,13 @@ from ray_on_ecs.cluster.clusters import CLUSTER_VARIABLE, Cluster, RemoteCluster
 from ray_on_ecs.cluster.clusters import HEAD as HEAD_CLUSTER
 from ray_on_ecs.cluster.history import list_folders
 from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster.wake import clock, publish
 from ray_on_ecs.cluster_info import ClusterInfo
 from ray_on_ecs.errors import ResourceError, StackNotFound, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.documents import HeadState
-from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
+from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs, is_asleep
 from ray_on_ecs.node import labels
+from ray_on_ecs.node.metrics import head_requested
 from ray_on_ecs.node.ray_status import HEAD, nodes_of
 from ray_on_ecs.starting.cause import DEPLOYMENT_FAILED
 
@@ -58,6 +60,7 @@ class Findings:
     cluster: Cluster = field(init=False)
     stack: Stack = field(init=False)
     head: HeadState = field(init=False)
+    is_asleep: bool = False
     workers: ClusterInfo = field(init=False)
     services: dict[str, Service] = field(default_factory=dict)
     groups: dict[str, Group | None] = field(default_factory=dict)
@@ -206,7 +209,11 @@ def idle(findings: Findings) -> str:
 
 def head_instance(findings: Findings) -> str:
     """Look up the head's instance in Session Manager, for dashboard, notebook and shell."""
+    if findings.is_asleep:
+        return "none while the head sleeps; dashboard, notebook and shell wake it"
     instance_id = aws.head_instance(findings.stack)
+    if not instance_id:
+        raise Notice("the head has no task on an instance: it is starting; dashboard, notebook and shell need it")
     filters = [{"Key": "InstanceIds", "Values": [instance_id]}]
     answer = aws.call("ssm", findings.stack, "describe_instance_information", Filters=filters)
     listed = answer["InstanceInformationList"]
@@ -244,18 +251,29 @@ def head(findings: Findings) -> str:
     if not isinstance(jobs, RemoteJobs):
         raise Problem("this is the head; ask it from another machine")
     findings.head, age = jobs.state()
-    if age > SILENT_SECONDS:
+    findings.is_asleep = is_asleep(findings.head, age)
+    if age > SILENT_SECONDS and not findings.is_asleep:
         raise Problem(f"the head wrote its state {timedelta(seconds=round(age))} ago: it is being replaced, or hangs")
-    try:
-        jobs.check_requests()
-    except TrainingError as cause:
-        raise Notice(f"wrote its state {age:.0f} s ago, but takes no request of yours ({cause})") from cause
     version = findings.head.ray.get("ray_version")
-    return f"wrote its state {age:.0f} s ago" + (f"; Ray {version}" if version else ", and waits for Ray")
+    line = f"wrote its state {age:.0f} s ago"
+    if findings.is_asleep:
+        line = f"asleep since {clock(age)}, {findings.cluster.command('run')} wakes it"
+    try:
+        jobs.check_requests(is_answered=not findings.is_asleep)
+    except TrainingError as cause:
+        raise Notice(f"{line}, but takes no request of yours ({cause})") from cause
+    try:
+        if findings.head.wake:
+            publish(findings.head.wake, [head_requested(0)])  # wakes nothing
+    except TrainingError as cause:
+        raise Notice(f"{line}, but your runs can't wake it when it sleeps: {cause}") from cause
+    return line if findings.is_asleep else line + (f"; Ray {version}" if version else ", and waits for Ray")
 
 
 def nodes(findings: Findings) -> str:
     """Look for nodes that are missing."""
+    if findings.is_asleep:
+        return "none while the head sleeps"
     count = sum(node["kind"] != HEAD for node in findings.head.ray.get("nodes", ()))
     line = f"{count} and the head"
     expected = sum(service.running for kind, service in findings.services.items() if kind != HEAD)

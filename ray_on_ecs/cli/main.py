@@ -44,6 +44,7 @@ COMMANDS = {
     "open": "Show the report of a run in the browser.",
     "rm": "Delete runs with their results and checkpoints, by name or age.",
     "status": "Show the nodes, GPUs, queue and cost per hour.",
+    "wake": "Start a head that sleeps.",
     "shell": "Open a shell on the head.",
     "dashboard": "Open Ray's dashboard in the browser.",
     "notebook": "Open Jupyter on the head or on a worker's GPU.",

@@ -15,6 +15,7 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.dashboard import hold_open
 from ray_on_ecs.cli.screen import note, out
+from ray_on_ecs.cli.wake import awaken
 from ray_on_ecs.cluster.clusters import Cluster, ComposeCluster
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.contract import NOTEBOOK_PORT
@@ -49,6 +50,7 @@ def command(cluster: Cluster, worker: bool, install: bool, no_browser: bool) -> 
     environment: dict[str, Any] = {"env_vars": {"JUPYTER_TOKEN": token}}
     if install:
         environment["pip"] = {"packages": [PACKAGE], "pip_check": False}
+    awaken(cluster)
     with cluster.connect_to_ray() as head:
         try:
             head.submit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +17,7 @@ from ray_on_ecs.cluster.aws_status import Group, explain_head, groups_line, read
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, under_way
 from ray_on_ecs.cluster.stack import Stack
+from ray_on_ecs.cluster.wake import clock
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import HOURS_OF_MONTH, SPOT, per_hour_and_month
 from ray_on_ecs.errors import (
@@ -29,7 +30,7 @@ from ray_on_ecs.errors import (
     one_line,
 )
 from ray_on_ecs.jobs.record import PENDING, RUNNING
-from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs
+from ray_on_ecs.jobs.remote import SILENT_SECONDS, RemoteJobs, is_asleep
 from ray_on_ecs.node import ray_status
 from ray_on_ecs.node.ray_status import HEAD, Node
 from ray_on_ecs.pools import gpus_of
@@ -60,7 +61,8 @@ def command(cluster: Cluster, as_json: bool) -> int:
         unreached = cause if isinstance(cause, TrainingError) else ResourceError(one_line(cause))
         if cluster.stack:
             unreached = explain_head(cluster.stack) or unreached
-    of_aws = read_aws(cluster.stack, ray.get("nodes")) if cluster.stack else {}
+    nodes = None if ray.get("asleep_since") else ray.get("nodes")  # the last state has the head's
+    of_aws = read_aws(cluster.stack, nodes) if cluster.stack else {}
     if as_json:
         document = {"cluster": cluster.name, **ray, **of_aws}
         print_json(document | ({"unreached": str(unreached)} if unreached else {}))
@@ -68,7 +70,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
     elif ray or of_aws.get("services"):
         out.print(f"{cluster.name} in {of_aws['region']}" if of_aws else cluster.name)
         lines = [
-            *(_ray_lines(ray, (ray | of_aws)["node_groups"], is_here=cluster.is_here) if ray else ()),
+            *(_ray_lines(ray, (ray | of_aws)["node_groups"], cluster) if ray else ()),
             *(_aws_lines(of_aws, ray) if of_aws else ()),
         ]
         width = max(8, *(len(title) for title, _ in lines))
@@ -82,20 +84,25 @@ def command(cluster: Cluster, as_json: bool) -> int:
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
     """Return nodes that are alive, node groups, GPUs, numbers of jobs, queued runs, and the starts of the others.
 
+    `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None.
+
     Raises:
         TrainingError: The head's state can't be read.
     """
     held = cluster.jobs()
-    seconds, ray = 0.0, {}
+    seconds, ray, asleep_since = 0.0, {}, None
     if isinstance(held, RemoteJobs):
         state, seconds, jobs = held.read()
         ray = state.ray
+        if is_asleep(state, seconds):
+            asleep_since = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
     else:
         ray = {} if cluster.is_here else ray_status.read()
         jobs = held.list_jobs()
     states = Counter(job["status"] for job in jobs)
     return {
         "seconds_ago": round(seconds),
+        "asleep_since": asleep_since,
         "ray_version": ray.get("ray_version"),
         "nodes": ray_status.nodes_of(ray),
         "node_groups": (ray_status.workers_of(ray) or {"groups": {}})["groups"],
@@ -156,8 +163,11 @@ def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
                 total = sum(usd.values())
                 found |= {"hourly_usd": round(total, 4), "monthly_usd": round(total * HOURS_OF_MONTH, 2)}
                 found["hourly_usd_by_part"] = usd
-    totals = {"estimated_hourly_usd": stack.estimated_hourly_usd, "idle_hourly_usd": stack.idle_hourly_usd}
-    totals["unknown"] = unknown
+    totals: dict[str, Any] = {
+        "estimated_hourly_usd": stack.estimated_hourly_usd,
+        "idle_hourly_usd": stack.idle_hourly_usd,
+    }
+    totals |= {"asleep_hourly_usd": stack.asleep_hourly_usd, "unknown": unknown}
     return {"region": stack.region, "services": services, **found, **totals}
 
 
@@ -185,13 +195,17 @@ def read_hourly_usd(
 
 
 def _ray_lines(
-    ray: Mapping[str, Any], node_groups: Mapping[str, NodeGroup], *, is_here: bool
+    ray: Mapping[str, Any], node_groups: Mapping[str, NodeGroup], cluster: Cluster
 ) -> Iterator[tuple[str, str]]:
     """Yield a title and a text for each line; each zone of a pool has one."""
-    if ray["seconds_ago"] > SILENT_SECONDS:
-        yield "head", f"silent: this is its state of {timedelta(seconds=ray['seconds_ago'])} ago"
+    seconds, is_asleep = ray["seconds_ago"], ray["asleep_since"] is not None
+    if is_asleep:
+        wakes = "the requested runs wake it" if ray["jobs"]["queued"] else f"{cluster.command('run')} wakes it"
+        yield HEAD, f"asleep since {clock(seconds)} ({timedelta(seconds=seconds)} ago), {wakes}"
+    elif seconds > SILENT_SECONDS:
+        yield HEAD, f"silent: this is its state of {timedelta(seconds=seconds)} ago"
     of_kind: dict[str, list[Node]] = defaultdict(list)
-    for node in ray["nodes"]:
+    for node in () if is_asleep else ray["nodes"]:
         if node.kind == HEAD:
             cpus = f", {_usage([node])}" if node.cpus else ""  # a stack's head runs no tasks
             yield HEAD, f"Ray {ray['ray_version']}, up {timedelta(seconds=node.up_seconds)}{cpus}"
@@ -204,10 +218,10 @@ def _ray_lines(
         pools[nodes[0].pool].append(_node_group(nodes))
     for pool, texts in pools.items():
         yield from zip((pool, *[""] * len(texts)), texts, strict=False)
-    if ray["ray_version"] is None:
+    if ray["ray_version"] is None and not is_asleep:
         local = "only a Ray program starts it; ray-on-ecs dashboard --local shows it meanwhile"
-        yield "Ray", local if is_here else "does not answer the head: it is starting, or busy"
-    else:
+        yield "Ray", local if cluster.is_here else "does not answer the head: it is starting, or busy"
+    elif not is_asleep:
         yield "GPUs", "{used:g} of {total:g} in use, {requested:g} requested".format(**ray["gpus"])
     # The drivers of queued runs are running jobs.
     waiting = len(ray["queue"])
@@ -258,7 +272,10 @@ def _aws_lines(of_aws: Mapping[str, Any], ray: Mapping[str, Any]) -> Iterator[tu
         if service.fault:
             yield "", f"{kind}: {service.fault}"
     yield "EC2", groups_line(groups) if groups else unknown("workers", "groups")
-    yield "cost", _cost(of_aws, unknown("workers", "prices") if ray else "unknown while the head can't be reached")
+    if ray.get("asleep_since"):
+        yield "cost", _cost_asleep(of_aws)
+    else:
+        yield "cost", _cost(of_aws, unknown("workers", "prices") if ray else "unknown while the head can't be reached")
     lines = scale_in.in_words(of_aws["scale_in"]) or unknown("workers", "scale-in")
     refused = "; ".join(f"{action} {why}" for action, why in of_aws["unknown"].items() if ":" in action)
     yield "scale-in", lines + (f" (not known: {refused})" if refused else "")
@@ -282,3 +299,15 @@ def _cost(of_aws: Mapping[str, Any], unknown: str) -> str:
     without = [part for part, usd in idle.items() if usd is None] if idle else ["network", "CloudWatch"]
     extra = [*without, "disk space of workers" if idle else "disk space", "traffic, S3 and logs"]
     return "; ".join([*texts, f"{', '.join(extra)} are extra", "`pulumi destroy` ends it"])
+
+
+def _cost_asleep(of_aws: Mapping[str, Any]) -> str:
+    """Return the cost while the head sleeps by part; workers that still run are not among them."""
+    parts = of_aws["asleep_hourly_usd"]
+    if not parts:
+        return "unknown while the head sleeps; pulumi up writes it into the stack's outputs"
+    known = {part: usd for part, usd in parts.items() if usd is not None}
+    without = [*(part for part, usd in parts.items() if usd is None), "traffic, S3 and logs"]
+    listed = ", ".join(f"{part} {usd:.3f}" for part, usd in known.items())
+    asleep = f"{per_hour_and_month(sum(known.values()))} asleep: {listed}"
+    return f"{asleep}; {', '.join(without)} are extra; `pulumi destroy` ends it"

@@ -103,17 +103,7 @@ def read_services(
         kinds: The kinds of node; by default all.
     """
     names = {kind: name for kind, name in stack.services.items() if kinds is None or kind in kinds}
-    listed, found = [*names.values()], []
-    for start in range(0, len(listed), MOST_SERVICES):
-        which = {"cluster": stack.cluster_name, "services": listed[start : start + MOST_SERVICES]}
-        try:
-            found += aws.call("ecs", stack, "describe_services", **which)["services"]
-        except aws.Refused as refused:
-            if refused.code == "ClusterNotFoundException":
-                raise aws.stack_not_found(stack) from refused
-            raise
-    active = {service["serviceName"]: service for service in found if service["status"] == "ACTIVE"}
-    look = looking(stack)
+    active, look = _describe_services(stack, [*names.values()]), looking(stack)
     services = {}
     for kind, name in names.items():
         if service := active.get(name):
@@ -121,6 +111,20 @@ def read_services(
             deployment = deployments.in_progress(service)
             services[kind] = Service(service["runningCount"], service["desiredCount"], fault, deployment)
     return services
+
+
+def _describe_services(stack: Stack, names: list[str]) -> dict[str, Any]:
+    """Return ECS's description of the active services of these names; StackNotFound if the stack is down."""
+    found = []
+    for start in range(0, len(names), MOST_SERVICES):
+        which = {"cluster": stack.cluster_name, "services": names[start : start + MOST_SERVICES]}
+        try:
+            found += aws.call("ecs", stack, "describe_services", **which)["services"]
+        except aws.Refused as refused:
+            if refused.code == "ClusterNotFoundException":
+                raise aws.stack_not_found(stack) from refused
+            raise
+    return {service["serviceName"]: service for service in found if service["status"] == "ACTIVE"}
 
 
 def looking(stack: Stack) -> Look:
@@ -156,3 +160,32 @@ def explain_head(stack: Stack) -> ResourceError | None:
     else:
         state = f"task is not running: it is starting or being replaced; {head.fault or 'no task is wanted'}"
     return HeadUnavailable(f"the head's {state}")
+
+
+def head_phase(stack: Stack) -> str:
+    """Return what a head that starts waits for, with the usual time; empty if AWS does not tell all.
+
+    Raises:
+        StackNotFound: The stack is down.
+    """
+    try:
+        service = next(iter(_describe_services(stack, [stack.services.get(HEAD, HEAD)]).values()), None)
+    except StackNotFound:
+        raise
+    except TrainingError:
+        return ""
+    if service is None:  # pulumi up replaces it
+        return ""
+    if service["runningCount"]:
+        return "its container runs, and Ray starts (usually 30 s)"
+    if not service["desiredCount"]:
+        return "the alarm has not acted yet (usually 10 to 30 s)"
+    look = looking(stack)
+    name = look.group_of(service)
+    nodes = look.nodes(service, look.group(name) if name else None)
+    fault = "" if look.unknown else explain(nodes, datetime.now(UTC))
+    if fault or look.unknown:
+        return fault
+    if not nodes.instances:
+        return "EC2 starts its instance (usually 60 s)"
+    return "its instance pulls the image (usually 2 to 4 minutes, or no time if it has the image)"

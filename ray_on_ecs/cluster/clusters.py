@@ -22,6 +22,7 @@ from ray_on_ecs.cluster import aws
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
+from ray_on_ecs.cluster.wake import Waker, workers_of_run
 from ray_on_ecs.cluster_info import ClusterInfo, read_cluster_info
 from ray_on_ecs.config import POOLS, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE, CLUSTERS_PREFIX, DASHBOARD_URL, RUNS_PREFIX, secrets_prefix
@@ -171,6 +172,16 @@ class RemoteCluster(Cluster):
     """Cluster whose head is reached through a bucket."""
 
     bucket: str
+    _run: RunConfig | None = None  # that is about to be submitted
+
+    @contextmanager
+    def ready_for(self, config: RunConfig, say: Callable[[str], None]) -> Generator[None]:
+        self._run = config  # its workers are woken with a head that sleeps
+        yield
+
+    def head_phase(self) -> str:
+        """Return what a head that starts waits for; empty if that is not known."""
+        return ""
 
     def known_pools(self) -> ClusterInfo | None:
         return workers_of(self.jobs().state()[0].ray)
@@ -187,7 +198,8 @@ class RemoteCluster(Cluster):
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
         documents = Documents(Bucket(**self.s3_options()), f"{self.bucket}/{CLUSTERS_PREFIX}/{self.cluster_name}")
-        return RemoteJobs(documents, partial(aws.user_id, **self.client_options), say, self.secrets_of)
+        waker = Waker(say, self.head_phase, partial(workers_of_run, self._run))
+        return RemoteJobs(documents, partial(aws.user_id, **self.client_options), say, self.secrets_of, waker)
 
     def _secrets_in(self, uri: str, call: Callable[..., Any]) -> secrets.Store:
         """Return the store of a run's secrets. The head's state has their key: a user may know the bucket alone."""
@@ -247,6 +259,11 @@ class StackCluster(RemoteCluster):
         from ray_on_ecs.cluster.aws_status import explain_head
 
         return explain_head(self._stack) or cause
+
+    def head_phase(self) -> str:
+        from ray_on_ecs.cluster.aws_status import head_phase
+
+        return head_phase(self._stack)
 
     @property
     def cluster_name(self) -> str:

@@ -52,7 +52,13 @@ def started(
 ) -> Generator[subprocess.Popen[Any]]:
     """Start a session by a document; yields the plugin's process, which `program` starts with these options."""
     version, environment = plugin_version(), aws.variables()
-    request: dict[str, Any] = {"Target": aws.head_instance(stack), "DocumentName": document}
+    instance_id = aws.head_instance(stack)
+    if not instance_id:  # of a stack whose head sleeps, the outputs have none
+        raise HeadUnavailable(
+            "the head has no task on an instance: it is starting, or sleeps; try again in a minute, and "
+            "ray-on-ecs status shows what it waits for"
+        )
+    request: dict[str, Any] = {"Target": instance_id, "DocumentName": document}
     if parameters:
         request["Parameters"] = parameters
     answer = _start(stack, request)

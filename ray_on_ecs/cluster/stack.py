@@ -58,7 +58,7 @@ class Stack:
     region: str
     bucket: str
     cluster_name: str
-    head_instance_id: str  # at the time of `pulumi up`
+    head_instance_id: str  # at the time of `pulumi up`; empty for a head that sleeps
     head_host: str  # DNS name in the VPC
     token_parameter: str
     cluster_info_parameter: str
@@ -70,7 +70,8 @@ class Stack:
     # What runs without workers, by part (head, NAT gateway); a part is None if its price is unknown, and all are None
     # without the head's price, and in outputs of earlier versions.
     idle_hourly_usd: dict[str, float | None] | None = None
-    asleep_hourly_usd: dict[str, float | None] | None = None  # the same while the head sleeps; None if it never does
+    # The same while the head sleeps; None if it does not sleep, and in outputs of earlier versions.
+    asleep_hourly_usd: dict[str, float | None] | None = None
     project: Path | None = None  # None for a file
 
     @property

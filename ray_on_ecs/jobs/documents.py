@@ -12,14 +12,15 @@ head has written since. Times are S3's: clocks of laptops and heads are not comp
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.record import Job, is_job
-from ray_on_ecs.rules import is_run_name
+from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage.bucket import Bucket
 from ray_on_ecs.storage.disk import Disk
 
@@ -27,6 +28,21 @@ FORMAT = 1
 HEAD, REQUESTS, BELL, LOGS = "head.json", "requests", "bell", "logs"
 RUN, STOP = "run", "stop"
 MAX_REQUEST_BYTES = 2**18  # metadata alone: code and settings are in the run's folder
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Means to wake a head that sleeps, for users who know only the bucket.
+
+    Attributes:
+        namespace: The CloudWatch namespace of the cluster's metrics, in which users publish a request for the head.
+        region: Its region.
+        after_minutes: The idle time after which the head sleeps.
+    """
+
+    namespace: str
+    region: str
+    after_minutes: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,8 @@ class HeadState:
         code: The fingerprint of its code (node/labels.py).
         head: The ID of the head.
         secrets_key: The KMS key of the runs' secrets; empty for AWS's.
+        wake: Means to wake it; None if it does not sleep.
+        idle_minutes: Its idle time (node/idle.py).
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -48,10 +66,13 @@ class HeadState:
     code: str = ""
     head: str = ""
     secrets_key: str = ""
+    wake: Wake | None = None
+    idle_minutes: float = 0.0
 
     def to_json(self) -> bytes:
         """Return the document."""
-        return json.dumps({"format": FORMAT, **self.__dict__}).encode()
+        wake = asdict(self.wake) if self.wake else None
+        return json.dumps({"format": FORMAT, **self.__dict__, "wake": wake}).encode()
 
 
 @dataclass(frozen=True)
@@ -168,6 +189,10 @@ class Documents:
             found, key=lambda each: (each.time, each.kind != RUN) if isinstance(each, Request) else (0.0, False)
         )
 
+    def is_open(self, user: str, request: str) -> bool:
+        """Return True if a request is there, which the head has not answered yet."""
+        return self.store.find(self.path(REQUESTS, user, f"{request}.json")) is not None
+
     def withdraw(self, user: str, request: str) -> None:
         """Delete a request."""
         self.store.delete(self.path(REQUESTS, user, f"{request}.json"))
@@ -217,7 +242,18 @@ def _head_state(document: Mapping[str, Any]) -> HeadState:
         code=str(document.get("code", "")),
         head=str(document.get("head", "")),
         secrets_key=str(document.get("secrets_key", "")),
+        wake=_wake(document.get("wake")),
+        idle_minutes=finite(document.get("idle_minutes")) or 0.0,
     )
+
+
+def _wake(value: Any) -> Wake | None:
+    """Return the means to wake a head; None if they are broken. Users send a signed request to what they name."""
+    match value:
+        case {"namespace": str(namespace), "region": str(region), "after_minutes": minutes} if finite(minutes):
+            if re.fullmatch(r"ray-on-ecs/[\w.-]+", namespace) and re.fullmatch(r"[a-z0-9-]+", region):
+                return Wake(namespace, region, float(minutes))
+    return None
 
 
 def _check_request(content: Mapping[str, Any]) -> None:

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ray_on_ecs import secrets
-from ray_on_ecs.errors import HeadUnavailable, ResourceError, TrainingError, UsageError
+from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
-from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets
+from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets, was_lost
 from ray_on_ecs.storage.bucket import StorageFault
 
 # A head writes its state every 10 s. After these times it may be away, and is silent.
@@ -28,6 +28,18 @@ LAST_SECONDS = 15.0
 WITHDRAW_SECONDS = 10.0  # for the head to start a driver
 # A head that is starting pulls its image first.
 ACCEPT_SECONDS = 1800.0
+# A head whose idle time is so far from its end does not go to sleep while a command connects to it.
+AWAKE_MINUTES = 5.0
+
+
+class Waker(Protocol):
+    """Requests for a head that sleeps (cluster/wake.py), by its last state and the age of that."""
+
+    def ask(self, state: HeadState, age: float) -> None:
+        """Publish a request, before there is work for the head; TrainingError if it sleeps and AWS refuses."""
+
+    def wait(self, state: HeadState, age: float) -> bool:
+        """Publish it again if that is due; return True if this prints what the head waits for."""
 
 
 class RemoteJobs:
@@ -38,6 +50,7 @@ class RemoteJobs:
         user: Returns the user's ID, `aws:userid`.
         say: Prints a line about a wait.
         secrets_of: Returns the store of a run's secrets, by the run's folder.
+        waker: Wakes the head.
     """
 
     # For a job that is asked to end: its driver writes a last checkpoint, and the head kills it after 70 s.
@@ -49,9 +62,12 @@ class RemoteJobs:
         user: Callable[[], str],
         say: Callable[[str], None],
         secrets_of: Callable[[str], secrets.Store] = secrets.store,
+        waker: Waker | None = None,
     ) -> None:
         self._documents, self._user, self._say, self._secrets_of = documents, user, say, secrets_of
+        self._waker = waker
         self._version, self._state = "", HeadState()
+        self._checked_at = 0.0  # when its own request was still there
         self._said: set[str] = set()
 
     def state(self) -> tuple[HeadState, float]:
@@ -78,10 +94,8 @@ class RemoteJobs:
                 "the head has not written its state yet: it is starting, or its image is older than this command, and "
                 "pulumi up replaces it"
             )
-        if age > DAY:  # no head continues them: see node/desk.py
-            lost = {"status": FAILED, "message": "its head was lost", "is_settled": True}
-            jobs = [job if job["status"] in ENDED else {**job, **lost} for job in self._state.jobs]
-            return replace(self._state, jobs=jobs), age
+        if age > DAY:
+            return replace(self._state, jobs=[_not_continued(job) for job in self._state.jobs]), age
         return self._state, age
 
     def is_away(self) -> bool:
@@ -91,13 +105,13 @@ class RemoteJobs:
     @contextmanager
     def submitting(self) -> Generator[None]:
         """Wait for a head; it itself refuses a second request for a run."""
-        self._wait(lambda state: "is up")
+        self._wait(lambda state, age: "is up")
         yield
 
     def list_jobs(self) -> list[Job]:
         """Return the jobs in the order of their start, and last the requests that the head has not accepted yet."""
-        _, age, jobs = self.read()
-        if age > SILENT_SECONDS:
+        state, age, jobs = self.read()
+        if age > SILENT_SECONDS and not is_asleep(state, age):
             self._say_once("silent", f"the head is silent: this is its state of {_ago(age)}")
         return jobs
 
@@ -122,12 +136,18 @@ class RemoteJobs:
         Raises:
             UsageError: The head refuses the request.
             ResourceError: It does not accept it in time; the request is then withdrawn, and its secrets are deleted.
+            Interrupted: A user has stopped the run before.
         """
         user, request = self._user(), uuid.uuid4().hex
         try:
+            self._ask()
+        except TrainingError:
+            self._delete_secrets(metadata)
+            raise
+        try:
             with _answers():  # also a write whose answer is lost may have succeeded
                 self._documents.write_request(user, RUN, request, uri=uri, metadata=dict(metadata))
-            return self._wait(partial(self._answer, request), is_patient=True)
+            return self._wait(partial(self._answer, user, request, metadata["run_name"]), is_patient=True)
         except BaseException as end:
             job = self._withdraw(user, request)
             if job:
@@ -136,6 +156,37 @@ class RemoteJobs:
                 self._say(f"the request of run {metadata['run_name']} is withdrawn")
                 self._delete_secrets(metadata)
             raise
+
+    def awaken(self) -> None:
+        """Return at once if the head is awake; else wake it, and return once it has answered an empty request.
+
+        Its idle time then begins anew. Raises as `submit` does.
+        """
+        state, age = self.state()
+        if state.wake is None or (
+            age <= SILENT_SECONDS and state.idle_minutes < state.wake.after_minutes - AWAKE_MINUTES
+        ):
+            return
+        user, request = self._user(), uuid.uuid4().hex
+        self._ask()
+
+        def answer(state: HeadState, age: float) -> str:
+            return "" if age > AWAY_SECONDS or self._documents.is_open(user, request) else "is up"
+
+        try:
+            with _answers():
+                self._documents.write_request(user, STOP, request, jobs=[])
+            self._wait(answer, is_patient=True, does="answers")
+        except BaseException:
+            with suppress(OSError):
+                self._documents.withdraw(user, request)
+            raise
+
+    def _ask(self) -> None:
+        """Publish a request for a head that may sleep, as `Waker.ask` does."""
+        with suppress(HeadUnavailable):  # it has never been there
+            if self._waker:
+                self._waker.ask(*self.state())
 
     def _withdraw(self, user: str, request: str) -> str | None:
         """Withdraw a request; return the ID of its job if the head was faster, and None if that is not known."""
@@ -161,35 +212,52 @@ class RemoteJobs:
             with suppress(OSError, TrainingError):  # `rm` does it
                 self._secrets_of(uri).delete(names)
 
-    def _wait(self, found: Callable[[HeadState], str], *, is_patient: bool = False) -> str:
-        """Return what is found in the head's state, as soon as there is something; else ResourceError.
+    def _wait(
+        self, found: Callable[[HeadState, float], str], *, is_patient: bool = False, does: str = "starts the run"
+    ) -> str:
+        """Return what is found in the head's state and its age, as soon as there is something; else ResourceError.
 
-        If it is patient, a bucket that does not answer is asked again.
+        If it is patient, a bucket that does not answer is asked again, and a head that sleeps is woken; `does` is what
+        the head then does.
         """
         began = time.monotonic()
         while (waited := time.monotonic() - began) < ACCEPT_SECONDS:
             try:
                 state, age = self.state()
-                if answer := found(state):
-                    return answer
+                with _answers():
+                    if answer := found(state, age):
+                        return answer
                 is_late = age > SILENT_SECONDS or waited > ANSWER_SECONDS
                 reason = f"the head wrote its state {_ago(age)}" if is_late else ""
+                if is_patient and self._waker and self._waker.wait(state, age):
+                    reason = ""
             except ResourceError as cause:
-                if not (is_patient or isinstance(cause, HeadUnavailable)):
+                if isinstance(cause, HeadGone) or not (is_patient or isinstance(cause, HeadUnavailable)):
                     raise
                 reason = str(cause)
             if reason:
-                self._say_once("waits", f"waiting for the head, which starts the run as soon as it is up ({reason})")
+                self._say_once("waits", f"waiting for the head, which {does} as soon as it is up ({reason})")
             time.sleep(POLL_SECONDS)
         raise ResourceError(
-            f"the head did not accept the run in {ACCEPT_SECONDS / 60:.0f} minutes; ray-on-ecs status shows why"
+            f"the head did not answer in {ACCEPT_SECONDS / 60:.0f} minutes; ray-on-ecs status shows why"
         )
 
-    def _answer(self, request: str, state: HeadState) -> str:
-        """Return the ID of the job that answers a request, empty if there is none yet; UsageError for a refusal."""
+    def _answer(self, user: str, request: str, run: str, state: HeadState, age: float) -> str:
+        """Return the ID of the job that answers a request, empty if there is none yet.
+
+        Raises:
+            UsageError: The head refuses it.
+            Interrupted: A command has withdrawn it.
+        """
         if reason := state.refused.get(request):
             raise UsageError(reason)
         own = [job for job in state.jobs if job["metadata"].get(REQUEST) == request]
+        if not own and time.monotonic() - self._checked_at > STATE_SECONDS:
+            self._checked_at = time.monotonic()
+            if not self._documents.is_open(user, request):
+                latest = self.state()[0]  # the head writes its answer before it deletes the request
+                if not (request in latest.refused or _find(latest.jobs, request)):
+                    raise Interrupted(f"run {run} was stopped before it began; the same command starts it")
         # A job without a log is recorded, and about to start: the head may still refuse it.
         return next((job["submission_id"] for job in own if job["log"] or job["status"] in ENDED), "")
 
@@ -199,14 +267,23 @@ class RemoteJobs:
             self._say(line)
 
     def stop_job(self, job_id: str) -> None:
-        """Ask the head to stop a job."""
+        """Ask the head to stop a job; withdraw the user's own request that no head has accepted."""
+        user = self._user()
         with _answers():
-            self._documents.write_request(self._user(), STOP, jobs=[job_id])
+            if self._documents.is_open(user, job_id) and self._withdraw(user, job_id) == "":
+                return
+            self._documents.write_request(user, STOP, jobs=[job_id])
 
-    def check_requests(self) -> None:
-        """Send the head a request that asks for nothing; raise as the others do if the user may not."""
+    def check_requests(self, *, is_answered: bool = True) -> None:
+        """Send the head a request that asks for nothing; raise as the others do if the user may not.
+
+        If there is not a head that answers and deletes it, it is withdrawn.
+        """
+        user = self._user()
         with _answers():
-            self._documents.write_request(self._user(), STOP, jobs=[])
+            request = self._documents.write_request(user, STOP, jobs=[])
+            if not is_answered:
+                self._documents.withdraw(user, request)
 
     def kill_job(self, job_id: str) -> bool:
         """Return False: the head itself kills a job that does not end."""
@@ -230,9 +307,9 @@ class RemoteJobs:
         while True:
             if time.monotonic() - looked_at > STATE_SECONDS:
                 state, age = self.state()
-                if age > SILENT_SECONDS:
-                    raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
                 job = _find(state.jobs, job_id) or self._still_listed(job_id, job)
+                if age > SILENT_SECONDS and job["status"] not in ENDED:
+                    raise HeadUnavailable(f"the head wrote its state {_ago(age)}")
                 looked_at = time.monotonic()
                 ended_at = ended_at or (looked_at if job["status"] in ENDED else 0.0)
                 show(b"")
@@ -261,6 +338,21 @@ class RemoteJobs:
             show(part)
             offset += len(part)
         return offset
+
+
+def is_asleep(state: HeadState, age: float) -> bool:
+    """Return True if the head that wrote this state, so many seconds ago, has gone to sleep and was not replaced yet.
+
+    A head that is silent for another reason was busy, or had not been idle for long.
+    """
+    return age > SILENT_SECONDS and state.wake is not None and state.idle_minutes >= state.wake.after_minutes
+
+
+def _not_continued(job: Job) -> Job:
+    """Return a job of a head that has been away for a day: the next one continues no run of it (node/desk.py)."""
+    if job["status"] in ENDED:
+        return {**job, "is_settled": True} if was_lost(job) else job
+    return {**job, "status": FAILED, "message": "its head was lost", "is_settled": True}
 
 
 def _find(jobs: Sequence[Job], job_id: str) -> Job | None:

@@ -5,6 +5,8 @@ again that has lost its driver or its head. Its memory is the state in the bucke
 another instance, continues what the one before had under way.
 
 A head that finds the state of a later head stops answering requests. Its drivers go on: the lock of their runs decides.
+
+A head that sleeps while it is idle (node/idle.py) has all that it knows in the bucket before.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from ray_on_ecs.errors import TrainingError, failure_of
 from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
-from ray_on_ecs.jobs.record import DAY, ENDED, REQUEST, Job, is_lost, is_of, key_of, next_id, number_in
+from ray_on_ecs.jobs.record import DAY, ENDED, REQUEST, Job, goes_on, is_lost, is_of, key_of, next_id, number_in
 from ray_on_ecs.node import labels
+from ray_on_ecs.node.idle import DESK, Sleep
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Desk:
         jobs: The drivers on this head.
         ray: Returns the state of Ray; raises OSError if it does not answer.
         can_start: Returns True once Ray is up: a driver that can't join it ends for good.
+        sleep: The sleep of the head; None if it does not sleep.
     """
 
     def __init__(
@@ -68,10 +72,16 @@ class Desk:
         jobs: MachineJobs,
         ray: Callable[[], dict[str, Any]],
         can_start: Callable[[], bool] = lambda: True,
+        sleep: Sleep | None = None,
     ) -> None:
         self._documents, self._jobs, self._ray, self._can_start = documents, jobs, ray, can_start
-        secrets_key = os.environ.get(SECRETS_KEY_VARIABLE, "")
-        self._state = HeadState(head=uuid.uuid4().hex, code=labels.fingerprint(), secrets_key=secrets_key)
+        self._sleep = sleep
+        self._state = HeadState(
+            head=uuid.uuid4().hex,
+            code=labels.fingerprint(),
+            secrets_key=os.environ.get(SECRETS_KEY_VARIABLE, ""),
+            wake=sleep.wake if sleep else None,
+        )
         self._version: str | None = None
         self._earlier: dict[str, Job] = {}  # jobs of the heads before, by their keys (`record.key_of`)
         self._claim: list[Job] = []  # the job whose driver is about to start
@@ -84,6 +94,7 @@ class Desk:
         self._without_secrets: set[str] = set()  # keys of jobs
         self._secrets_at = float("-inf")
         self._bell: str | None = None
+        self._is_open = True  # a request may not be answered yet
         self._looked_at = self._wrote_at = float("-inf")
         self._pruned_at = time.monotonic()
         self._has_changed = False
@@ -111,12 +122,41 @@ class Desk:
         elif self.is_current and self._try(self._look, "requests"):  # a lost run may have been stopped
             self._try(self._resubmit_lost, "lost runs")
             self._try(self._prune, "old logs")
+        else:
+            self._is_open = True  # as far as is known
         self._try(self._push_logs, "logs")
         self._try(self._write, "the state")
+        if self._sleep and (cause := failure_of(lambda: self._note(self._why_busy()))):
+            self._note(cause)
+
+    def _note(self, reason: str) -> None:
+        if self._sleep:
+            self._sleep.idle.note(DESK, reason)
+
+    def _why_busy(self) -> str:
+        """Return the reason why the head must not sleep; empty if nothing is left to do or to store."""
+        if not (self._version or self.is_current):
+            return "the state of the head before is not read"
+        own = self._jobs.list_jobs()
+        if any(job["status"] not in ENDED for job in own):
+            return "a run is under way"
+        if any(self._pushed.get(job["log"], -1) < _size(self._jobs.log_file(job)) for job in own):
+            return "a log is not stored"
+        if not self.is_current:  # a later head does the rest
+            return ""
+        jobs = self._list()
+        open_work = {
+            "a request is open": self._is_open,
+            "a lost run is submitted again": any(map(goes_on, jobs)),
+            "the secrets of a run are not deleted": any(map(self._has_secrets, record.last_jobs(jobs))),
+            "the state is not stored": self._has_changed,
+        }
+        return next((reason for reason, holds in open_work.items() if holds), "")
 
     def stop_jobs(self) -> signal.Signals:
         """Stop the jobs because the head is being stopped, and record that; the next head submits them again."""
         self._stopping.set()
+        self._has_changed |= self._sleep is not None  # the last idle time tells that it has gone to sleep
         began, told = time.monotonic(), set[str]()
         while (passed := time.monotonic() - began) < STOP_SECONDS:
             works = self._thread.is_alive()  # and may start a job, so that it is looked at first
@@ -127,6 +167,8 @@ class Desk:
                 logger.info(f"stopping job {job_id}")
                 with suppress(OSError, TrainingError):
                     self._jobs.stop_job(job_id, INTERRUPT)
+            if running and not told:  # before they have ended, as the container has little time
+                self._request_next()
             told |= running
             if not works:
                 failure_of(self._push_logs)
@@ -134,7 +176,18 @@ class Desk:
         for step in (self._push_logs, self._write):
             if cause := failure_of(step):
                 logger.warning(f"the next head may not know the jobs of this one ({cause})")
+        self._request_next()
         return signal.SIGTERM
+
+    def _request_next(self) -> None:
+        """Wake the next head if there is work for it: a head that is put to sleep may just have got some."""
+        if not self._sleep:
+            return
+        with suppress(Exception):  # if that is not known, there may be some
+            if not (any(map(goes_on, self._list())) or self._documents.requests()):
+                return
+        if cause := failure_of(self._sleep.request):
+            logger.warning(f"the next head is not woken; a request of a user does that ({cause})")
 
     def _running(self) -> list[Job]:
         return [job for job in self._jobs.list_jobs() if job["status"] not in ENDED]
@@ -196,12 +249,16 @@ class Desk:
         if not (has_rung or time.monotonic() - self._looked_at > LOOK_SECONDS):
             return
         failed: dict[str, Request | None] = {}
-        for request in self._documents.requests():
+        requests = self._documents.requests()
+        if requests:
+            self._note("a request is answered")
+        for request in requests:
             if isinstance(request, tuple):
                 if not self._try(partial(self._refuse_broken, *request), "a request"):
                     failed[request[0]] = None
             elif not self._try(partial(self._answer, request, failed), "a request"):
                 failed[request.id] = request
+        self._is_open = bool(failed)
         if not failed:
             self._looked_at = time.monotonic()
             self._bell = bell.version if bell else None  # as it was before the look: it may have rung meanwhile
@@ -354,12 +411,15 @@ class Desk:
     def _delete_secrets(self, job: Job) -> None:
         """Delete the secrets of a run that has ended, once."""
         stored, now = record.stored_secrets(job["metadata"]), time.monotonic()
-        if not stored or key_of(job) in self._without_secrets or now - self._secrets_at < SECRETS_SECONDS:
+        if not self._has_secrets(job) or now - self._secrets_at < SECRETS_SECONDS:
             return
         self._secrets_at = now
         if self._try(lambda: secrets.store(stored[0]).delete(stored[1:]), f"the secrets in {stored[0]}"):
             self._without_secrets.add(key_of(job))
             self._secrets_at = float("-inf")
+
+    def _has_secrets(self, job: Job) -> bool:
+        return bool(record.stored_secrets(job["metadata"])) and key_of(job) not in self._without_secrets
 
     # The bucket
 
@@ -442,7 +502,8 @@ class Desk:
             return {}
 
     def _current(self) -> HeadState:
-        return replace(self._state, jobs=self._list())
+        idle_minutes = self._sleep.idle.minutes if self._sleep else 0.0
+        return replace(self._state, jobs=self._list(), idle_minutes=idle_minutes)
 
     def _try(self, step: Callable[[], object], what: str) -> bool:
         """Do a step; if it fails, print why, once, and return False."""

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from ray_on_ecs.contract import DOCUMENTS_VARIABLE
 from ray_on_ecs.jobs.documents import Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import ENDED
-from ray_on_ecs.node import api, labels, metrics, ports, process, protection, ray_status, scaling, state
+from ray_on_ecs.node import api, idle, labels, metrics, ports, process, protection, ray_status, scaling, state
 from ray_on_ecs.node.desk import Desk
 from ray_on_ecs.node.drivers import of_head
+from ray_on_ecs.node.idle import Idle, Sleep
 from ray_on_ecs.storage.filesystem import open_filesystem
 
 # `ray` with a supervised dashboard. -P: without the working directory, to which jobs write, on sys.path.
@@ -36,8 +38,12 @@ def start() -> int:
         os.environ.update(head_state.variables)
     threading.Thread(target=_wait_for_ray, args=(head_state, is_up), name="start", daemon=True).start()
     jobs = of_head()
-    before_stop = _start_desk(jobs, is_up)
-    metrics.start()
+    wake = idle.wake_of_environment()
+    sleep = Sleep(wake, Idle(), partial(metrics.request_head, wake)) if wake else None
+    before_stop = _start_desk(jobs, is_up, sleep)
+    metrics.start(sleep.idle if sleep else None)
+    if sleep:
+        idle.start(sleep.idle, partial(any_under_way, jobs), is_up)
     scaling.start(jobs.list_jobs, is_up)
     # Ray doesn't count the CPUs of drivers, so the head's jobs decide.
     protection.start(lambda: any_under_way(jobs))
@@ -59,12 +65,12 @@ def any_under_way(jobs: MachineJobs) -> bool:
     return any(job["status"] not in ENDED for listed in lists for job in listed())
 
 
-def _start_desk(jobs: MachineJobs, is_up: threading.Event) -> Callable[[], signal.Signals]:
+def _start_desk(jobs: MachineJobs, is_up: threading.Event, sleep: Sleep | None) -> Callable[[], signal.Signals]:
     """Start the desk if the container names the cluster's documents; return what ends the jobs before the head."""
     address = os.environ.get(DOCUMENTS_VARIABLE)
     if not address:
         return lambda: signal.SIGTERM
-    desk = Desk(Documents(*open_filesystem(address)), jobs, ray_status.read, is_up.is_set)
+    desk = Desk(Documents(*open_filesystem(address)), jobs, ray_status.read, is_up.is_set, sleep)
     desk.start()
     return desk.stop_jobs
 

@@ -2,7 +2,7 @@
 
 The thread runs if CLOUDWATCH_NAMESPACE is set. Each stack has a separate namespace, so the metrics of the default pool
 and of the CPU workers don't need dimensions; those of other kinds of worker have KIND_DIMENSION. The stack scales the
-workers by them. A failure costs one line in the log.
+workers by them, and stops a head that sleeps by its idle time. A failure costs one line in the log.
 """
 
 import logging
@@ -20,12 +20,16 @@ from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CPU_WORKERS,
     CPU_WORKERS_VARIABLE,
+    HEAD_IDLE,
+    HEAD_REQUESTED,
     KIND_DIMENSION,
     WORKERS,
 )
-from ray_on_ecs.errors import failure_of
+from ray_on_ecs.errors import failure_of, one_line
+from ray_on_ecs.jobs.documents import Wake
 from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
+from ray_on_ecs.node.idle import Idle
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +40,12 @@ LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 2}
 Datum = dict[str, Any]
 
 
-def start() -> None:
-    """Start the thread, if there is a namespace; it ends with this process."""
+def start(idle: Idle | None = None) -> None:
+    """Start the thread, if there is a namespace; it ends with this process. `idle` is of a head that sleeps."""
     namespace = os.environ.get(CLOUDWATCH_NAMESPACE_VARIABLE)
     if namespace:
-        threading.Thread(target=repeat, args=(partial(publish, namespace),), name="metrics", daemon=True).start()
+        work = partial(publish, namespace, idle)
+        threading.Thread(target=repeat, args=(work,), name="metrics", daemon=True).start()
 
 
 def repeat(work: Callable[[], None]) -> None:
@@ -58,25 +63,58 @@ def repeat(work: Callable[[], None]) -> None:
         failing = cause is not None
 
 
-def publish(namespace: str) -> None:
-    """Publish the current values; any of urllib's, Ray's or boto's errors if one doesn't answer or refuses."""
-    own_address = ports.own_gcs()
-    api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    info = read_cluster_info()
-    current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
-    needs = numbers.as_alarms_see(info, current.needs) if info else current.needs
-    # The metrics that scale the workers go first, so that they don't depend on the dashboard, which has the GPUs'
-    # utilization.
-    data = [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
-    logger.debug(f"metrics: {needs}")
+def publish(namespace: str, idle: Idle | None = None) -> None:
+    """Publish the current values; any of urllib's, Ray's or boto's errors if one doesn't answer or refuses.
+
+    A head that sleeps also publishes its idle time. If Ray does not answer, it is busy: a run may be under way.
+    """
     cloudwatch = client("cloudwatch", **LIMITS)
-    cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
+    # The metrics that scale workers and head go first, so that they don't depend on the dashboard, which has the GPUs'
+    # utilization.
+    try:
+        data = of_demand()
+    except Exception as cause:
+        if idle:
+            idle.note("metrics", one_line(cause) or type(cause).__name__)
+            cloudwatch.put_metric_data(Namespace=namespace, MetricData=[idle_time(idle)])
+        raise
+    cloudwatch.put_metric_data(Namespace=namespace, MetricData=[*data, *([idle_time(idle)] if idle else [])])
     try:
         nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
     except OSError as cause:
         raise OSError(f"only the GPU utilization: {cause}") from cause  # the other metrics are published
     if data := utilization(nodes):
         cloudwatch.put_metric_data(Namespace=namespace, MetricData=data)
+
+
+def of_demand() -> list[Datum]:
+    """Return the metrics of all kinds of worker; any of Ray's errors if it does not answer."""
+    own_address = ports.own_gcs()
+    api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
+    info = read_cluster_info()
+    current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    needs = numbers.as_alarms_see(info, current.needs) if info else current.needs
+    logger.debug(f"metrics: {needs}")
+    return [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
+
+
+def idle_time(idle: Idle) -> Datum:
+    """Return the metric of the head's idle time in minutes, which is not a unit of CloudWatch."""
+    return _datum(HEAD_IDLE, "None", [idle.minutes])
+
+
+def head_requested(value: float = 1) -> Datum:
+    """Return the metric of a request for a head that sleeps, in the resolution that its alarm has: seconds.
+
+    Without a time: CloudWatch takes the one at which it receives it, and the clocks of laptops may be wrong.
+    """
+    return {**_datum(HEAD_REQUESTED, "None", [value]), "StorageResolution": 1}
+
+
+def request_head(wake: Wake) -> None:
+    """Publish a request for the next head; any of boto's errors."""
+    cloudwatch = client("cloudwatch", region_name=wake.region, **LIMITS)
+    cloudwatch.put_metric_data(Namespace=wake.namespace, MetricData=[head_requested()])
 
 
 def has_gpus(kind: str, info: ClusterInfo | None) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ray_on_ecs import pools
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL
+from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL, SETTINGS
 from ray_on_ecs.errors import UsageError, counted
 from ray_on_ecs.pools import listed
 from ray_on_ecs.run.queue import Place, gpus_by_pool
@@ -82,6 +83,35 @@ def default_workers(config: RunConfig, info: ClusterInfo) -> int | None:
         numbers.setdefault(group["pool"], group["default_nodes"] * pools.gpus_of(group))
     known = list(filter(None, numbers.values())) if _named(config) else list(numbers.values())[:1]
     return min(known, default=0) or None
+
+
+def first_need(config: RunConfig, info: ClusterInfo) -> tuple[str, int] | None:
+    """Return the kind of node that a run chooses while the cluster has none, and the GPUs or CPUs that it needs there.
+
+    None for a Ray program, a run that no pool can hold, and where prices decide that are not known.
+    """
+    try:
+        kinds = candidates(config, info)
+    except UsageError:
+        return None  # the head refuses it
+    groups = info["groups"]
+    uses_gpus = config.device != "cpu" and any(groups[kind]["gpu"] for kind in kinds[:1])
+    if not (_named(config) or uses_gpus):
+        kinds.sort(key=lambda kind: bool(groups[kind]["gpu"]))  # as `PoolChoice.begin` does
+    if not kinds or not _is_ordered(config, kinds, info):
+        return None
+    group = groups[kinds[0]]
+    number = replace(config, num_workers=config.num_workers or default_workers(config, info)).fewest_workers
+    needed = number if uses_gpus or not group["gpu"] else 1  # any instance with GPUs has CPUs enough
+    return kinds[0], min(needed, group["max"] * group["units"])
+
+
+def _is_ordered(config: RunConfig, kinds: list[str], info: ClusterInfo) -> bool:
+    """Return True if the first pool is known without the prices, by which `kinds_by_pool` orders those of one GPU."""
+    first = info["groups"][kinds[0]]
+    alike = (info["groups"][kind] for kind in kinds if not config.gpu or info["groups"][kind]["gpu"] == first["gpu"])
+    is_only = len({group["pool"] for group in alike}) == 1
+    return bool(info["prices"] or config.pool) or first["pool"] in SETTINGS or is_only
 
 
 class PoolChoice:

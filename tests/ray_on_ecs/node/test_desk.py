@@ -15,7 +15,7 @@ import psutil
 import pytest
 from botocore.retries.standard import ExponentialBackoff
 
-from ray_on_ecs.errors import ResourceError, UsageError
+from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs import machine, remote
 from ray_on_ecs.jobs.documents import REQUESTS, RUN, STOP, Documents
 from ray_on_ecs.jobs.machine import MachineJobs
@@ -248,7 +248,7 @@ def test_withdrawn_request_is_not_started(place: Place, monkeypatch: pytest.Monk
 def test_interrupted_submission_is_withdrawn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.head().work()
     monkeypatch.setattr(remote, "ACCEPT_SECONDS", 0.1)
-    with pytest.raises(ResourceError, match="did not accept the run"):
+    with pytest.raises(ResourceError, match="did not answer"):
         place.user().submit(str(place.folder / "mine"), place.metadata())
     assert not place.documents.requests()
 
@@ -276,16 +276,56 @@ def test_stopped_run_ends_and_stays_stopped(place: Place) -> None:
     assert place.listed().keys() == {"mine"}
 
 
-def test_stop_of_a_request_that_is_not_accepted_yet(place: Place) -> None:
+@pytest.mark.parametrize("user", [JANE, "AROAEXAMPLE:joe"])
+def test_stop_of_a_request_that_is_not_accepted_yet(place: Place, user: str) -> None:
+    """A user withdraws an own request at once; the head reads the stop of another one."""
     place.head().work()
-    place.request()
-    user = place.user()
-    [pending] = user.list_jobs()
+    request = place.request()
+    [pending] = place.user().list_jobs()
     assert (pending["status"], pending["metadata"]["run_name"]) == (PENDING, "mine")
-    user.stop_job(pending["submission_id"])
+    place.user(user).stop_job(pending["submission_id"])
+    left = [each.kind for each in place.documents.requests() if not isinstance(each, tuple)]
+    assert left == ([] if user == JANE else [RUN, STOP])
     head = place.head()
-    work(head, lambda: user.job(pending["submission_id"])["status"] in ENDED)
-    assert user.job(pending["submission_id"])["status"] == "STOPPED"
+    work(head, lambda: head.is_current and not place.documents.requests())
+    work(head, lambda: all(job["status"] == "STOPPED" for job in place.listed().values()))
+    assert [job["metadata"][REQUEST] for job in place.listed().values()] == ([] if user == JANE else [request])
+
+
+def test_stop_of_a_request_that_the_head_accepts_meanwhile(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = place.head()
+    work(head, lambda: head.is_current)
+    request = place.request()
+    withdraw = Documents.withdraw
+
+    def accept_before(documents: Documents, *arguments: Any) -> None:
+        work(head, place.starts)
+        withdraw(documents, *arguments)
+
+    monkeypatch.setattr(Documents, "withdraw", accept_before)
+    place.user().stop_job(request)
+    monkeypatch.undo()
+    work(head, lambda: place.listed()["mine"]["status"] == "STOPPED")
+
+
+def test_command_whose_request_another_one_withdraws_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = place.head()
+    work(head, lambda: head.is_current)
+    uri, errors = str(place.folder / "mine"), list[BaseException]()
+
+    def submit() -> None:
+        try:
+            place.user().submit(uri, place.metadata())
+        except TrainingError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    [pending] = until(place.user().list_jobs, between=0.02)
+    place.user().stop_job(pending["submission_id"])
+    thread.join(60)
+    assert isinstance(errors[0], Interrupted), errors
+    assert not place.starts()
 
 
 def test_driver_that_does_not_stop_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

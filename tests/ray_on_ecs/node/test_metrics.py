@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,16 @@ from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CLUSTER_INFO_VARIABLE,
     CPU_WORKERS_VARIABLE,
+    HEAD_IDLE,
+    HEAD_REQUESTED,
     KIND_DIMENSION,
 )
-from ray_on_ecs.node import metrics, ports, resource_state
+from ray_on_ecs.jobs.documents import Wake
+from ray_on_ecs.node import api, metrics, ports, resource_state
+from ray_on_ecs.node.idle import Idle
 from ray_on_ecs.node.resource_state import Node, ResourceState
 from ray_on_ecs.pools import ZONE_LABEL, Condition, Request
-from tests.aws import metric_totals
+from tests.aws import REGION, metric_totals
 from tests.ray_on_ecs.node.conftest import Gcs, Head
 from tests.ray_on_ecs.node.test_process import fake_ray
 from tests.worker_pools import cpu_group, node_group, workers
@@ -197,6 +202,83 @@ def test_a_gcs_that_does_not_answer_publishes_nothing(ray: Head, gcs_server: Gcs
     with pytest.raises(OSError, match=r"doesn't answer at .* \(UNAVAILABLE"):
         metrics.publish("head-h")
     assert metric_totals(cloudwatch, "head-h") == {}
+
+
+@pytest.fixture
+def idle() -> Idle:
+    """The idle time of a head that was busy an hour ago."""
+    found = Idle([], lambda: time.monotonic() - 3600)
+    found._now = time.monotonic
+    return found
+
+
+@pytest.fixture
+def calls(cloudwatch: Any) -> Iterator[list[dict[str, float]]]:
+    """The first value of each metric, by call."""
+    found: list[dict[str, float]] = []
+
+    def note(params: dict[str, Any], **_: Any) -> None:
+        found.append({each["MetricName"]: each["Values"][0] for each in params["MetricData"]})
+        assert not any("Timestamp" in each for each in params["MetricData"]), "clocks may be wrong"
+
+    events = metrics.client("cloudwatch", **metrics.LIMITS).meta.events
+    events.register("before-parameter-build.cloudwatch.PutMetricData", note)
+    yield found
+    events.unregister("before-parameter-build.cloudwatch.PutMetricData", note)
+
+
+def test_idle_time_is_in_the_first_call(ray: Head, idle: Idle, calls: list[dict[str, float]]) -> None:
+    metrics.publish("head-m", idle)
+    assert [HEAD_IDLE in call for call in calls] == [True, False]
+    assert calls[0].keys() > COUNTS
+    assert calls[0][HEAD_IDLE] == pytest.approx(60, abs=1)
+    calls.clear()
+    metrics.publish("head-m")
+    assert not any(HEAD_IDLE in call for call in calls), "it does not sleep"
+
+
+def silence_gcs(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    gcs.error = grpc.StatusCode.UNAVAILABLE
+
+
+def fail_demand(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_state, "read", lambda gcs: {}["nodes"])
+
+
+def hang_gcs(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.check_gcs, "__defaults__", (0.1, None))
+    monkeypatch.setattr(ports, "own_gcs", lambda: "192.0.2.1:6379")
+
+
+@pytest.mark.parametrize("fault", [silence_gcs, fail_demand, hang_gcs])
+def test_head_whose_ray_does_not_answer_is_busy(
+    ray: Head,
+    gcs_server: Gcs,
+    idle: Idle,
+    calls: list[dict[str, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Gcs, pytest.MonkeyPatch], None],
+) -> None:
+    fault(gcs_server, monkeypatch)
+    with pytest.raises((OSError, LookupError)):
+        metrics.publish("head-n", idle)
+    assert calls == [{HEAD_IDLE: 0}]
+
+
+def test_dashboard_that_does_not_answer_keeps_the_idle_time(
+    ray: Head, idle: Idle, calls: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is published before; the thread of the idle time asks the dashboard, too."""
+    monkeypatch.setattr(ports, "DASHBOARD", 9)
+    with pytest.raises(OSError, match="Connection refused"):
+        metrics.publish("head-o", idle)
+    assert HEAD_IDLE in calls[0]
+
+
+def test_request_for_the_next_head_is_a_metric_of_seconds(cloudwatch: Any) -> None:
+    metrics.request_head(Wake("ray-on-ecs/head-p", REGION, 60))
+    assert metric_totals(cloudwatch, "ray-on-ecs/head-p") == {HEAD_REQUESTED: (1, 1, "None")}
+    assert metrics.head_requested()["StorageResolution"] == 1
 
 
 def test_gpu_without_utilization_is_skipped() -> None:
