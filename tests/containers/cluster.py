@@ -31,6 +31,22 @@ DOCUMENTS = f"{CLUSTERS_PREFIX}/{NAME}"
 CLUSTER_INFO = "workers"
 S3 = "s3"
 AWS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_ENDPOINT_URL": f"http://{S3}:5000"}
+# Of the stack, as `pulumi stack output --json` prints them.
+TOKEN_PARAMETER = "token"
+OUTPUTS = {
+    "region": "us-east-1",
+    "bucket": BUCKET,
+    "cluster_name": NAME,
+    "head_instance_id": "i-0123456789abcdef0",
+    "head_host": HEAD_HOST,
+    "token_parameter": TOKEN_PARAMETER,
+    "cluster_info_parameter": CLUSTER_INFO,
+    "shell_document": "tests-shell",
+    "forward_document": "tests-forward",
+    "services": {"head": "head", "workers": "workers"},
+    "log_group": "logs",
+    "estimated_hourly_usd": 7200,
+}
 SIZE = TaskSize(vcpus=1, memory_mib=3072, gpus=0)
 # In most tests the pool `default` has nodes without the GPUs of its description, and so its runs train on CPUs.
 ON_CPUS = {"RAY_ON_ECS_DEVICE": "cpu"}

@@ -21,36 +21,21 @@ from ray_on_ecs.cluster.session import RESPONSE
 from tests.containers.cluster import (
     AWS,
     BUCKET,
-    CLUSTER_INFO,
     CODE,
     EPOCHS,
-    HEAD_HOST,
     HURRY,
     LONG,
     NAME,
     ON_CPUS,
+    OUTPUTS,
     ROOT,
+    TOKEN_PARAMETER,
     Cluster,
 )
 from tests.front import SESSION
 from tests.waiting import until
 
 HOME = "/laptop"
-TOKEN_PARAMETER = "token"
-OUTPUTS = {
-    "region": "us-east-1",
-    "bucket": BUCKET,
-    "cluster_name": NAME,
-    "head_instance_id": "i-0123456789abcdef0",
-    "head_host": HEAD_HOST,
-    "token_parameter": TOKEN_PARAMETER,
-    "cluster_info_parameter": CLUSTER_INFO,
-    "shell_document": "tests-shell",
-    "forward_document": "tests-forward",
-    "services": {"head": "head", "workers": "workers"},
-    "log_group": "logs",
-    "estimated_hourly_usd": 7200,
-}
 # The script on the laptop, with a model in its folder that the image doesn't have.
 SCRIPT = (f"--working-dir={HOME}/training", "image_classifier.py")
 OWN_MODEL = """
