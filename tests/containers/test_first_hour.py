@@ -162,12 +162,12 @@ def test_local_script_needs_neither_torch_nor_ray(laptop: Machine) -> None:
     assert f"results in {HOME}/results/plain: result.json, report.html, metrics.jsonl\n" in typed
 
 
-@pytest.mark.parametrize("command", ["shell", "dashboard", "notebook"])
-def test_missing_plugin_is_one_line(laptop: Machine, cluster: Cluster, command: str) -> None:
+def test_missing_plugin_is_one_line(laptop: Machine, cluster: Cluster) -> None:
     cluster.engine.python(cluster.storage, PUT_TOKEN)
     cluster.engine.execute(laptop.name, "sh", "-c", f"echo '{json.dumps(OUTPUTS)}' > {OUTPUTS_FILE}")
-    ray_on_ecs = (f"{HOME}/.venv/bin/ray-on-ecs", command, f"--outputs={OUTPUTS_FILE}")
-    done = cluster.engine.execute(laptop.name, *ray_on_ecs, check=False)
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert re.match("ray-on-ecs: command not found: session-manager-plugin; install it: https://", line)
+    for command in ("shell", "dashboard", "notebook"):
+        ray_on_ecs = (f"{HOME}/.venv/bin/ray-on-ecs", command, f"--outputs={OUTPUTS_FILE}")
+        done = cluster.engine.execute(laptop.name, *ray_on_ecs, check=False)
+        [line] = done.stderr.splitlines()
+        assert done.returncode == 2, command
+        assert re.match("ray-on-ecs: command not found: session-manager-plugin; install it: https://", line)
