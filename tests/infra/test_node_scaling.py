@@ -1,12 +1,9 @@
-"""Scaling alarms and policies, with a simulation of CloudWatch's metric math."""
+"""Scaling alarms and policies."""
 
 from __future__ import annotations
 
-import ast
 import json
-import math
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -20,6 +17,7 @@ from ray_on_ecs.contract import KIND_DIMENSION
 from ray_on_ecs.node import numbers
 from ray_on_ecs.node.demand import Need
 from tests.infra.fake_aws import Cloud, node_spec
+from tests.metric_math import evaluate
 
 CLUSTER = "arn:aws:ecs:us-west-2:123456789012:cluster/ray"
 GROUP = "arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:1:autoScalingGroupName/workers-group"
@@ -62,56 +60,7 @@ def value(cloud: Cloud, kind: str, **metrics: float | None) -> float | None:
     result = next(query for query in alarm["metricQueries"] if query.get("returnData"))
     used = {query["id"] for query in alarm["metricQueries"]} - {"result"}
     assert metrics.keys() <= used
-    expression = result["expression"].replace("&&", "and").replace("||", "or")
-    return evaluate(parse(expression), {"REPEAT": None, **dict.fromkeys(used), **metrics})
-
-
-@cache
-def parse(expression: str) -> ast.AST:
-    return ast.parse(expression, mode="eval").body
-
-
-OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Eq: operator.eq,
-}
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "IF": lambda condition, yes, no: None if condition is None else yes if condition else no,
-    "FILL": lambda value, filling: filling if value is None else value,  # REPEAT: without an earlier value
-    "MAX": lambda values: max((item for item in values if item is not None), default=None),
-    "CEIL": lambda value: None if value is None else math.ceil(value),
-}
-
-
-def evaluate(node: ast.AST, known: dict[str, Any]) -> Any:
-    """The value of an expression; None where a metric is missing that it can't do without."""
-
-    def each(*nodes: ast.AST) -> list[Any]:
-        return [evaluate(item, known) for item in nodes]
-
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return known[node.id]
-        case ast.List():
-            return each(*node.elts)
-        case ast.Call(func=ast.Name(id=name)):
-            return FUNCTIONS[name](*each(*node.args))
-        case ast.BoolOp():
-            values = each(*node.values)
-            return None if None in values else (all if isinstance(node.op, ast.And) else any)(values)
-        case ast.BinOp(left=left, op=sign, right=right) | ast.Compare(left=left, ops=[sign], comparators=[right]):
-            operands = each(left, right)
-            return None if None in operands else OPERATORS[type(sign)](*operands)
-    raise AssertionError(f"not translated: {ast.dump(node)}")
+    return evaluate(result["expression"], {**dict.fromkeys(used), **metrics})
 
 
 def rings(cloud: Cloud, kind: str, **metrics: float | None) -> bool:
