@@ -60,6 +60,7 @@ class Idle:
         self._sources, self._now = sources, now
         self._busy_at = now()
         self._noted_at: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}
         self._lock = threading.Lock()
         self._outage = Outage("idle: a look for work")
 
@@ -69,7 +70,9 @@ class Idle:
             self._noted_at[source] = self._now()
             if reason:
                 self._busy_at = self._now()
-        logger.debug(f"idle: {source}: {reason or 'nothing'}")
+            if reason != self._reasons.get(source):
+                logger.debug(f"idle: the {source} finds {reason or 'nothing'}")
+            self._reasons[source] = reason
 
     @property
     def minutes(self) -> float:

@@ -218,6 +218,28 @@ def test_command_that_needs_a_head_wakes_it(
     until(lambda: not [each for each in heads.documents.requests() if "joe" not in str(each)])
 
 
+@pytest.mark.parametrize("words", [WAKING[0], WAKING[4]], ids=lambda words: words[0])
+def test_user_with_the_bucket_alone_wakes_the_head(
+    laptop: Laptop, heads: Heads, alarms: list[float], words: tuple[str, ...]
+) -> None:
+    """Also without a region: the state has it."""
+    laptop.variables |= {"RAY_ON_ECS_CLUSTER": f"s3://{laptop.outputs['bucket']}", "RAY_ON_ECS_OUTPUTS": ""}
+    laptop.variables |= {"AWS_REGION": "", "AWS_DEFAULT_REGION": ""}
+    put_state(laptop, "asleep")
+    status, _, err = run(laptop, *words)
+    assert status == 0, err
+    assert wake.PARTS in err
+    assert len(heads.jobs) == 1
+
+
+@pytest.mark.parametrize("words", WAKING[1:4], ids=lambda words: words[0])
+def test_connection_without_a_stack_wakes_nothing(laptop: Laptop, words: tuple[str, ...]) -> None:
+    laptop.variables |= {"RAY_ON_ECS_CLUSTER": f"s3://{laptop.outputs['bucket']}", "RAY_ON_ECS_OUTPUTS": ""}
+    put_state(laptop, "asleep")
+    assert "Ray needs --stack or --outputs" in run(laptop, *words)[2]
+    assert not requested(laptop)
+
+
 @pytest.mark.parametrize("words", WAKING[:4], ids=lambda words: words[0])
 def test_head_that_is_awake_is_left_alone(laptop: Laptop, alarms: list[float], words: tuple[str, ...]) -> None:
     put_state(laptop, "awake")
