@@ -76,9 +76,9 @@ def publish(namespace: str, idle: Idle | None = None) -> None:
     except Exception as cause:
         if idle:
             idle.note("metrics", one_line(cause) or type(cause).__name__)
-            cloudwatch.put_metric_data(Namespace=namespace, MetricData=[idle_time(idle)])
+            cloudwatch.put_metric_data(Namespace=namespace, MetricData=of_idle(idle))
         raise
-    cloudwatch.put_metric_data(Namespace=namespace, MetricData=[*data, *([idle_time(idle)] if idle else [])])
+    cloudwatch.put_metric_data(Namespace=namespace, MetricData=[*data, *(of_idle(idle) if idle else [])])
     try:
         nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
     except OSError as cause:
@@ -98,9 +98,10 @@ def of_demand() -> list[Datum]:
     return [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]
 
 
-def idle_time(idle: Idle) -> Datum:
-    """Return the metric of the head's idle time in minutes, which is not a unit of CloudWatch."""
-    return _datum(HEAD_IDLE, "None", [idle.minutes])
+def of_idle(idle: Idle) -> list[Datum]:
+    """Return the head's idle time in minutes, which is not a unit of CloudWatch; a busy head also requests itself."""
+    minutes = idle.minutes
+    return [_datum(HEAD_IDLE, "None", [minutes]), *([] if minutes else [head_requested()])]
 
 
 def head_requested(value: float = 1) -> Datum:

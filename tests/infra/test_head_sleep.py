@@ -63,7 +63,8 @@ def test_request_wakes_within_ten_seconds(cloud: Cloud) -> None:
         "Maximum",
     )
     assert (alarm["comparisonOperator"], alarm["threshold"]) == ("GreaterThanOrEqualToThreshold", 1)
-    assert (alarm["period"], alarm["evaluationPeriods"], alarm["treatMissingData"]) == (10, 1, "notBreaching")
+    points = alarm["datapointsToAlarm"], alarm["evaluationPeriods"]
+    assert (alarm["period"], points, alarm["treatMissingData"]) == (10, (1, 60), "notBreaching")
 
 
 def test_sleep_ends_the_task_and_leaves_the_instance(cloud: Cloud) -> None:

@@ -232,6 +232,7 @@ def test_idle_time_is_in_the_first_call(ray: Head, idle: Idle, calls: list[dict[
     assert [HEAD_IDLE in call for call in calls] == [True, False]
     assert calls[0].keys() > COUNTS
     assert calls[0][HEAD_IDLE] == pytest.approx(60, abs=1)
+    assert HEAD_REQUESTED not in calls[0], "a busy head requests itself"
     calls.clear()
     metrics.publish("head-m")
     assert not any(HEAD_IDLE in call for call in calls), "it does not sleep"
@@ -262,7 +263,7 @@ def test_head_whose_ray_does_not_answer_is_busy(
     fault(gcs_server, monkeypatch)
     with pytest.raises((OSError, LookupError)):
         metrics.publish("head-n", idle)
-    assert calls == [{HEAD_IDLE: 0}]
+    assert calls == [{HEAD_IDLE: 0, HEAD_REQUESTED: 1}]
 
 
 def test_dashboard_that_does_not_answer_keeps_the_idle_time(
