@@ -36,11 +36,15 @@ def command(cluster: Cluster, run: str, folder: str, no_browser: bool, as_json: 
         print_json({"run": run, "report": str(report), "curves": curves and str(curves)})
     else:
         out.print("\n".join(map(str, filter(None, (report, curves)))))
-    if no_browser:
-        return
+    if not no_browser:
+        show_page(report)
+
+
+def show_page(page: Path) -> None:
+    """Open a file in the browser; a line without one."""
     # Only one with windows: a browser of the terminal would hide what is printed.
     has_windows = sys.platform == "darwin" or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
-    if not has_windows or not webbrowser.open(report.as_uri()):
+    if not has_windows or not webbrowser.open(page.as_uri()):
         note("no browser found; open the file in one")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.jobs.record import RUNNING, STOPPED, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
-from ray_on_ecs.tracking.cost import total_usd
-from ray_on_ecs.tracking.places import Places, places_in
+from ray_on_ecs.tracking.cost import total_seconds, total_usd
+from ray_on_ecs.tracking.places import Places, gpu_in, places_in
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.clusters import Cluster
@@ -50,8 +51,10 @@ class RunInfo(Places):
     started: str | None = None  # of the last command
     started_seconds_ago: float | None = None  # by the storage's clock; never negative
     updated: str | None = None  # the driver's last write
+    seconds: float | None = None  # of all commands, from the start to the last status of each
     cost_usd: float | None = None  # of its workers over all commands
     workers: int | None = None
+    gpu: str | None = None  # that of its pool
     restarts: int | None = None  # over all commands
     job: str | None = None
     url: str | None = None
@@ -94,6 +97,15 @@ class Folders:
         with ThreadPoolExecutor(READERS) as readers:
             runs = list(readers.map(lambda name: self._run(name, of_runs.get(name), ended), [*new, *changed][:limit]))
         return sorted(runs, key=lambda run: (run.started or "", run.name), reverse=True)
+
+    def since(self, moment: float, names: Collection[str] = ()) -> Folders:
+        """Return those of the runs that have changed since then (Unix time), and the runs of these names."""
+        files = {
+            name: documents
+            for name, documents in self.files.items()
+            if name in names or _newest(documents.values()) >= moment
+        }
+        return replace(self, files=files)
 
     def is_locked(self, name: str) -> bool:
         """Return True if a driver has recently refreshed the lock of a run, and is not known to have ended."""
@@ -153,8 +165,10 @@ class Folders:
             metrics=metrics if isinstance(metrics, dict) else None,
             started=started,
             updated=_iso(last_write),
+            seconds=_seconds(status),
             cost_usd=finite(total_usd(status, {})),
             workers=None if workers is None else int(workers),
+            gpu=gpu_in(status),
             **asdict(places_in(status)),
             restarts=len(restarts) if isinstance(restarts := status.get("restarts"), list) else None,
             job=_text(status.get("job")),
@@ -233,6 +247,12 @@ def _state(status: Mapping[str, Any], files: Mapping[str, StoredFile], job: Job 
     if is_over or not is_silent:
         return state
     return "failed" if state == "training" and layout.ERROR in files else "lost"
+
+
+def _seconds(status: Mapping[str, Any]) -> float | None:
+    with suppress(Exception):  # others may have written it
+        return finite(total_seconds(status, {}))
+    return None
 
 
 def _text(value: Any) -> str | None:

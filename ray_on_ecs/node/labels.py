@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 CODE = "code"
 PACKAGES = ("ray_on_ecs", "training")
 # Files that a build packs; others, such as caches, differ between machines.
-SUFFIXES = (".py", ".j2")
+SUFFIXES = (".py", ".j2", ".css", ".js")
 
 
 def flags() -> list[str]:

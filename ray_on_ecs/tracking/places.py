@@ -51,6 +51,12 @@ def reason_in(document: Mapping[str, Any]) -> str | None:
     return one_line(reason) or None if isinstance(reason, str) else None
 
 
+def gpu_in(document: Mapping[str, Any]) -> str | None:
+    """Return the GPU of the pool in which a run waits or trains; None without one, and if it is not known."""
+    gpu = _get(document.get("pool"), "gpu")
+    return one_line(gpu) or None if isinstance(gpu, str) else None
+
+
 def _names(values: Iterable[Any]) -> list[str] | None:
     return list(dict.fromkeys(name for value in values if isinstance(value, str) and (name := one_line(value)))) or None
 

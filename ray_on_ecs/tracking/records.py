@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.disk import StoredFile
 from ray_on_ecs.storage.run_storage import RunStorage, parse_json
 
 # The metric that is the number of the step.
@@ -44,7 +45,7 @@ class RecordFile:
 
     def __init__(self, storage: RunStorage) -> None:
         self._storage = storage
-        self._last_part = max(_parts(storage), default=-1)
+        self._last_part = max(part_files(storage), default=-1)
 
     def write(self, records: Records) -> None:
         """Store the new and changed records; after an OSError the next call tries again."""
@@ -67,7 +68,7 @@ def read_records(storage: RunStorage) -> list[Record]:
     """Read the records of a run's metrics, also while it trains; ValueError if a line is broken."""
     while True:
         try:
-            parts = {number: _read(storage, _part(number)) for number in _parts(storage)}
+            parts = {number: _read(storage, _part(number)) for number in part_files(storage)}
             break
         except FileNotFoundError:  # merged or rewritten since it was listed
             continue
@@ -85,7 +86,7 @@ def read_records(storage: RunStorage) -> list[Record]:
 def merge_records(storage: RunStorage) -> list[Record]:
     """Merge the parts into `metrics.jsonl` and delete them; return the records. An OSError leaves valid parts."""
     records = read_records(storage)
-    parts = _parts(storage)
+    parts = list(part_files(storage))
     if parts:
         storage.write_lines(layout.METRICS, records)
         # The last part goes last: readers drop the records behind the last part that is there.
@@ -95,10 +96,10 @@ def merge_records(storage: RunStorage) -> list[Record]:
     return records
 
 
-def _parts(storage: RunStorage) -> list[int]:
-    """Return the numbers of the parts, in order."""
-    names = storage.file_sizes(layout.METRICS_PARTS)
-    return sorted(int(name.removesuffix(".jsonl")) for name in names if re.fullmatch(r"\d{9}\.jsonl", name))
+def part_files(storage: RunStorage) -> dict[int, StoredFile]:
+    """Return the parts by their numbers, in order."""
+    files = storage.listing(layout.METRICS_PARTS).files
+    return {int(name[:9]): files[name] for name in sorted(files) if re.fullmatch(r"\d{9}\.jsonl", name, re.ASCII)}
 
 
 def _part(number: int) -> str:

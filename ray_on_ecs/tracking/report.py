@@ -11,15 +11,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
+from ray_on_ecs.tracking.page import render_page
 from ray_on_ecs.tracking.places import in_words, places_in, reason_in
 from ray_on_ecs.tracking.records import read_records
 from ray_on_ecs.tracking.shown_log import BAR, printable
@@ -27,7 +25,6 @@ from ray_on_ecs.tracking.starts import describe, starts_in
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
 LOG_LINES = 100
 LOG_BYTES = 2**18
 MAX_TRIALS = 20
@@ -106,8 +103,6 @@ def read_documents(storage: RunStorage) -> Documents:
 
 def render(documents: Documents) -> str:
     """Return the report as HTML."""
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = template.from_string(TEMPLATE.read_text())
     result, status = documents.result, documents.status
     given = documents.settings
     others = {name: value for name, value in (result.get("config") or {}).items() if name not in given}
@@ -134,7 +129,8 @@ def render(documents: Documents) -> str:
     for record in documents.metrics:
         last |= record
     trials = documents.trials
-    return page.render(
+    return render_page(
+        "report.html.j2",
         name=documents.run_name,
         uri=documents.uri,
         state=documents.state,

@@ -12,7 +12,7 @@ from ray_on_ecs.storage.run_storage import RunStorage
 
 ADDRESSES = ["s3://AKIA:SECRET@bucket/x", "s3://bucket/x?secret_key=SECRET", "AKIA:SECRET@bucket"]
 COMMANDS = [
-    *("runs", "logs x", "logs --follow x", "stop x", "stop --all", "fetch x", "open x", "rm x"),
+    *("runs", "logs x", "logs --follow x", "stop x", "stop --all", "fetch x", "open x", "history", "rm x"),
     *(
         "rm --older-than 1",
         "status",

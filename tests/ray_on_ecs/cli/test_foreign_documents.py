@@ -61,6 +61,9 @@ def test_broken_document_costs_at_most_a_line(folders: Folders, capsys: pytest.C
         folders.of(name).delete(layout.RESULT)
         folders.of(name).write(document, CONTENTS[kind] + "\n")
         names.append(name)
+    assert main(["history", "--local", "--no-browser"]) == 0
+    assert all(f'"name":"{name}"' in Path("runs/history.html").read_text() for name in ("healthy", *names))
+    capsys.readouterr()
     for words in (["runs"], ["runs", "--json"], ["logs", "healthy"], *(["logs", name] for name in names)):
         assert main([words[0], "--local", *words[1:]]) == 0
     out = capsys.readouterr().out

@@ -82,6 +82,7 @@ def test_state_comes_from_the_status(folders: Folders, listed: Callable[..., Any
     assert known.items() <= run.items()
     assert run["metrics"] == {"loss": 0.25, "accuracy": 0.5}
     assert 700 < run["started_seconds_ago"] < HOUR
+    assert 700 < run["seconds"] < HOUR
 
 
 @pytest.mark.parametrize("state", ["waiting", "training"])
@@ -146,6 +147,7 @@ def test_local_clock_is_ignored_in_s3(
     run = listed()["mine"]
     assert run["state"] == "training"
     assert 700 < run["started_seconds_ago"] < HOUR
+    assert 700 < run["seconds"] < HOUR
 
 
 def test_late_clock_gives_no_negative_times(
@@ -420,9 +422,9 @@ def test_pools_as_json(folders: Folders, listed: Callable[..., Any]) -> None:
     folders.status("mine", "finished", pool=H100)
     folders.status("old", "finished")
     runs = listed("--json")
-    keys = ("pools", "instance_types", "zones")
-    assert [runs["mine"][key] for key in keys] == [["h100"], ["p5.48xlarge"], ["us-west-2c"]]
-    assert [runs["old"][key] for key in keys] == [None, None, None]
+    keys = ("pools", "instance_types", "zones", "gpu")
+    assert [runs["mine"][key] for key in keys] == [["h100"], ["p5.48xlarge"], ["us-west-2c"], "H100"]
+    assert [runs["old"][key] for key in keys] == [None, None, None, None]
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
