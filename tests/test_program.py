@@ -161,7 +161,9 @@ def test_exported_commands_target_this_stack(stack: Cloud) -> None:
     assert " --name ray-on-ecs-auth-parameter " in stack.exports["token_command"]
 
 
-@pytest.mark.parametrize(("name", "published"), [("default", 37), ("everything", 47), ("pools", 88), ("sleeping", 38), ("NAT instance", 38)])
+@pytest.mark.parametrize(
+    ("name", "published"), [("default", 37), ("everything", 47), ("pools", 88), ("sleeping", 38), ("NAT instance", 38)]
+)
 def test_idle_cost_has_the_alarms_of_the_program(name: str, published: int) -> None:
     made = deployed(name)
     alarms = [alarm.inputs for alarm in made.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]

@@ -17,7 +17,7 @@ from infra.types import Location, NatInstanceOptions, ResourceRef, SecurityOptio
 from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
 from tests.infra.stacks import deployed
 from tests.infra.test_network import ZONES
-from tests.infra.test_node_scaling import evaluate, parse
+from tests.metric_math import evaluate
 
 NAT = "network-vpc-nat"
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1a2b"
@@ -182,7 +182,7 @@ def asleep(cloud: Cloud) -> Cloud:
 
 def capacity(cloud: Cloud, **minute: float) -> int | None:
     """The capacity that an alarm's policy sets while each minute has these values."""
-    value = evaluate(parse(nat.NEEDED), {"requested": None, "instances": None, "wanted": None, **minute})
+    value = evaluate(nat.NEEDED, {"requested": None, "instances": None, "wanted": None, **minute})
     assert value is None or value >= 0
     for kind in ("start", "stop"):
         alarm, policy = (cloud.resources[f"sleep-{kind}-{part}"].inputs for part in ("alarm", "policy"))
