@@ -24,7 +24,7 @@ def races(histories: int = 10_000) -> str:
             names = ("longest race, busy", "longest race, starting"), ("longest request", "longest wake")
             race, wake = (max(each.seen[name] for each in chosen for name in pair) for pair in names)
             longest = [race, wake, max(each.way_to_sleep for each in chosen)]
-            cells = " | ".join(f"{seconds / MINUTE:.0f}" for seconds in longest)
+            cells = " | ".join(f"{seconds / MINUTE:.1f}" for seconds in longest)
             reading = "counts at once" if at_once else "is replaced by older data"
             lines.append(f"| {reading} | {'yes' if has_faults else 'no'} | {len(chosen)} | {cells} |")
     return "\n".join(lines)
