@@ -612,7 +612,7 @@ def test_a_forbidden_codebuild_is_refused_before_resources_exist(
 def test_a_preview_of_a_stack_that_is_up_warns_of_rights(
     run: Run, told: list[str], code: str, names: dict[str, Any]
 ) -> None:
-    failing = {"batch_get_projects": [error(code)] * 2}
+    failing: dict[str, list[Exception]] = {"batch_get_projects": [error(code)] * 2}
     assert run(Aws(failing=failing), preview=True, names=names) is pulumi.UNKNOWN
     assert told[0].startswith("image: CodeBuild can't build it (codebuild:BatchGetProjects: ")
     assert told[0].endswith(f"{WAY_OUT} (these credentials could not build a changed image)")
