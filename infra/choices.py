@@ -21,7 +21,8 @@ class ChoicesArgs:
     Attributes:
         name: Name of the cluster, to which the stack's name and a random end are added.
         zones: Availability zones of which one is chosen; none for an existing network.
-        identity: Values that can't change while the cluster is up or not by themselves, e.g. its account and region.
+        identity: Values that can't change while the cluster is up, e.g. its account and region, and the builder of its
+            image.
     """
 
     name: str

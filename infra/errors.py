@@ -10,7 +10,8 @@ import pulumi
 
 # Error texts of AWS's services and the AWS provider. A denied call comes first: KMS's says "because the resource does
 # not exist in this Region, no resource-based policies allow access, or …".
-DENIED = ("accessdenied", "not authorized", "unauthorizedoperation", "forbidden", "statuscode: 403")
+DENIED = ("accessdenied", "not authorized", "notauthorized", "unauthorizedoperation", "unauthorizedaccess", "forbidden")
+DENIED += ("statuscode: 403",)
 ABSENT = ("nosuch", "notfound", "not found", "couldn't find", "no matching", "not exist", "be found")
 NOTHING = ("empty result", "no results", "malformed", "validation", "invalidparameter", "invalidarn", "invalid value")
 # Rewrites the fields in a text as the keys of Pulumi.yaml, where RayClusterArgs.from_config has read them.

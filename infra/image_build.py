@@ -16,7 +16,8 @@ from urllib.parse import quote
 import pulumi
 
 from infra.config import code_build
-from infra.config.code_build import ERRORS, PATIENCE_SECONDS, POLL_SECONDS, RESTORE, ROLE
+from infra.config.clients import ERRORS
+from infra.config.code_build import PATIENCE_SECONDS, POLL_SECONDS, RESTORE
 from infra.definitions.build_context import BuildContext
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import Refusal, error_reason, warn
@@ -28,6 +29,8 @@ MINUTES, USD = 8, 0.16
 # Builds in a row that end before their first command, as with a role that is seconds old.
 MOST_STARTS = 3
 LOG_LINES = 20
+# Reasons of a build whose role has lost its trust policy or a right.
+OF_ROLE = "(?i)sts:AssumeRole|unable to assume role|role .*does not allow|not authorized to perform"
 CONSOLES = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-us-gov.com"}
 ENDS = {"FAULT": "ended by a fault of CodeBuild", "TIMED_OUT": "took too long", "STOPPED": "was stopped"}
 
@@ -71,7 +74,9 @@ class ImageBuild:
         if missing and not preview:
             return pulumi.UNKNOWN  # an update of other resources alone
         # First, since another account's credentials may be the problem.
-        await code_build.check(self.location, self.project if "project" in missing else known["project"])
+        project = self.project if "project" in missing else known["project"]
+        is_new = "repository" in missing
+        await code_build.check(self.location, project, needs_rights=is_new or not preview)
         if problem and not preview:
             raise problem
         if not preview:
@@ -198,7 +203,7 @@ class ImageBuild:
         why = f" ({reasons[0]})" if reasons else ""
         await asyncio.sleep(POLL_SECONDS)  # the last lines arrive after the end
         lines, missing = await self._log(build, LOG_LINES)
-        remedy = f"{RESTORE} the trust policy of its role" if ROLE in why else "`pulumi up` starts another"
+        remedy = f"{RESTORE} its role" if re.search(OF_ROLE, why) else "`pulumi up` starts another"
         head = f"image: the build {ENDS.get(build['buildStatus'], 'failed')}{where}{why}; {remedy}"
         return "\n".join([head, *(lines or [missing]), self._link(build)])
 

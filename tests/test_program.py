@@ -747,9 +747,9 @@ def test_a_preview_knows_the_image_that_is_in_the_repository() -> None:
     assert changed.exports["image_uri"] is None
 
 
-def test_another_builder_than_the_first_is_refused() -> None:
-    with pytest.raises(pulumi.RunError, match=r"^imageBuild: 'auto' is codebuild on this machine, but was local at"):
-        deploy(preview=True, is_up=True, image_problem=NO_DOCKER, kept={"image_builder": "local"})
+def test_docker_after_codebuild_is_refused() -> None:
+    with pytest.raises(pulumi.RunError, match=r"^imageBuild: 'auto' is local on this machine, but was codebuild at"):
+        deploy(preview=True, is_up=True, kept={"image_builder": "codebuild"})
 
 
 def test_a_ready_image_needs_neither_docker_nor_codebuild() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pulumi
 import pulumi_aws as aws
-from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.config.clients import client
+from infra.config.clients import ERRORS, client
 from infra.config.together import in_threads
 from infra.errors import is_absent
 from ray_on_ecs.contract import RUNS_PREFIX
@@ -59,7 +58,7 @@ class Facts:
     def _answer(self, request: str) -> Any:
         try:
             return self._asked[request].result()
-        except (BotoCoreError, ClientError) as error:
+        except ERRORS as error:
             return {} if is_absent(str(error)) else None
 
     @property

@@ -9,31 +9,46 @@ from functools import cache
 from typing import Any
 
 from botocore import xform_name
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, CredentialRetrievalError, HTTPClientError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionError,
+    CredentialRetrievalError,
+    EndpointProviderError,
+    HTTPClientError,
+    MissingDependencyException,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 from botocore.parsers import ResponseParserError
 
-from infra.config.clients import client
+from infra.config.clients import ERRORS, client
 from infra.errors import DENIED, Refusal, error_reason, warn
 from infra.types import Location
 
 POLL_SECONDS = 5
 # For as long a call that fails for a passing reason is repeated: shorter than the 5 minutes of a build's token.
 PATIENCE_SECONDS = 240
-ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 UNREACHABLE = (ConnectionError, HTTPClientError, ResponseParserError)
 # Parts of error codes: of errors that pass, and of credentials that have ended or that AWS does not know.
 # https://docs.aws.amazon.com/IAM/latest/APIReference/CommonErrors.html
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-PASSING = ("Throttl", "TooManyRequests", "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "Internal")
+# https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html
+PASSING = ("Throttl", "TooManyRequests", "LimitExceeded", "ThroughputExceeded", "SlowDown", "ServiceUnavailable")
+PASSING += ("Internal", "IDPCommunication", "RequestTimeout", "RequestAborted", "OperationAborted")
+PASSING += ("ConditionalRequestConflict", "PriorRequestNotComplete", "TransactionInProgress")
 CREDENTIALS = ("Expired", "ClientTokenId", "UnrecognizedClient", "AccessKeyId", "InvalidToken", "AuthenticationToken")
-CREDENTIALS += ("Signature", "TimeTooSkewed")
+CREDENTIALS += ("Signature", "TimeTooSkewed", "TokenRefreshRequired", "AuthFailure", "InvalidSecurity")
+# Errors of this machine's configuration, with those whose class is named so: botocore has no base class for them.
+CONFIGURATION = (EndpointProviderError, PartialCredentialsError, OSError, ValueError)
 ABSENT = ("RepositoryNotFoundException", "ResourceNotFoundException", "NoSuchBucket")
 ROLE = "sts:AssumeRole"
 RESTORE = "`pulumi up --refresh --run-program` restores"
+SIGN_IN = "sign in again, and check AWS_PROFILE, aws:profile and this machine's clock"
+OF_CALLS = "CodeBuild is called with the credentials of the environment or of aws:profile"
 WAY_OUT = "set image_uri to an existing image, or build with Docker (image_build local)"
 
 
-async def check(location: Location, project: str) -> None:
+async def check(location: Location, project: str, *, needs_rights: bool = True) -> None:
     """Refuse credentials that can't build, by calls that change nothing; warn if AWS does not answer.
 
     The right to start a build can't be tried without one, and Service Quotas shows builds that a new account may not
@@ -42,6 +57,7 @@ async def check(location: Location, project: str) -> None:
     Args:
         location: Place of the stack.
         project: Name of CodeBuild's project, which may not exist yet.
+        needs_rights: False if it is a warning that the caller may not read the project.
 
     Raises:
         Refusal: The credentials are of another account, or AWS refuses them.
@@ -55,13 +71,17 @@ async def check(location: Location, project: str) -> None:
             return
     except ERRORS as error:
         if not _may_pass(error):
-            raise _refusal(action, error) from error
+            refusal = _refusal(action, error)
+            if needs_rights or action.startswith("sts:") or not _is_denied(action, error):
+                raise refusal from error
+            warn(f"{refusal} (these credentials could not build a changed image)")
+            return
         warn(f"image: CodeBuild could not be checked ({action}: {error_reason(error)}); continuing")
         return
     raise Refusal(
         "image",
-        f"CodeBuild is called with the credentials of the environment or of aws:profile, which are of account {account}"
-        f", and the stack is in {location.account}; choose others with AWS_PROFILE, or {WAY_OUT}",
+        f"{OF_CALLS}, which are of account {account}, and the stack is in {location.account}; choose others with "
+        f"AWS_PROFILE, or {WAY_OUT}",
     )
 
 
@@ -92,9 +112,12 @@ async def ask(
 
 
 async def call(action: str, region: str, **arguments: Any) -> Any:
-    """AWS's answer, in a thread: the program's event loop registers other resources meanwhile."""
+    """AWS's answer, in a thread: the program's event loop registers other resources meanwhile.
+
+    A new client may ask for credentials, e.g. a profile's credential_process.
+    """
     service, operation = action.split(":")
-    return await asyncio.to_thread(getattr(_client(service, region), xform_name(operation)), **arguments)
+    return await asyncio.to_thread(lambda: getattr(_client(service, region), xform_name(operation))(**arguments))
 
 
 @cache
@@ -118,8 +141,20 @@ def _may_pass(error: Exception) -> bool:
     return is_new or status >= 500 or any(each in code for each in PASSING)
 
 
+def _is_own(action: str, error: Exception) -> bool:
+    """True unless boto3 had no credentials for the call: it gets them by other operations, e.g. AssumeRole."""
+    return isinstance(error, ClientError) and error.operation_name == action.partition(":")[2]
+
+
+def _is_denied(action: str, error: Exception) -> bool:
+    """True if the caller, whom AWS knows, lacks a right."""
+    code = _code(error)
+    denied = any(each in f"{code} {error_reason(error)}".lower() for each in DENIED)
+    return denied and _is_own(action, error) and not any(each in code for each in CREDENTIALS)
+
+
 def _refusal(action: str, error: Exception, *, is_under_way: bool = False) -> Refusal:
-    """Refusal in one line with the remedy, and with another way to an image unless a build is under way."""
+    """Refusal in one line with its remedy; the other ways to an image are left out if a build is under way."""
     problem, remedy = f"({action}: {error_reason(error)})", _remedy(action, error)
     if is_under_way:
         steps = [remedy, "`pulumi up` again, which follows it"] if remedy else ["`pulumi up` again, which follows it"]
@@ -130,22 +165,35 @@ def _refusal(action: str, error: Exception, *, is_under_way: bool = False) -> Re
 
 
 def _remedy(action: str, error: Exception) -> str:
-    """Remedy for an error; empty for one that passes by itself, or that has none."""
+    """Remedy for an error; empty if it passes by itself, or has none."""
+    if not isinstance(error, ClientError):
+        return _remedy_here(error)
     code, text = _code(error), error_reason(error)
-    if isinstance(error, UNREACHABLE):
-        return ""
-    # Another operation is one by which boto3 gets its credentials, e.g. AssumeRole for a profile's role.
-    is_own = isinstance(error, ClientError) and error.operation_name == action.partition(":")[2]
-    if not is_own or any(each in code for each in CREDENTIALS):
-        return "sign in again, and check AWS_PROFILE, aws:profile and this machine's clock"
-    if ROLE in text:
+    if ROLE in text and _is_own(action, error):
         return f"{RESTORE} the trust policy of the build's role"
-    if code == "AccountLimitExceededException" and not _may_pass(error):
+    if _may_pass(error):
+        return ""
+    if not _is_own(action, error) or any(each in code for each in CREDENTIALS):
+        return SIGN_IN
+    if code == "AccountLimitExceededException":
         return "ask AWS Support for builds of Linux/Large, whatever Service Quotas shows for a new account"
-    if any(each in f"{code} {text}".lower() for each in DENIED):
+    if _is_denied(action, error):
         # S3 names the KMS action that its key's policy lacks.
         named = re.search(r"perform: ([\w-]+:\w+)", text)
         return f"allow the caller {named[1] if named else action} (docs/accounts.md)"
     if code.startswith("KMS."):
         return "check the KMS key of the bucket"
     return f"{RESTORE} what is gone" if code in ABSENT else ""
+
+
+def _remedy_here(error: Exception) -> str:
+    """Remedy for an error of this machine; empty if AWS can't be reached."""
+    if isinstance(error, UNREACHABLE):
+        return ""
+    if isinstance(error, MissingDependencyException):
+        return "`pip install 'boto3[crt]'`"
+    if isinstance(error, NoCredentialsError):
+        return f"sign in, as {OF_CALLS}"
+    if isinstance(error, CONFIGURATION) or re.search("Config|Invalid", type(error).__name__):
+        return "correct ~/.aws/config and the variables AWS_*"
+    return SIGN_IN

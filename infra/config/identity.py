@@ -29,7 +29,7 @@ FIXED = {
 
 
 def identity_of(args: RayClusterArgs, plan: Plan) -> dict[str, str]:
-    """Values that can't change while a cluster is up, and the builder, which can't by itself.
+    """Values that can't change while a cluster is up, and the builder, which can't change from CodeBuild to Docker.
 
     Outputs, which can't be compared, are left out.
     """
@@ -101,14 +101,14 @@ def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> N
 
 
 def _refuse_builder(previous: str, current: str) -> None:
-    """Refuse another builder than that of the first `pulumi up`, unless one of them is none.
+    """Refuse Docker for an image of CodeBuild: it builds the image again, with another digest, and replaces all nodes.
 
-    Of the same content it makes an image with another digest, so that all nodes would be replaced.
+    CodeBuild in place of Docker takes the image with the same tag from the repository.
     """
-    if previous and current:
-        again = ", which builds the image again and replaces all nodes" if current == "local" else ""
-        problem = f"is {current} on this machine, but was {previous} at the first `pulumi up`"
-        raise SettingError("image_build", "auto", problem, f"set image_build to {previous}, or to {current}{again}")
+    if (previous, current) == ("codebuild", "local"):
+        problem = "is local on this machine, but was codebuild at the first `pulumi up`"
+        hint = "set image_build to codebuild for everyone who updates the stack, or to local, which replaces all nodes"
+        raise SettingError("image_build", "auto", problem, hint)
 
 
 def _warn_of_second(prefix: str, opts: pulumi.InvokeOptions) -> None:

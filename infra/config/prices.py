@@ -14,10 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
-
-from infra.config.clients import client
+from infra.config.clients import ERRORS, client
 from infra.config.together import in_threads
 from infra.config.worker_pool import counts_of
 from infra.definitions.sizing import GP3_MIB
@@ -40,7 +37,7 @@ DISK_UNIT, MIB_OF_UNIT = "GiBps-mo", 1024
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-pelong.html
 BURST = 8
 # Refused or absent, or the page of a proxy in place of an answer.
-UNREADABLE = (BotoCoreError, ClientError, ResponseParserError, LookupError, ValueError)
+UNREADABLE = (*ERRORS, LookupError)
 
 
 def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bool = True) -> list[NodeSpec]:

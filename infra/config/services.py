@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import pulumi
-from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.config.clients import client
+from infra.config.clients import ERRORS, client
 from infra.errors import Refusal, error_reason
 from infra.tags import SLEEP_TAG
 
@@ -45,7 +44,7 @@ def end_services(region: str) -> Hook:
         try:
             # In a thread: the program's event loop registers other resources meanwhile.
             await asyncio.to_thread(_end, client("ecs", region), before["clusterName"], removed)
-        except (BotoCoreError, ClientError) as error:
+        except ERRORS as error:
             command = f"aws ecs delete-service --force --cluster {before['clusterName']} --service NAME"
             raise Refusal(
                 "ECS",
@@ -70,7 +69,7 @@ def start_head(region: str) -> Hook:
         service = update.id.partition(":service/")[2]  # CLUSTER/NAME, from its ARN
         try:
             await asyncio.to_thread(_start, client("application-autoscaling", region), client("ecs", region), service)
-        except (BotoCoreError, ClientError) as error:
+        except ERRORS as error:
             problem = f"the head could not be started ({error_reason(error)})"
             hint = "check the credentials of the environment (AWS_PROFILE), and run `pulumi up` again"
             raise Refusal("ECS", f"{problem}; {hint}") from error

@@ -20,7 +20,7 @@ import psutil
 
 import ray_on_ecs
 from ray_on_ecs.config import RunConfig
-from ray_on_ecs.errors import UsageError
+from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import read_snapshot
@@ -55,12 +55,15 @@ def write_results(
     names = metric_names(records)
     if names:
         files["metrics"] = layout.METRICS
-        for kind, name, draw in (("curves", layout.CURVES, plot), ("events", layout.EVENTS, event_file)):
+        drawn = (("curves", layout.CURVES, "matplotlib", plot), ("events", layout.EVENTS, "tensorboardX", event_file))
+        for kind, name, package, draw in drawn:
             try:
-                storage.write(name, draw(records, names))
-                files[kind] = name
-            except ModuleNotFoundError as missing:  # with --local, which needs no package but the script's
-                logger.info(f"no {name}, as {missing.name} is not installed; pip install {missing.name}")
+                content = draw(records, names)
+            except Exception as cause:  # of an absent or a broken package; the run itself has ended well
+                logger.info(f"no {name} ({one_line(cause) or type(cause).__name__}); pip install --upgrade {package}")
+                continue
+            storage.write(name, content)
+            files[kind] = name
     weights = "*.safetensors"  # that a Checkpointer exports into the run's folder, or into one below it
     files |= {PurePath(name).stem: name for name in fnmatch.filter(sorted(storage.file_sizes()), weights)}
     files |= {name: f"{name}/" for name in storage.folders("") if fnmatch.filter(storage.file_sizes(name), weights)}
@@ -139,14 +142,18 @@ def event_file(records: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes
 def _versions() -> dict[str, str | None]:
     """Return the versions of Python, CUDA and the packages; None for what is not installed."""
     found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
-    torch = found["torch"]
     return {
         "ray_on_ecs": ray_on_ecs.__version__,
         "python": platform.python_version(),
-        # torch takes a second to import, and its version.py is enough.
-        "cuda": runpy.run_path(str(torch.locate_file("torch/version.py")))["cuda"] if torch else None,
+        "cuda": _cuda(found["torch"]),
         **{name: package.version if package else None for name, package in found.items()},
     }
+
+
+def _cuda(torch: metadata.Distribution | None) -> str | None:
+    """Return the version of CUDA in torch's version.py: torch itself takes a second to import."""
+    file = Path(str(torch.locate_file("torch/version.py"))) if torch else None
+    return runpy.run_path(str(file)).get("cuda") if file and file.exists() else None
 
 
 def run_times(script_start: float) -> dict[str, Any]:

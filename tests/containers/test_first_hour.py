@@ -158,7 +158,7 @@ def test_local_script_needs_neither_torch_nor_ray(laptop: Machine) -> None:
         "ray-on-ecs run --local --run-name plain plain.py",
         "ray-on-ecs open --local plain",
     )
-    assert re.search(r"no curves.png, as matplotlib is not installed\b", typed)
+    assert re.search(r"no curves.png \(No module named 'matplotlib'\); pip install --upgrade matplotlib", typed)
     assert f"results in {HOME}/results/plain: result.json, report.html, metrics.jsonl\n" in typed
 
 

@@ -14,9 +14,18 @@ import pulumi
 import pytest
 from botocore.exceptions import (
     ClientError,
+    ConfigNotFound,
+    ConfigParseError,
     CredentialRetrievalError,
     EndpointConnectionError,
+    EndpointProviderError,
+    InfiniteLoopConfigError,
+    InvalidConfigError,
+    InvalidDefaultsMode,
+    InvalidRegionError,
+    InvalidRetryModeError,
     LoginRefreshRequired,
+    MissingDependencyException,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
@@ -59,6 +68,17 @@ DENIED = error("AccessDeniedException", "User: me is not authorized to perform: 
 LOST = ReadTimeoutError(endpoint_url="https://codebuild")
 AWAY = EndpointConnectionError(endpoint_url="https://codebuild")
 THROTTLED = error("ThrottlingException", "Rate exceeded")
+# Errors of boto3's sources of credentials, as it raises them.
+NO_JSON = ValueError("Expecting value: line 1 column 1 (char 0)")
+NO_TOOL = FileNotFoundError(2, "No such file or directory", "/opt/team/credentials")
+STILL_EXPIRED = RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
+OF_BOTO3 = (NO_JSON, NO_TOOL, STILL_EXPIRED)
+PASSING = (
+    *("RequestTimeout", "RequestTimeoutException", "RequestAbortedException", "OperationAborted"),
+    *("ConditionalRequestConflict", "PriorRequestNotComplete", "BandwidthLimitExceeded", "LimitExceededException"),
+    *("RequestLimitExceeded", "ProvisionedThroughputExceededException", "TransactionInProgressException"),
+    *("ThrottledException", "EC2ThrottledException", "RequestThrottled", "KMS.ThrottlingException"),
+)
 
 
 @dataclass
@@ -211,7 +231,11 @@ def run(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Callable[..., Any]:
     """Build in an account, in `up` or in a preview."""
 
     def build(aws: Aws, *, preview: bool = False, names: Any = NAMES) -> Any:
-        monkeypatch.setattr(code_build, "_client", lambda service, region: aws)
+        def client(service: str, region: str) -> Aws:
+            aws.threads.add(threading.current_thread())  # it may ask a profile's credential_process
+            return aws
+
+        monkeypatch.setattr(code_build, "_client", client)
         monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: preview)
         return asyncio.run(ImageBuild(context=CONTEXT, location=PLACE, project=PROBE).image_uri(names))
 
@@ -313,6 +337,8 @@ def test_an_earlier_build_that_has_ended_is_no_obstacle(run: Run, status: str) -
         {"get_log_events": [DENIED] * 9},
         {"get_log_events": [error("ResourceNotFoundException")] * 9},
         {"delete_object": [DENIED]},
+        *({"get_log_events": [failure] * 9, "delete_object": [failure]} for failure in OF_BOTO3),
+        *({"batch_get_builds": [error(code)] * 5} for code in PASSING),
     ],
 )
 def test_what_passes_is_waited_for(run: Run, failing: dict[str, list[Exception]]) -> None:
@@ -367,10 +393,25 @@ def test_a_failed_build_shows_its_last_lines_and_a_link(run: Run, end: tuple[str
     assert len(aws.builds) == number
 
 
-def test_a_build_whose_role_is_not_trusted_names_the_role(run: Run) -> None:
-    context = {"statusCode": "ACCESS_DENIED", "message": "CodeBuild is not authorized to perform: sts:AssumeRole on r"}
-    with pytest.raises(pulumi.RunError, match="; `pulumi up --refresh --run-program` restores the trust policy"):
-        run(Aws(ends=[(FAILED, "SUBMITTED")] * 3, contexts=[context]))
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ((FAILED, "SUBMITTED"), "CodeBuild is not authorized to perform: sts:AssumeRole on r"),
+        ((FAILED, "SUBMITTED"), "Unable to assume role r"),
+        ((FAULT, "PROVISIONING"), "Unable to assume role: r"),
+        ((FAILED, "QUEUED"), "unable to assume role"),
+        (
+            (FAILED, "PROVISIONING"),
+            "Service role r does not allow AWS CodeBuild to create Amazon CloudWatch Logs log streams for build b",
+        ),
+        ((FAILED, "PROVISIONING"), "The service role r does not allow AWS CodeBuild to pull image i"),
+        ((FAILED, "DOWNLOAD_SOURCE"), "User: r is not authorized to perform: logs:CreateLogStream on l"),
+    ],
+)
+def test_a_build_whose_role_lacks_a_right_names_the_role(run: Run, end: tuple[str, str], reason: str) -> None:
+    context = {"statusCode": "ACCESS_DENIED", "message": reason}
+    with pytest.raises(pulumi.RunError, match=r"\); `pulumi up --refresh --run-program` restores its role\n"):
+        run(Aws(ends=[end] * 3, contexts=[context]))
 
 
 @pytest.mark.parametrize(
@@ -401,6 +442,7 @@ def test_a_build_that_leaves_no_image_is_refused(run: Run) -> None:
 
 
 # Errors that no repetition mends, and the remedy in their line.
+CORRECT = "correct ~/.aws/config and the variables AWS_*"
 SIGN_IN = "sign in again, and check AWS_PROFILE, aws:profile and this machine's clock"
 FINAL: dict[str, tuple[Exception, str]] = {
     "denied": (DENIED, "allow the caller codebuild:X (docs/accounts.md)"),
@@ -415,10 +457,37 @@ FINAL: dict[str, tuple[Exception, str]] = {
             *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "InvalidClientTokenId"),
             *("UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationTokenException"),
             *("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature", "RequestTimeTooSkewed"),
+            *("TokenRefreshRequired", "AuthFailure", "InvalidSecurity"),
         )
     },
-    "no credentials": (NoCredentialsError(), SIGN_IN),
-    "half of them": (PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), SIGN_IN),
+    **{
+        code: (error(code, "no", 403), "allow the caller ACTION (docs/accounts.md)")
+        for code in ("NotAuthorized", "UnauthorizedAccess", "UnauthorizedOperation")
+    },
+    "no credentials": (
+        NoCredentialsError(),
+        "sign in, as CodeBuild is called with the credentials of the environment or of aws:profile",
+    ),
+    "still expired": (STILL_EXPIRED, SIGN_IN),
+    "half of them": (PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), CORRECT),
+    **{
+        str(failure): (failure, CORRECT)
+        for failure in (
+            *(NO_JSON, NO_TOOL, ValueError("Invalid endpoint: localhost"), ValueError("No closing quotation")),
+            *(PermissionError(13, "Permission denied", "/opt"), InvalidConfigError(error_msg="no sso-session")),
+            *(ConfigParseError(path="config"), InfiniteLoopConfigError(source_profile="p", visited_profiles=["p"])),
+            *(
+                InvalidDefaultsMode(mode="fast", valid_modes="legacy"),
+                InvalidRetryModeError(provided_retry_mode="x", valid_modes="y"),
+            ),
+            *(
+                ConfigNotFound(path="config"),
+                EndpointProviderError(msg="Invalid region"),
+                InvalidRegionError(region_name="us_west"),
+            ),
+        )
+    },
+    "no package": (MissingDependencyException(msg="needs botocore[crt]"), "`pip install 'boto3[crt]'`"),
     "no profile": (ProfileNotFound(profile="team"), SIGN_IN),
     "an ended session": (UnauthorizedSSOTokenError(), SIGN_IN),
     "a token without an answer": (TokenRetrievalError(provider="sso", error_msg="Token has expired"), SIGN_IN),
@@ -444,6 +513,9 @@ LASTING: dict[str, tuple[Exception, str]] = {
     "away": (AWAY, ""),
     "no AWS": (ResponseParserError("<html>"), ""),
     "throttled": (THROTTLED, ""),
+    **{code: (error(code), "") for code in PASSING},
+    "a throttled role of a profile": (error("Throttling", operation="AssumeRole"), ""),
+    "no identity provider": (error("IDPCommunicationError", operation="AssumeRoleWithWebIdentity"), ""),
     "a fault": (error("InternalFailure", status=500), ""),
     "a full queue": (error("AccountLimitExceededException", "Cannot have more than 5 builds in queue"), ""),
     "a role without trust": (
@@ -516,9 +588,16 @@ def test_a_check_without_an_answer_is_a_warning(
     assert told[0].startswith(f"image: CodeBuild could not be checked ({ACTIONS[operation]}: ")
 
 
-@pytest.mark.parametrize("names", [NAMES, pulumi.UNKNOWN], ids=["up", "new stack"])
-@pytest.mark.parametrize("operation", CHECKS)
-@pytest.mark.parametrize("kind", ["denied", "ExpiredToken", "no credentials"])
+@pytest.mark.parametrize(
+    ("kind", "operation", "names"),
+    [
+        (kind, operation, names)
+        for kind in ("denied", "ExpiredToken", "no credentials", str(NO_TOOL))
+        for operation in CHECKS
+        for names in (pulumi.UNKNOWN, NAMES)
+        if (kind, operation, names) != ("denied", "batch_get_projects", NAMES)
+    ],
+)
 def test_a_forbidden_codebuild_is_refused_before_resources_exist(
     run: Run, kind: str, operation: str, names: Any
 ) -> None:
@@ -526,6 +605,19 @@ def test_a_forbidden_codebuild_is_refused_before_resources_exist(
     with pytest.raises(pulumi.RunError) as refused:
         run(Aws(failing={operation: [failure]}), preview=True, names=names)
     assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize("names", [NAMES, {**NAMES, "project": pulumi.UNKNOWN}], ids=["up", "up with Docker"])
+@pytest.mark.parametrize("code", ["AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "NotAuthorized"])
+def test_a_preview_of_a_stack_that_is_up_warns_of_rights(
+    run: Run, told: list[str], code: str, names: dict[str, Any]
+) -> None:
+    failing: dict[str, list[Exception]] = {"batch_get_projects": [error(code)] * 2}
+    assert run(Aws(failing=failing), preview=True, names=names) is pulumi.UNKNOWN
+    assert told[0].startswith("image: CodeBuild can't build it (codebuild:BatchGetProjects: ")
+    assert told[0].endswith(f"{WAY_OUT} (these credentials could not build a changed image)")
+    with pytest.raises(pulumi.RunError, match=r"allow the caller codebuild:BatchGetProjects"):
+        run(Aws(failing=failing))
 
 
 @pytest.mark.parametrize("preview", [True, False], ids=["preview", "up"])

@@ -74,6 +74,8 @@ def test_no_price_or_two_are_no_estimate(
         ResponseParserError("Unable to parse response: <html>"),  # the page of a proxy
         KeyError("OnDemand"),
         ValueError("Expecting value: line 1"),
+        FileNotFoundError(2, "No such file or directory", "/opt/team/credentials"),
+        RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired."),
     ],
     ids=lambda failure: type(failure).__name__,
 )

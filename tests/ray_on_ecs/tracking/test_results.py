@@ -6,12 +6,14 @@ from importlib import metadata
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking import results
 from ray_on_ecs.tracking.cost import earlier_of
 from ray_on_ecs.tracking.results import check_not_finished, run_times, write_results
 from ray_on_ecs.tracking.run_record import RunRecord
@@ -79,8 +81,76 @@ def test_absent_packages_cost_their_file_alone(
     config = parse(["--run-name", "first", "train.py"], {})
     document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
     assert document["files"].keys() == kinds
-    assert [line.rpartition("pip install ")[2] for line in caplog.messages] == list(absent)
+    assert [line.rpartition("pip install --upgrade ")[2] for line in caplog.messages] == list(absent)
     assert all(storage.exists(document["files"][kind]) for kind in kinds - {"report"})
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ModuleNotFoundError("No module named 'numpy.rec'", name="numpy.rec"),
+        ImportError("numpy.core.multiarray failed to import"),
+        AttributeError("_ARRAY_API not found"),
+        OSError("libfreetype.so.6: cannot open shared object file"),
+        RuntimeError("module compiled against ABI version 0x1000009\nbut this version of numpy is 0x2000000"),
+        TypeError("Descriptors cannot be created directly."),
+        ValueError("numpy.dtype size changed"),
+        KeyError("figure.figsize"),
+        MemoryError(),
+        AssertionError(),
+    ],
+    ids=lambda cause: type(cause).__name__,
+)
+@pytest.mark.parametrize(("draw", "package"), [("plot", "matplotlib"), ("event_file", "tensorboardX")])
+def test_broken_packages_cost_their_file_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    draw: str,
+    package: str,
+    cause: Exception,
+) -> None:
+    caplog.set_level("INFO")
+    for name in ("plot", "event_file"):
+        monkeypatch.setattr(results, name, Mock(side_effect=cause) if name == draw else Mock(return_value=b"1"))
+    storage = RunStorage.open(str(tmp_path), "first")
+    storage.write(layout.METRICS, b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n')
+    config = parse(["--run-name", "first", "train.py"], {})
+    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    assert document["files"].keys() == {"report", "metrics", "events" if draw == "plot" else "curves"}
+    [line] = caplog.messages
+    assert line.endswith(f"; pip install --upgrade {package}")
+    assert "\n" not in line
+    assert "()" not in line
+
+
+def test_a_lost_storage_is_not_a_broken_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = RunStorage.open(str(tmp_path), "first")
+    storage.write(layout.METRICS, b'{"step": 1, "time": "2026-11-26T23:16:42+00:00", "loss": 0.5}\n')
+    monkeypatch.setattr(RunStorage, "write", Mock(side_effect=OSError("no space left")))
+    config = parse(["--run-name", "first", "train.py"], {})
+    with pytest.raises(OSError, match="no space left"):
+        write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+
+
+@pytest.mark.parametrize(
+    ("source", "cuda"),
+    [(None, None), ("", None), ("cuda = None", None), ("cuda: Optional[str] = '12.8'", "12.8")],
+    ids=["missing", "empty", "CPU", "CUDA"],
+)
+def test_cuda_of_an_incomplete_torch_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, cuda: str | None
+) -> None:
+    (tmp_path / "torch-2.9.0.dist-info").mkdir()
+    (tmp_path / "torch-2.9.0.dist-info/METADATA").write_text("Name: torch\nVersion: 2.9.0\n")
+    if source is not None:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/version.py").write_text(f"from typing import Optional\n{source}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    storage = RunStorage.open(str(tmp_path), "first")
+    config = parse(["--run-name", "first", "train.py"], {})
+    document = write_results(storage, config, {}, {"hardware": {}, "started_at": 0.0}, None, earlier_of(None))
+    assert (document["versions"]["torch"], document["versions"]["cuda"]) == ("2.9.0", cuda)
 
 
 def test_versions_of_absent_packages_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
