@@ -7,6 +7,7 @@ https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scale-based-on-demand.h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -20,11 +21,15 @@ from infra.types import ResourceRef, ServiceRef
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSleepArgs:
-    """Inputs of HeadSleep: the head's ECS service and Auto Scaling group, and the idle time before it sleeps."""
+    """Inputs of HeadSleep: the head's ECS service and Auto Scaling group, and the idle time before it sleeps.
+
+    `start_arns` are policies of what has to start with the head.
+    """
 
     service: ServiceRef
     group: ResourceRef
     after_minutes: int
+    start_arns: Sequence[pulumi.Input[str]] = ()
 
 
 class HeadSleep(pulumi.ComponentResource):
@@ -72,7 +77,11 @@ class HeadSleep(pulumi.ComponentResource):
             evaluation_periods=sleep.WAKE_POINTS,
             datapoints_to_alarm=1,
             treat_missing_data="notBreaching",
-            alarm_actions=[self._count_policy(f"{name}-wake", 1).arn, self._group_policy(name).arn],
+            alarm_actions=[
+                self._count_policy(f"{name}-wake", 1).arn,
+                self._group_policy(name).arn,
+                *self._args.start_arns,
+            ],
             tags=tags(f"{name}-wake-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )

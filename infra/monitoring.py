@@ -112,6 +112,8 @@ class Monitoring(pulumi.ComponentResource):
         if args.sleeping_group is not None:
             group = {"AutoScalingGroupName": args.sleeping_group}
             wanted = Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Minimum", dimensions=group)
+            # Users publish `GPUs` while the head sleeps (ray_on_ecs/cluster/wake.py), and this metric the head alone.
+            metric = Metric(namespace=metrics_namespace(args.head.cluster), name="GPUNodesInUse", stat="Maximum")
             minutes, missing = SLEEPING_HEAD_SILENT_MINUTES, "notBreaching"
             description = f"Ray head silent for {minutes} minutes, and not asleep"
             # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.

@@ -26,7 +26,7 @@ class NatSleepArgs:
 
 
 class NatSleep(pulumi.ComponentResource):
-    """Step policies of the NAT instance's group and their alarms; another alarm may start it by `start_arn`, too."""
+    """Step policies of the NAT instance's group, and their alarms; the wake alarm applies `start_arn`, too."""
 
     start_arn: pulumi.Output[str]
 

@@ -107,7 +107,7 @@ class RayCluster(pulumi.ComponentResource):
         )
 
         node_groups = self._node_groups(cluster, network)
-        self._nat_sleep(cluster, network, node_groups)
+        start_arns = self._nat_sleep(cluster, network, node_groups)
         providers = [group.provider_name for group in node_groups.values()]
         association = cluster.associate(providers, config.end_services(region))
         agents = [group.join_cluster(association) for group in node_groups.values()]
@@ -145,7 +145,12 @@ class RayCluster(pulumi.ComponentResource):
         refs = {kind: service.ref for kind, service in services.items()}
         head_group = node_groups["head"].group
         if self._sleeps:
-            sleep_args = HeadSleepArgs(service=refs["head"], group=head_group, after_minutes=args.sleep_after_minutes)
+            sleep_args = HeadSleepArgs(
+                service=refs["head"],
+                group=head_group,
+                after_minutes=args.sleep_after_minutes,
+                start_arns=start_arns,
+            )
             HeadSleep(f"{prefix}-head-sleep", sleep_args, opts)
         monitoring_args = MonitoringArgs(
             region=region,
@@ -274,12 +279,14 @@ class RayCluster(pulumi.ComponentResource):
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)
         return node_groups
 
-    def _nat_sleep(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> None:
-        if network.nat_group and self._args.sleep_after_minutes:
-            args = NatSleepArgs(
-                cluster=cluster.ref.name, head_group=node_groups["head"].group, nat_group=network.nat_group
-            )
-            NatSleep(f"{self._prefix}-nat-sleep", args, self._opts)
+    def _nat_sleep(
+        self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]
+    ) -> list[pulumi.Output[str]]:
+        """Policy that starts the NAT instance, if that stops with the head."""
+        if not (network.nat_group and self._sleeps):
+            return []
+        args = NatSleepArgs(cluster=cluster.ref.name, head_group=node_groups["head"].group, nat_group=network.nat_group)
+        return [NatSleep(f"{self._prefix}-nat-sleep", args, self._opts).start_arn]
 
     def _cluster_info(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> ClusterInfo:
         plan = self._plan

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from infra.tags import PROJECT_TAG
 from tests.iam import as_list
 from tests.infra.fake_aws import ACCOUNT, CLUSTER, Cloud
 from tests.infra.stacks import STACKS, deploy, deployed, takes_tags
@@ -18,7 +19,13 @@ ROOT = Path(__file__).parents[1]
 # A managed policy takes few characters, without spaces, so that there are several.
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 MOST_CHARACTERS = 6144
-PLACEHOLDERS = {"REGION": "ap-southeast-2", "ACCOUNT": ACCOUNT, "KEY_ID": 36 * "0", "SECRET_NAME": 64 * "s"}
+PLACEHOLDERS = {
+    "REGION": "ap-southeast-2",
+    "ACCOUNT": ACCOUNT,
+    "PROJECT": 34 * "p",
+    "KEY_ID": 36 * "0",
+    "SECRET_NAME": 64 * "s",
+}
 FILES = ("deployer", "deployer-instances", "deployer-sleep")
 POLICIES = [json.loads((ROOT / "docs" / "policies" / f"{name}.json").read_text()) for name in FILES]
 # Actions that tag and untag: the AWS provider puts its default tags on all taggable resources.
@@ -422,3 +429,13 @@ def test_actions_that_grant_rights_have_conditions() -> None:
     assert conditions["iam:PassRole"] == {"StringEquals": {"iam:PassedToService": passed_to}}
     assert conditions["iam:CreateServiceLinkedRole"]["StringEquals"].keys() == {"iam:AWSServiceName"}
     assert conditions["ec2:RunInstances"]["ArnLike"].keys() == {"ec2:LaunchTemplate"}
+
+
+INTERFACE_CHANGES = ("DeleteNetworkInterface", "DetachNetworkInterface", "ModifyNetworkInterfaceAttribute")
+
+
+def test_changed_network_interfaces_are_the_projects() -> None:
+    """Each instance and load balancer in the account has one."""
+    tagged = {"StringEquals": {f"aws:ResourceTag/{PROJECT_TAG}": "PROJECT"}}
+    conditions: dict[str, Any] = {action: statement.get("Condition") for action, statement in allowed()}
+    assert all(conditions[f"ec2:{verb}"] == tagged for verb in INTERFACE_CHANGES)

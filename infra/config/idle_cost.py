@@ -15,6 +15,7 @@ from typing import NamedTuple
 from infra.config import prices
 from infra.config.args import RayClusterArgs
 from infra.config.together import in_threads
+from infra.definitions import nat
 from infra.errors import error_reason, warn
 from infra.types import Location, NodeSpec, Scale
 from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
@@ -33,16 +34,13 @@ DISK = Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName
 NAT_GATEWAY = Product(
     "AmazonEC2", "Hrs", {"productFamily": "NAT Gateway", "group": "NGW:NatGateway", "operation": "NatGateway"}
 )
-NAT_INSTANCE = Product("AmazonEC2", "Hrs", {**prices.PRODUCT, "instanceType": "t4g.nano"})
+NAT_INSTANCE = Product("AmazonEC2", "Hrs", {**prices.PRODUCT, "instanceType": nat.INSTANCE_TYPE})
 # For each zone of an endpoint.
 ENDPOINT = Product(
     "AmazonVPC", "Hrs", {"productFamily": "VpcEndpoint", "group": "VPCE:VpcEndpoint", "operation": "VpcEndpoint"}
 )
 # A public IPv4 address has this price in every region: https://aws.amazon.com/vpc/pricing/
 ADDRESS_USD = 0.005
-# Root volume of the NAT instance, which has the size of its machine image.
-# https://github.com/aws/amazon-ecs-ami/blob/main/variables.pkr.hcl
-NAT_DISK_GIB = 30
 # The following are of a month, without the account's free tier.
 # The image's compressed layers in ECR, of which later builds share most. https://aws.amazon.com/ecr/pricing/
 IMAGE_GB, ECR_USD = 3.3, 0.10
@@ -115,7 +113,7 @@ def look_up(
         return None
     idle: dict[str, float | None] = {"head": max(price.on_demand for price in head.prices.values())}
     endpoints = len(location.endpoints) * max(1, len(location.worker_zones))
-    disks_gib = head.disk_gib + (NAT_DISK_GIB if "NAT instance" in asked else 0)
+    disks_gib = head.disk_gib + (nat.DISK_GIB if "NAT instance" in asked else 0)
     costs: dict[str, Callable[[float], float]] = {
         "disks": lambda usd: disks_gib * usd / HOURS_OF_MONTH,
         "VPC endpoints": lambda usd: endpoints * usd,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from infra.definitions import nat
 from infra.definitions.containers import OWN_VARIABLES
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import SettingError, warn
@@ -291,7 +292,7 @@ def combinations(args: RayClusterArgs) -> None:
 
 
 def _check_sleep(args: RayClusterArgs) -> None:
-    """Refuse what keeps workers up."""
+    """Refuse what keeps workers up, and what takes the internet from them."""
     kept = {field_of(name, "min"): pool.min for name, pool in args.pools.items() if pool.min}
     if not args.idle_timeout_minutes:
         kept["idle_timeout_minutes"] = 0
@@ -299,6 +300,13 @@ def _check_sleep(args: RayClusterArgs) -> None:
         problem = f"cannot be combined with {' and '.join(f'{name} ({value})' for name, value in kept.items())}"
         hint = "let all workers scale in, or set sleep_after_minutes to 0: a head with workers does not sleep"
         raise SettingError("sleep_after_minutes", args.sleep_after_minutes, problem, hint)
+    # Workers may outlive a lost head, and end by their idle timeout, which needs the way to ECS.
+    longest = args.sleep_after_minutes + nat.UNNEEDED_MINUTES
+    if args.nat_instance and args.idle_timeout_minutes > longest:
+        most = f"sleep_after_minutes ({args.sleep_after_minutes}) + {nat.UNNEEDED_MINUTES}"
+        problem = f"exceeds {most}: with nat_instance the way to ECS could end before the workers"
+        hint = f"use at most {longest}, a longer sleep_after_minutes, or nat_instance false"
+        raise SettingError("idle_timeout_minutes", args.idle_timeout_minutes, problem, hint)
 
 
 def _require(args: RayClusterArgs, name: str, other: str, reason: str) -> None:

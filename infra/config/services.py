@@ -12,6 +12,7 @@ it as it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -78,13 +79,23 @@ def start_head(region: str) -> Hook:
 
 
 def _start(scaling: Any, ecs: Any, service: str) -> None:
-    """Start the head, and raise its lower bound first: the alarm that stops it is deleted after all updates."""
+    """Start the head, and raise its lower bound first: the alarm that stops it is deleted after all updates.
+
+    If ECS does not start it, the update fails, and the head goes on sleeping: the bound is lowered again.
+    """
     target: dict[str, Any] = {"ServiceNamespace": "ecs", "ScalableDimension": "ecs:service:DesiredCount"}
     resource_id = f"service/{service}"
-    if scaling.describe_scalable_targets(**target, ResourceIds=[resource_id])["ScalableTargets"]:
-        scaling.register_scalable_target(**target, ResourceId=resource_id, MinCapacity=1)
+    has_target = bool(scaling.describe_scalable_targets(**target, ResourceIds=[resource_id])["ScalableTargets"])
     cluster, _, name = service.partition("/")
-    ecs.update_service(cluster=cluster, service=name, desiredCount=1)
+    try:
+        if has_target:
+            scaling.register_scalable_target(**target, ResourceId=resource_id, MinCapacity=1)
+        ecs.update_service(cluster=cluster, service=name, desiredCount=1)
+    except (BotoCoreError, ClientError):
+        if has_target:
+            with contextlib.suppress(BotoCoreError, ClientError):
+                scaling.register_scalable_target(**target, ResourceId=resource_id, MinCapacity=0)
+        raise
 
 
 def _end(ecs: Any, cluster: str, providers: Collection[str]) -> None:

@@ -16,7 +16,7 @@ INSTANCE_TYPE = "t4g.nano"
 # and dnf, which would need a mirror, runs out of the memory of such an instance. It has curl, and no AWS CLI.
 # https://github.com/aws/amazon-ecs-ami and https://github.com/jamesmoriarty/cfn-cheapest-nat/pull/16
 MACHINE_IMAGE = RESOLVE + AMI_PARAMETER.format(variant="arm64/")
-# The image's size, which a disk must have.
+# The image's size, which a disk must have. https://github.com/aws/amazon-ecs-ami/blob/main/variables.pkr.hcl
 DISK_GIB = 30
 UNIT = "ray-on-ecs-nat"
 SCRIPT = f"/usr/local/bin/{UNIT}"

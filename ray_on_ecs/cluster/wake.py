@@ -92,8 +92,9 @@ class Waker:
 
     def _publish(self, state: HeadState, age: float) -> None:
         if state.wake:
-            # A head that is there knows better which workers are needed.
-            workers = self._workers(state) if age > SILENT_SECONDS else ()
+            # A head that runs knows better which workers are needed. One that is silent may have a run, and the alarms
+            # know of its silence by what is missing.
+            workers = self._workers(state) if is_asleep(state, age) else ()
             self._due_at = time.monotonic() + AGAIN_SECONDS
             publish(state.wake, [head_requested(), *workers])
             self._due_at = time.monotonic() + REPEAT_SECONDS
@@ -143,7 +144,7 @@ def publish(wake: Wake, data: Sequence[Datum]) -> None:
 
 
 def workers_of_run(config: RunConfig | None, state: HeadState) -> list[Datum]:
-    """Return the metrics by which the alarms start a run's workers, as the head publishes them once it is awake."""
+    """Return the two metrics of scale-out for a run's workers, as the head publishes them once it is awake."""
     from ray_on_ecs.run.pool_choice import first_need
 
     info = workers_of(state.ray)
@@ -151,7 +152,11 @@ def workers_of_run(config: RunConfig | None, state: HeadState) -> list[Datum]:
     if not (need and info):
         return []
     kind, number = need
-    return of_kind(kind, Need(requested=number, available=0, in_use=0), has_gpus(kind, info))
+    with_gpus = has_gpus(kind, info)
+    unit = "GPU" if with_gpus else "CPU"
+    data = of_kind(kind, Need(requested=number, available=0, in_use=0), with_gpus)
+    # The others are the head's alone, and tell that it is there.
+    return [each for each in data if each["MetricName"] in (f"{unit}s", f"{unit}sRequested")]
 
 
 def clock(age: float) -> str:

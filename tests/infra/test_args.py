@@ -15,6 +15,7 @@ from component.generate import files
 from infra.config import RayClusterArgs
 from infra.config.args import defaults
 from infra.config.worker_pool import WorkerPoolArgs
+from infra.definitions.nat import UNNEEDED_MINUTES
 from infra.errors import Refusal, SettingError
 from infra.types import Alerts, Scale
 from ray_on_ecs.contract import key_of
@@ -594,6 +595,19 @@ def test_sleep_without_scale_in_is_refused(fields: dict[str, Any], named: str) -
     assert str(refused.value) == f"sleep_after_minutes: 60 cannot be combined with {named}; {hint}"
     assert RayClusterArgs(**fields).sleep_after_minutes == 0
     assert RayClusterArgs(sleep_after_minutes=60, worker_pools={"l4": L4, "h100": H100}).sleep_after_minutes == 60
+
+
+def test_nat_instance_outlives_idle_workers() -> None:
+    sleeps: dict[str, Any] = {"sleep_after_minutes": 20, "nat_instance": True}
+    assert RayClusterArgs(**sleeps, idle_timeout_minutes=20 + UNNEEDED_MINUTES).nat_instance
+    assert RayClusterArgs(nat_instance=True, idle_timeout_minutes=51).nat_instance, "always on"
+    assert RayClusterArgs(sleep_after_minutes=20, idle_timeout_minutes=51).sleep_after_minutes
+    with pytest.raises(SettingError) as refused:
+        RayClusterArgs(**sleeps, idle_timeout_minutes=51)
+    assert str(refused.value) == (
+        "idle_timeout_minutes: 51 exceeds sleep_after_minutes (20) + 30: with nat_instance the way to ECS could end "
+        "before the workers; use at most 50, a longer sleep_after_minutes, or nat_instance false"
+    )
 
 
 def test_refusal_of_sleep_names_keys(cloud: Cloud) -> None:

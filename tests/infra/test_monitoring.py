@@ -115,7 +115,7 @@ def test_silence_is_longer_than_a_sleeping_heads_instance(cloud: Cloud) -> None:
     assert given["treatMissingData"] == "notBreaching"
     _, published, wanted = given["metricQueries"]
     assert wanted["metric"]["dimensions"] == {"AutoScalingGroupName": "head-group"}
-    assert published["metric"]["metricName"] == "GPUs"
+    assert published["metric"]["metricName"] == "GPUNodesInUse", "users publish GPUs"
     [period] = {each["metric"]["period"] for each in (published, wanted)}
     assert period * given["evaluationPeriods"] == 30 * 60
     assert given["alarmActions"]

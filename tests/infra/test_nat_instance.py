@@ -14,7 +14,7 @@ from infra.definitions.nat import PrivateInterface, user_data
 from infra.nat_sleep import NatSleep, NatSleepArgs
 from infra.network import Network, NetworkArgs
 from infra.types import Location, NatInstanceOptions, ResourceRef, SecurityOptions
-from tests.infra.fake_aws import ACCOUNT, REGION, Cloud
+from tests.infra.fake_aws import ACCOUNT, CLUSTER, REGION, Cloud
 from tests.infra.stacks import deployed
 from tests.infra.test_network import ZONES
 from tests.metric_math import evaluate
@@ -163,6 +163,17 @@ def test_nat_instance_outlives_the_instances_that_need_it() -> None:
         assert {f"{NAT}-group", f"{NAT}-attach", "network-vpc-private-route"} <= cloud.needs(name)
     for kind in ("start", "stop"):
         assert "head-group" in cloud.needs(f"nat-sleep-{kind}-alarm")
+
+
+@pytest.mark.parametrize(("stack", "starts_nat"), [("NAT instance", True), ("sleeping", False)])
+def test_wake_of_the_head_starts_its_nat_instance(stack: str, starts_nat: bool) -> None:
+    actions = deployed(stack).resources["head-sleep-wake-alarm"].inputs["alarmActions"]
+    started = [arn.rpartition(f":{CLUSTER}-")[2] for arn in actions]
+    assert started == [
+        "head-sleep-wake-policy",
+        "head-sleep-instance-policy",
+        *(["nat-sleep-start-policy"] if starts_nat else []),
+    ]
 
 
 @pytest.fixture

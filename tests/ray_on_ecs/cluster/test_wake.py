@@ -313,18 +313,18 @@ def test_workers_of_a_run_are_requested_with_the_head(
     if need:
         unit = "CPU" if need[0] == "cpu-workers" else "GPU"
         values = {name: each["Values"] for name, each in data.items()}
-        assert (values[f"{unit}s"], values[f"{unit}sRequested"]) == ([0], [need[1]])
+        assert values == {f"{unit}s": [0], f"{unit}sRequested": [need[1]]}
         own = [] if need[0] in ("workers", "cpu-workers") else [{"Name": "Workers", "Value": need[0]}]
         assert all(each["Dimensions"] == own for each in data.values())
 
 
-def test_workers_are_requested_only_while_the_head_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_requested_only_while_the_head_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr(wake, "publish", lambda wake, data: sent.append(len(data)))
     waker = Waker(print, workers=lambda state: [{}, {}])
-    for age in (HOUR, 5):
-        waker.ask(ASLEEP, age)
-    assert sent == [3, 1]
+    for state, age in ((ASLEEP, HOUR), (ASLEEP, 5), (LOST, HOUR), (LOST, 5)):
+        waker.ask(state, age)
+    assert sent == [3, 1, 1, 1]
 
 
 # The phases of a stack
