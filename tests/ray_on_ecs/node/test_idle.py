@@ -243,7 +243,7 @@ def fail() -> str:
         ({"a": fail, "b": lambda: "work"}, ("", "a can't be read: OSError: does not answer")),
         ({"a": lambda: "", "b": lambda: str(1 / 0)}, ("", "b can't be read: ZeroDivisionError: division by zero")),
     ],
-    ids=["none", "nothing", "the last has work", "work before a failure", "the first fails", "the last fails"],
+    ids=["no checks", "idle", "busy", "busy before a failure", "failure before work", "failure"],
 )
 def test_check_that_fails_keeps_awake(checks: Mapping[str, Callable[[], str]], found: tuple[str, str]) -> None:
     assert idle.look(checks) == found
