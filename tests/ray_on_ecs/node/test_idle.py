@@ -135,9 +135,7 @@ def test_table_of_this_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(idle.visitors(changed, (port,))) == ["10.0.0.9"]
 
 
-def stat(
-    pid: int, parent: int, name: str = "python", state: str = "S", terminal: int = 0, started: int = 500
-) -> str:
+def stat(pid: int, parent: int, name: str = "python", state: str = "S", terminal: int = 0, started: int = 500) -> str:
     rest = f"-1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 {started} 1 2"
     return f"{pid} ({name}) {state} {parent} {pid} {pid} {terminal} {rest}"
 
