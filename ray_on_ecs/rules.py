@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -47,7 +48,9 @@ NOT_REQUIREMENTS = {
 
 def finite(value: Any) -> float | None:
     """Return a number; None for one that is not finite, and for anything else."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    with suppress(OverflowError):  # an integer beyond the largest float
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return None
 
 
 def worker_range(num_workers: int | str) -> tuple[int, int]:

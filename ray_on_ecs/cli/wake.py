@@ -33,7 +33,7 @@ def command(cluster: Cluster) -> None:
 def awaken(cluster: Cluster) -> None:
     """Wake the head of a stack for a connection, and wait for it; raise as `RemoteJobs.awaken` does.
 
-    Without its state the connection itself says what is wrong.
+    Unless it sleeps, the connection itself says what is wrong: a head that is silent may run nevertheless.
     """
     jobs = cluster.jobs(note) if cluster.stack else None
     if not isinstance(jobs, RemoteJobs):
@@ -42,6 +42,13 @@ def awaken(cluster: Cluster) -> None:
         state, age = jobs.state()
     except TrainingError:
         return
-    if is_asleep(state, age):
+    sleeps = is_asleep(state, age)
+    if age > SILENT_SECONDS and not sleeps:
+        return
+    if sleeps:
         session.plugin_version()  # a missing one is said now, and not in five minutes
-    jobs.awaken()
+    try:
+        jobs.awaken()
+    except TrainingError:
+        if sleeps:
+            raise

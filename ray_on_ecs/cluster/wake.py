@@ -24,8 +24,8 @@ from ray_on_ecs.node.ray_status import workers_of
 REPEAT_SECONDS, AGAIN_SECONDS = 60.0, 10.0
 # Between two lines that say the same, and between two looks at AWS.
 LINE_SECONDS, PHASE_SECONDS = 60.0, 15.0
-# Short: the command waits for the head meanwhile, and publishes again.
-LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 2}
+# Short: the command waits for the head meanwhile, and publishes again if that is silent.
+LIMITS = {"connect_seconds": 5, "read_seconds": 10, "attempts": 1}
 # ECS ends the instance of a head that has gone to sleep after a quarter of an hour.
 WARM_SECONDS = 900.0
 TIME, PARTS = "about 5 minutes", "alarm 10 to 30 s, instance 60 s, image 2 to 4 minutes, Ray 30 s"
@@ -53,6 +53,7 @@ class Waker:
     ) -> None:
         self._say, self._phase, self._workers = say, phase, workers
         self._due_at = self._told_at = self._looked_at = float("-inf")
+        self._has_failed = False  # the last publication
         self._began_at: float | None = None
         self._known = ""  # phase
         self._said: set[str] = set()
@@ -80,13 +81,14 @@ class Waker:
         Returns:
             True if this has told, so that other lines are not needed.
         """
-        if state.wake and time.monotonic() >= self._due_at:
+        is_silent = age > SILENT_SECONDS
+        if state.wake and time.monotonic() >= self._due_at and (is_silent or not self._has_failed):
             try:
                 self._publish(state, age)
             except TrainingError as cause:
-                if age > SILENT_SECONDS:
+                if is_silent:
                     self._tell_failure(cause)
-        if state.wake and age > SILENT_SECONDS:
+        if state.wake and is_silent:
             self._tell(state, age)
         return self._began_at is not None
 
@@ -96,7 +98,9 @@ class Waker:
             # know of its silence by what is missing.
             workers = self._workers(state) if is_asleep(state, age) else ()
             self._due_at = time.monotonic() + AGAIN_SECONDS
+            self._has_failed = True
             publish(state.wake, [head_requested(), *workers])
+            self._has_failed = False
             self._due_at = time.monotonic() + REPEAT_SECONDS
 
     def _tell_failure(self, cause: TrainingError) -> None:

@@ -27,6 +27,8 @@ from ray_on_ecs.storage.disk import Disk
 FORMAT = 1
 HEAD, REQUESTS, BELL, LOGS = "head.json", "requests", "bell", "logs"
 RUN, STOP = "run", "stop"
+# Of all partitions, as us-gov-west-1 and eusc-de-east-1.
+REGION = r"[a-z]{2,4}(-[a-z]{1,20}){1,3}-[0-9]"
 MAX_REQUEST_BYTES = 2**18  # metadata alone: code and settings are in the run's folder
 
 
@@ -250,8 +252,10 @@ def _head_state(document: Mapping[str, Any]) -> HeadState:
 def _wake(value: Any) -> Wake | None:
     """Return the means to wake a head; None if they are broken. Users send a signed request to what they name."""
     match value:
-        case {"namespace": str(namespace), "region": str(region), "after_minutes": minutes} if finite(minutes):
-            if re.fullmatch(r"ray-on-ecs/[\w.-]+", namespace) and re.fullmatch(r"[a-z0-9-]+", region):
+        case {"namespace": str(namespace), "region": str(region), "after_minutes": minutes} if (
+            finite(minutes) or 0
+        ) > 0:
+            if re.fullmatch(r"ray-on-ecs/[\w.-]+", namespace) and re.fullmatch(REGION, region):
                 return Wake(namespace, region, float(minutes))
     return None
 

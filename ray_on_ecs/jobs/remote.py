@@ -141,7 +141,7 @@ class RemoteJobs:
         user, request = self._user(), uuid.uuid4().hex
         try:
             self._ask()
-        except TrainingError:
+        except BaseException:  # also Ctrl-C
             self._delete_secrets(metadata)
             raise
         try:
@@ -277,11 +277,11 @@ class RemoteJobs:
     def check_requests(self, *, is_answered: bool = True) -> None:
         """Send the head a request that asks for nothing; raise as the others do if the user may not.
 
-        If there is not a head that answers and deletes it, it is withdrawn.
+        It does not keep the head awake. If there is not a head that answers and deletes it, it is withdrawn.
         """
         user = self._user()
         with _answers():
-            request = self._documents.write_request(user, STOP, jobs=[])
+            request = self._documents.write_request(user, STOP, jobs=[], is_check=True)
             if not is_answered:
                 self._documents.withdraw(user, request)
 

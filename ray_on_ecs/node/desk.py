@@ -12,6 +12,7 @@ A head that sleeps while it is idle (node/idle.py) has all that it knows in the 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -44,6 +45,7 @@ PRUNE_SECONDS = 3600.0
 # Parts of a log that are copied in one go, and those after which they are merged: a reader gets them one by one.
 PART_BYTES, PARTS_AT_ONCE, MERGED_PARTS = 2**20, 8, 60
 SECRETS_SECONDS = 60.0  # until secrets that could not be deleted are tried again
+SECRETS_BUSY_SECONDS = 3600.0  # for which they keep a head awake: without the permission they stay for ever
 LOCK_SECONDS = 5.0  # for a command in the head's shell that submits a run; the next look tries again
 # A job that lasted this long has made progress, so the resubmissions before it don't count. It is longer than a run
 # waits for its workers: else a driver that is killed at every start of the training would be resubmitted for ever.
@@ -130,7 +132,8 @@ class Desk:
             self._note(cause)
 
     def _note(self, reason: str) -> None:
-        if self._sleep:
+        # Once it stops, the last state tells that the head has gone to sleep.
+        if self._sleep and not self._stopping.is_set():
             self._sleep.idle.note(DESK, reason)
 
     def _why_busy(self) -> str:
@@ -148,7 +151,7 @@ class Desk:
         open_work = {
             "a request is open": self._is_open,
             "a lost run is submitted again": any(map(goes_on, jobs)),
-            "the secrets of a run are not deleted": any(map(self._has_secrets, record.last_jobs(jobs))),
+            "the secrets of a run are not deleted": any(map(self._waits_for_secrets, record.last_jobs(jobs))),
             "the state is not stored": self._has_changed,
         }
         return next((reason for reason, holds in open_work.items() if holds), "")
@@ -250,7 +253,7 @@ class Desk:
             return
         failed: dict[str, Request | None] = {}
         requests = self._documents.requests()
-        if requests:
+        if any(isinstance(each, tuple) or not each.content.get("is_check") for each in requests):
             self._note("a request is answered")
         for request in requests:
             if isinstance(request, tuple):
@@ -420,6 +423,11 @@ class Desk:
 
     def _has_secrets(self, job: Job) -> bool:
         return bool(record.stored_secrets(job["metadata"])) and key_of(job) not in self._without_secrets
+
+    def _waits_for_secrets(self, job: Job) -> bool:
+        """Return True if the secrets of a job are to be deleted, and it has not ended long ago."""
+        ended_at = (job["end_time"] or math.inf) / 1000
+        return self._has_secrets(job) and time.time() - ended_at < SECRETS_BUSY_SECONDS
 
     # The bucket
 

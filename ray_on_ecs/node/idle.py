@@ -36,6 +36,7 @@ PROC = Path("/proc")
 # https://docs.kernel.org/networking/proc_net_tcp.html
 OPEN_STATES = ("01", "06")
 HEALTH_CHECK = "ray-health"
+START_TIME = 19  # its place in /proc/PID/stat after the name
 
 
 def wake_of_environment() -> Wake | None:
@@ -106,11 +107,12 @@ class Sleep:
 
 def start(idle: Idle, any_under_way: Callable[[], bool], is_up: threading.Event) -> None:
     """Start the thread that looks at this machine once Ray is up; it ends with this process."""
+    processes = Processes(PROC)
     checks = {
         "the jobs": lambda: "a job is under way" if any_under_way() else "",
         "the nodes": lambda: beside_the_head(resource_state.read_nodes(_own_gcs())),
         "the connections": lambda: connection(PROC),
-        "the processes": lambda: process_from_outside(PROC),
+        "the processes": processes.reason,
     }
     threading.Thread(target=watch, args=(idle, checks, is_up), name="idle", daemon=True).start()
 
@@ -179,15 +181,31 @@ def _endpoint(text: str) -> tuple[str, int]:
     return str(mapped or address), int(port, 16)
 
 
-def process_from_outside(proc: Path) -> str:
-    """Return the reason of a process that `docker exec` has started, such as a shell, or that has a terminal."""
+class Processes:
+    """Processes that `docker exec` has started, such as a shell, or that have a terminal.
+
+    One counts once two looks in a row find it: the health check has its name only after its execve.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._found: set[tuple[str, str]] = set()
+
+    def reason(self) -> str:
+        """Look at the processes, and return the reason of one of them."""
+        before, self._found = self._found, set(from_outside(self._proc))
+        both = before & self._found
+        return f"process {min(both)[0]} was started from outside" if both else ""
+
+
+def from_outside(proc: Path) -> Iterator[tuple[str, str]]:
+    """Yield the ID and the start time of each process that was started from outside."""
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                stat = (folder / "stat").read_text()
+                stat = (folder / "stat").read_text(errors="replace")  # the name may end within a character
                 if is_from_outside(stat, (folder / "cmdline").read_text(errors="replace").split("\0")):
-                    return f"process {folder.name} was started from outside"
-    return ""
+                    yield folder.name, stat.rpartition(")")[2].split()[START_TIME]
 
 
 def is_from_outside(stat: str, command: Sequence[str]) -> bool:

@@ -41,14 +41,17 @@ def read_curves(storage: RunStorage, files: Mapping[str, StoredFile], points: in
     Args:
         storage: The run's folder.
         files: Its files, by name.
-        points: Most points of a curve.
+        points: Most points that are chosen of a curve; it also has those of the others' rows.
         is_whole: Large files are read whole.
     """
     return thin(_records(storage, files, is_whole), points)
 
 
 def thin(records: Sequence[Record], points: int) -> Curves:
-    """Return the curves of records, which have a step each."""
+    """Return the curves of records, which have a step each.
+
+    Metrics of other steps than each other's add their rows: up to MAX_CURVES times as many as points.
+    """
     last: dict[str, float | None] = {}
     rows_of: dict[str, list[int]] = {}  # with a finite value, by metric
     for row, record in enumerate(records):

@@ -15,10 +15,12 @@ import pytest
 from ray_on_ecs.cli import dashboard
 from ray_on_ecs.cluster import wake
 from ray_on_ecs.contract import HEAD_REQUESTED
+from ray_on_ecs.errors import ResourceError
 from ray_on_ecs.jobs import remote
-from ray_on_ecs.jobs.documents import HEAD, RUN, HeadState, Wake
+from ray_on_ecs.jobs.documents import HEAD, RUN, Documents, HeadState, Wake
 from ray_on_ecs.jobs.record import SECRETS
 from ray_on_ecs.node import ray_status
+from ray_on_ecs.storage.bucket import StorageFault
 from tests.aws import REGION
 from tests.ray_on_ecs.cli.account import Laptop
 from tests.ray_on_ecs.cli.folders import job, moment
@@ -199,6 +201,7 @@ WAKING = (
             (words, name)
             for words in (WAKING[0], WAKING[1], WAKING[4])
             for name in ("waking", "going to sleep", "lost")
+            if (words[0], name) != ("shell", "lost")
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
@@ -248,6 +251,30 @@ def test_head_that_is_awake_is_left_alone(laptop: Laptop, alarms: list[float], w
     assert not laptop.documents.requests()
 
 
+@pytest.mark.parametrize("name", ["lost", "silent"])
+@pytest.mark.parametrize("words", WAKING[1:4], ids=lambda words: words[0])
+def test_connection_does_not_wait_for_a_silent_head(
+    laptop: Laptop, alarms: list[float], words: tuple[str, ...], name: str
+) -> None:
+    put_state(laptop, name)
+    status, out, err = run(laptop, *words)
+    assert "waiting for the head" not in err
+    assert status == 0 or words[0] == "notebook", out + err  # the stand-in of Ray takes no job
+    assert not alarms
+    assert not laptop.documents.requests()
+
+
+def test_connection_to_a_head_that_is_up_needs_no_request(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **content: Any) -> None:
+        raise StorageFault(ResourceError("access denied"))
+
+    put_state(laptop, "awake", idle=56.0)
+    monkeypatch.setattr(Documents, "write_request", refuse)
+    status, out, err = run(laptop, "shell")
+    assert status == 0, out + err
+    assert requested(laptop)
+
+
 @pytest.mark.parametrize(
     ("name", "status", "says"),
     [
@@ -291,8 +318,21 @@ def test_user_who_may_not_wake_gets_one_line_and_leaves_nothing(laptop: Laptop, 
 def test_refused_wake_deletes_the_secrets_of_the_run(laptop: Laptop) -> None:
     put_state(laptop, "asleep")
     laptop.front.refused = {"PutMetricData"}
+    assert_secret_is_deleted(laptop, status=3)
+
+
+def test_ctrl_c_before_the_request_deletes_the_secrets(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    put_state(laptop, "asleep")
+    monkeypatch.setattr(wake, "publish", interrupt)
+    assert_secret_is_deleted(laptop, status=130)
+
+
+def assert_secret_is_deleted(laptop: Laptop, status: int) -> None:
     words = ("run", "--detach", "--secret", "TOKEN", *TYPED[1:])
-    assert run(laptop, *words, TOKEN="hf_12345")[0] == 3
+    assert run(laptop, *words, TOKEN="hf_12345")[0] == status
     names = [each["Name"] for each in laptop.aws("ssm").describe_parameters()["Parameters"]]
     assert not any("TOKEN" in name for name in names)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -36,7 +37,6 @@ def front(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
         for name, value in environment(front.url).items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_PROFILE", raising=False)
-        monkeypatch.setattr(wake, "LIMITS", {**wake.LIMITS, "attempts": 1})
         yield front
 
 
@@ -146,9 +146,20 @@ def test_region_of_the_cluster_is_used(front: Front, monkeypatch: pytest.MonkeyP
         {"region": "us-east-1.example.com/"},
         {"region": ""},
         {"region": None},
+        {"region": "-"},
+        {"region": "-a"},
+        {"region": "us-east"},
+        {"region": "US-EAST-1"},
+        {"region": "us-east-1\n"},
+        {"region": "us-east-\u0661"},
+        {"region": "a" * 70},
+        {"region": "us-" + "a" * 70 + "-1"},
         {"after_minutes": "60"},
         {"after_minutes": float("nan")},
         {"after_minutes": None},
+        {"after_minutes": 0},
+        {"after_minutes": -3},
+        {"after_minutes": 10**400},
     ],
 )
 def test_broken_means_to_wake_a_head_are_ignored(broken: Any) -> None:
@@ -157,7 +168,18 @@ def test_broken_means_to_wake_a_head_are_ignored(broken: Any) -> None:
     whole = {"namespace": NAMESPACE, "region": REGION, "after_minutes": 60}
     assert _head_state({"wake": whole}).wake == ASLEEP.wake
     changed = whole | broken if isinstance(broken, dict) and broken else broken
-    assert _head_state({"wake": changed, "idle_minutes": "x"}) == HeadState()
+    for minutes in ("x", 10**400):
+        assert _head_state({"wake": changed, "idle_minutes": minutes}) == HeadState()
+
+
+@pytest.mark.parametrize(
+    "region", ["ap-southeast-5", "us-gov-west-1", "eusc-de-east-1", "cn-northwest-1", "us-isob-east-1"]
+)
+def test_region_of_each_partition_can_be_woken(region: str) -> None:
+    from ray_on_ecs.jobs.documents import _head_state
+
+    wake = Wake(NAMESPACE, region, 60)
+    assert _head_state(json.loads(HeadState(wake=wake).to_json())).wake == wake
 
 
 # Lines
@@ -211,6 +233,22 @@ def test_request_that_fails_is_published_again_sooner(clock: Clock, monkeypatch:
     wait(clock, Waker(said.append), 120)
     assert times == [0, 10, 20, 30, 90]
     assert sum("rate exceeded" in line for line in said) == 1
+
+
+def test_request_that_fails_is_left_to_a_head_that_is_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+
+    def fail(wake: object, data: object) -> None:
+        times.append(clock.now)
+        raise Refused("ThrottlingException", "rate exceeded")
+
+    monkeypatch.setattr(wake, "publish", fail)
+    waker = Waker(lambda line: None)
+    waker.ask(ASLEEP, 5)
+    wait(clock, waker, 30, age=0)
+    assert times == [0]
+    wait(clock, waker, 15)  # it is gone
+    assert times == [0, 30, 40]
 
 
 def test_user_with_the_bucket_alone_sees_the_parts_and_the_minutes(clock: Clock, published: list[float]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from ray_on_ecs.node.desk import Desk
 from ray_on_ecs.node.idle import DESK, Idle, Sleep
 from tests.ray_on_ecs.node.test_desk import DRIVER, JANE, Place, place, work
 from tests.ray_on_ecs.node.test_desk_stories import kill_driver
+from tests.waiting import until
 
 __all__ = ["place"]  # a fixture
 
@@ -188,6 +190,21 @@ def test_request_that_is_answered_at_once_is_noted(head: Sleeper) -> None:
     assert "a request is answered" in reasons
 
 
+def test_request_of_a_check_is_not_work(head: Sleeper) -> None:
+    reasons: list[str] = []
+    head.monkeypatch.setattr(Noted, "note", lambda idle, source, reason: reasons.append(reason))
+    head.place.user().check_requests()
+    head.works(lambda: not head.place.documents.requests())
+    assert set(reasons) <= {""}
+
+
+def test_secrets_that_stay_keep_the_head_awake_for_a_time(head: Sleeper) -> None:
+    secrets_that_stay(head)
+    head.works(lambda: head.idle.reason == BUSY[secrets_that_stay])
+    head.monkeypatch.setattr(desk, "SECRETS_BUSY_SECONDS", 0.1)
+    head.works(lambda: head.is_idle)
+
+
 def test_state_has_what_wakes_the_head(head: Sleeper) -> None:
     head.desk._has_changed = True
     head.desk.work()
@@ -206,6 +223,22 @@ def stop(head: Sleeper) -> int:
 
 def test_head_that_is_put_to_sleep_wakes_no_other(head: Sleeper) -> None:
     assert stop(head) == 0
+
+
+def test_look_under_way_does_not_end_the_idle_time(head: Sleeper) -> None:
+    why, looks = head.desk._why_busy, threading.Event()
+
+    def look() -> str:
+        looks.set()
+        until(lambda: head.desk._stopping.is_set() and head.desk._has_changed)
+        return why()
+
+    head.monkeypatch.setattr(head.desk, "_why_busy", look)
+    head.desk.start()
+    assert looks.wait(10)
+    assert stop(head) == 0
+    head.desk._thread.join()
+    assert head.is_idle
 
 
 def test_head_with_a_run_wakes_the_next_one_at_once(head: Sleeper) -> None:

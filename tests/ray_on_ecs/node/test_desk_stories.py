@@ -114,7 +114,7 @@ def test_stop_of_a_request_that_could_not_be_answered(place: Place, monkeypatch:
     work(head, lambda: head.is_current)
     monkeypatch.setattr(Desk, "_accept", lambda *_: 1 / 0)
     request = place.request()
-    place.user().stop_job(request)
+    place.user("AROAEXAMPLE:joe").stop_job(request)  # who can't withdraw it
     head.work()
     monkeypatch.undo()
     looks(head)

@@ -1,11 +1,16 @@
 """The idle time of a head: everything that keeps it awake, and what must not."""
 
+import os
+import pty
+import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -130,8 +135,16 @@ def test_table_of_this_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(idle.visitors(changed, (port,))) == ["10.0.0.9"]
 
 
-def stat(pid: int, parent: int, name: str = "python", state: str = "S", terminal: int = 0) -> str:
-    return f"{pid} ({name}) {state} {parent} {pid} {pid} {terminal} -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 500 1 2"
+def stat(pid: int, parent: int, name: str = "python", state: str = "S", terminal: int = 0, started: int = 500) -> str:
+    rest = f"-1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 {started} 1 2"
+    return f"{pid} ({name}) {state} {parent} {pid} {pid} {terminal} {rest}"
+
+
+def put_process(proc: Path, line: str, command: str) -> None:
+    folder = proc / line.split()[0]
+    folder.mkdir(exist_ok=True)
+    (folder / "stat").write_bytes(line.encode("latin-1"))
+    (folder / "cmdline").write_text(command.replace(" ", "\0"))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +157,7 @@ def stat(pid: int, parent: int, name: str = "python", state: str = "S", terminal
         (stat(50, 49, "bash", terminal=34817), "bash", True),
         (stat(50, 0, "a ) S 1 (b"), "a ) S 1 (b", True),
         (stat(50, 0, "sleep", state="T"), "sleep 60", True),
+        (stat(50, 0, "entra\xc3"), "bash", True),
         (stat(1, 0, "docker-init"), "/sbin/docker-init -- ray-head", False),
         (stat(50, 0, "ray-health"), "/usr/bin/python /usr/bin/ray-health head", False),
         (stat(50, 0, "ray-health"), "/usr/bin/ray-health head", False),
@@ -155,17 +169,52 @@ def stat(pid: int, parent: int, name: str = "python", state: str = "S", terminal
     ],
 )
 def test_process_from_outside_keeps_awake(tmp_path: Path, line: str, command: str, counts: bool) -> None:
-    folder = tmp_path / line.split()[0]
-    folder.mkdir()
-    (folder / "stat").write_text(line)
-    (folder / "cmdline").write_text(command.replace(" ", "\0"))
+    put_process(tmp_path, line, command)
     (tmp_path / "60").mkdir()  # a process that has just ended
     (tmp_path / "net").mkdir()
-    assert bool(idle.process_from_outside(tmp_path)) == counts
+    processes = idle.Processes(tmp_path)
+    assert processes.reason() == ""
+    assert bool(processes.reason()) == counts
 
 
-def test_processes_of_this_machine_are_read() -> None:
-    assert isinstance(idle.process_from_outside(idle.PROC), str)
+HEALTH = (stat(50, 0, "ray-health"), "/usr/bin/python /usr/bin/ray-health head")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((stat(50, 0, "runc:[2:INIT]"), "runc init"), HEALTH),
+        ((stat(50, 0, "runc:[2:INIT]"), ""), HEALTH),
+        ((stat(50, 0, "ray-health"), ""), HEALTH),
+        ((stat(50, 0, "runc:[2:INIT]"), ""), (stat(50, 0, "runc:[2:INIT]", started=4000), "")),
+        ((stat(50, 0, "runc:[2:INIT]"), ""), (stat(53, 0, "runc:[2:INIT]"), "")),
+        (HEALTH, (stat(50, 0, "bash", started=4000), "bash")),
+    ],
+)
+def test_process_of_one_look_keeps_nothing_awake(
+    tmp_path: Path, first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    processes = idle.Processes(tmp_path)
+    put_process(tmp_path, *first)
+    assert processes.reason() == ""
+    shutil.rmtree(tmp_path / first[0].split()[0])
+    put_process(tmp_path, *second)
+    assert processes.reason() == ""
+
+
+def test_terminal_of_this_machine_is_found() -> None:
+    own, other = pty.openpty()
+    opens = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", opens, os.ttyname(other)]
+    with Popen(words, stdin=PIPE, stdout=PIPE, start_new_session=True) as process:  # which gets the terminal
+        assert process.stdout
+        process.stdout.readline()
+        found = {pid for pid, _ in idle.from_outside(idle.PROC)}
+        process.communicate()
+    os.close(own)
+    os.close(other)
+    assert str(process.pid) in found
+    assert str(process.pid) not in {pid for pid, _ in idle.from_outside(idle.PROC)}
 
 
 @pytest.mark.parametrize(("count", "reason"), [(1, ""), (2, "Ray has workers"), (9, "Ray has workers")])
@@ -192,7 +241,7 @@ def fail() -> str:
         ({"a": fail, "b": lambda: "work"}, ("", "a can't be read: OSError: does not answer")),
         ({"a": lambda: "", "b": lambda: str(1 / 0)}, ("", "b can't be read: ZeroDivisionError: division by zero")),
     ],
-    ids=["none", "nothing", "the last has work", "work before a failure", "the first fails", "the last fails"],
+    ids=["no checks", "idle", "busy", "busy before a failure", "failure before work", "failure"],
 )
 def test_check_that_fails_keeps_awake(checks: Mapping[str, Callable[[], str]], found: tuple[str, str]) -> None:
     assert idle.look(checks) == found
