@@ -32,7 +32,7 @@ from ray_on_ecs.errors import TrainingError, failure_of
 from ray_on_ecs.jobs import record
 from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
-from ray_on_ecs.jobs.record import DAY, ENDED, REQUEST, Job, goes_on, is_lost, is_of, key_of, next_id, number_in
+from ray_on_ecs.jobs.record import DAY, ENDED, REQUEST, Job, is_lost, is_of, key_of, next_id, number_in
 from ray_on_ecs.node import labels
 from ray_on_ecs.node.idle import DESK, Sleep
 
@@ -150,7 +150,7 @@ class Desk:
         jobs = self._list()
         open_work = {
             "a request is open": self._is_open,
-            "a lost run is submitted again": any(map(goes_on, jobs)),
+            "a lost run is submitted again": any(map(is_lost, jobs)),
             "the secrets of a run are not deleted": any(map(self._waits_for_secrets, record.last_jobs(jobs))),
             "the state is not stored": self._has_changed,
         }
@@ -187,7 +187,7 @@ class Desk:
         if not self._sleep:
             return
         with suppress(Exception):  # if that is not known, there may be some
-            if not (any(map(goes_on, self._list())) or self._documents.requests()):
+            if not (any(map(_is_left, self._list())) or self._documents.requests()):
                 return
         if cause := failure_of(self._sleep.request):
             logger.warning(f"the next head is not woken; a request of a user does that ({cause})")
@@ -525,6 +525,11 @@ class Desk:
         if line not in self._said:
             self._said.add(line)
             logger.warning(line)
+
+
+def _is_left(job: Job) -> bool:
+    """Return True if a job is under way, or is left to the next head."""
+    return job["status"] not in ENDED or is_lost(job)
 
 
 def _run_of(request: Request) -> dict[str, str]:

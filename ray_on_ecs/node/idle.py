@@ -143,7 +143,7 @@ def look(checks: Mapping[str, Callable[[], str]]) -> tuple[str, str]:
 def beside_the_head(nodes: Sequence[object]) -> str:
     """Return the reason of Ray's nodes that are alive; ValueError if the head itself is not among them."""
     if not nodes:
-        raise ValueError("Ray lists no node")
+        raise ValueError("Ray does not list the head")
     return "Ray has workers" if len(nodes) > 1 else ""
 
 

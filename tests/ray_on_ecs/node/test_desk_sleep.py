@@ -1,4 +1,4 @@
-"""What the desk of a head that sleeps knows to be left to do, and the request for the next head at its end."""
+"""Work that the desk of a head that sleeps knows of, and the request for the next head at its end."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def log_without_a_bucket(head: Sleeper) -> None:
 
 
 def lost_run(head: Sleeper) -> None:
-    head.started()
+    head.started(max_resubmissions="1", resubmissions="1")  # it may have made progress since
     head.monkeypatch.setattr(Desk, "_resubmit", lambda *_: 1 / 0)
     kill_driver(head.place, "mine")
 

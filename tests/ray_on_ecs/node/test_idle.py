@@ -223,7 +223,7 @@ def test_ray_node_beside_the_head_keeps_awake(count: int, reason: str) -> None:
 
 
 def test_head_that_ray_does_not_list_is_not_known() -> None:
-    with pytest.raises(ValueError, match="Ray lists no node"):
+    with pytest.raises(ValueError, match="Ray does not list the head"):
         idle.beside_the_head([])
 
 
