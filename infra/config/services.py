@@ -91,9 +91,9 @@ def _start(scaling: Any, ecs: Any, service: str) -> None:
         if has_target:
             scaling.register_scalable_target(**target, ResourceId=resource_id, MinCapacity=1)
         ecs.update_service(cluster=cluster, service=name, desiredCount=1)
-    except (BotoCoreError, ClientError):
+    except ERRORS:
         if has_target:
-            with contextlib.suppress(BotoCoreError, ClientError):
+            with contextlib.suppress(*ERRORS):
                 scaling.register_scalable_target(**target, ResourceId=resource_id, MinCapacity=0)
         raise
 
