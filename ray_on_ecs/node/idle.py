@@ -89,6 +89,11 @@ class Idle:
                 logger.warning(line)
             return round((now - self._busy_at) / 60, 2)
 
+    @property
+    def is_busy(self) -> bool:
+        """True for a busy head, whose idle time is some seconds between two looks."""
+        return 60 * self.minutes < 2 * LOOK_SECONDS
+
 
 @dataclass(frozen=True)
 class Sleep:

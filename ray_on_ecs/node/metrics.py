@@ -99,12 +99,8 @@ def of_demand() -> list[Datum]:
 
 
 def of_idle(idle: Idle) -> list[Datum]:
-    """Return the head's idle time in minutes, which is not a unit of CloudWatch; a busy head also requests itself.
-
-    Between two looks of its threads the idle time of a busy head is some seconds.
-    """
-    minutes = idle.minutes
-    return [_datum(HEAD_IDLE, "None", [minutes]), *([head_requested()] if minutes < 1 else [])]
+    """Return the head's idle time in minutes, which is not a unit of CloudWatch; a busy head also requests itself."""
+    return [_datum(HEAD_IDLE, "None", [idle.minutes]), *([head_requested()] if idle.is_busy else [])]
 
 
 def head_requested(value: float = 1) -> Datum:
