@@ -152,7 +152,7 @@ class Desk:
             "a request is open": self._is_open,
             "a lost run is submitted again": any(map(is_lost, jobs)),
             "the secrets of a run are not deleted": any(map(self._waits_for_secrets, record.last_jobs(jobs))),
-            "the state is not stored": self._has_changed,
+            "the state is not stored": self._has_changed or jobs != self._state.jobs,
         }
         return next((reason for reason, holds in open_work.items() if holds), "")
 

@@ -104,6 +104,12 @@ def lost_run(head: Sleeper) -> None:
     kill_driver(head.place, "mine")
 
 
+def end_after_the_last_state(head: Sleeper) -> None:
+    head.started()
+    head.monkeypatch.setattr(head.desk, "_write", lambda: True)
+    head.place.end()
+
+
 def state_without_a_bucket(head: Sleeper) -> None:
     head.monkeypatch.setattr(Documents, "write_head", lambda *_: 1 / 0)
     head.desk._has_changed = True
@@ -129,6 +135,7 @@ BUSY: dict[Any, str] = {
     silent_bucket: "a request is open",
     log_without_a_bucket: "a log is not stored",
     lost_run: "a lost run is submitted again",
+    end_after_the_last_state: "the state is not stored",
     state_without_a_bucket: "the state is not stored",
     secrets_that_stay: "the secrets of a run are not deleted",
     jobs_that_are_not_known: "ZeroDivisionError: division by zero",
