@@ -18,7 +18,7 @@ from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
 from ray_on_ecs.pools import kinds_by_pool
-from ray_on_ecs.run import queue, run_secrets
+from ray_on_ecs.run import limit, queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
 from ray_on_ecs.run.pool_choice import candidates, default_workers
@@ -60,8 +60,8 @@ def admit(uri: str) -> Generator[Admission]:
 
     Raises:
         ResourceError: There is not a Ray cluster to join.
-        UsageError: The run's document can't be used, or the run has finished.
-        StorageError, Interrupted: See `hold`.
+        UsageError: The run's document can't be used, the run has finished, or --max-usd lacks a price.
+        StorageError, LimitReached, Interrupted: See `hold`.
     """
     if not queue.is_without_ray():
         queue.head_address()  # raises, before anything is stored
@@ -72,6 +72,7 @@ def admit(uri: str) -> Generator[Admission]:
         document = replace(document, config=replace(document.config, num_workers=number))
     kinds = candidates(document.config, info) if info else []
     logs.set_up("ray-on-ecs", document.config.variables)
+    limit.check_prices(document.config, info, kinds)
     document.storage.check_writable()
     check_not_finished(document.storage)
     admission = Admission(document, RunRecord(document.storage, document.config), info, kinds)
@@ -111,6 +112,7 @@ def hold(admission: Admission) -> Generator[queue.Place]:
 
     Raises:
         UsageError: Another command trains the run.
+        LimitReached: The run has spent what its limits allow.
         StorageError: The storage failed within the block.
         Interrupted: The user stopped the run.
     """
@@ -128,11 +130,14 @@ def hold(admission: Admission) -> Generator[queue.Place]:
     info = admission.info
     of_pools = [info["groups"][kind]["pool"] for kind in admission.kinds] if info else []
     try:
+        before = limit.spent_before(config, storage)
+        record.spent = lambda: before
         with (
             hold_lock(storage, logger.info) as lock,
             record.closing(lambda: lock.is_held),
             stoppable(),
             run_secrets.till_end(config, storage, lambda: lock.is_held),
+            limit.held(config, record),
             ExitStack() as waiting,
             queue.turn(queue.Ticket.of(config, record.owner, since, [*dict.fromkeys(of_pools)]), waits_behind) as place,
         ):
