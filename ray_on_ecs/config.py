@@ -195,8 +195,8 @@ class RunConfig:
     )
     max_usd: float = _run(
         0.0,
-        "dollars for the run's instances, over all its commands, at which it saves and ends; without the head, disks "
-        "and traffic, and 0 is no limit",
+        "dollars for the run's instances, over all its commands, at which it saves and ends; without the head, disks, "
+        "traffic and idle instances, and 0 is no limit",
         type=float,
         at_least=0.0,
         metavar="USD",

@@ -36,7 +36,7 @@ NOTICE_SECONDS, NOTICE_SHARE = 90.0, 0.25
 # Of these, the last files are stored in the last seconds.
 MARGIN_SECONDS = 5.0
 POLL_SECONDS = 10.0
-EXCLUDED = "without the head, disks and traffic"
+EXCLUDED = "without the head, disks, traffic and idle instances"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def counts(config: RunConfig, spent: Spent) -> list[Count]:
 
 def describe(config: RunConfig) -> str:
     """Return the limits in words; empty if there is none."""
-    hours = [f"{config.max_hours:g} hours of running time"] * bool(config.max_hours)
+    hours = [f"{config.max_hours:g} h of running time"] * bool(config.max_hours)
     return " or ".join([*hours, *[f"{config.max_usd:g} USD, {EXCLUDED}"] * bool(config.max_usd)])
 
 
@@ -122,7 +122,7 @@ def check_prices(config: RunConfig, info: ClusterInfo | None, kinds: Collection[
     """
     if not config.max_usd:
         return
-    way_on = "limit the run by --max-hours and --max-usd 0"
+    way_on = "limit the run by --max-hours, and leave --max-usd out or give 0"
     info = info or read_cluster_info()
     if info is None:
         raise UsageError(f"--max-usd: the prices of this cluster's instances are not known; {way_on}")
