@@ -237,7 +237,6 @@ class RunDriver:
     def step(self, group: Group) -> None:
         """Poll the workers once, and decide on their directive."""
         statuses = group.poll(self._directive)
-        self._count_time(group)
         generation = self._directive.generation
         of_start = {rank: worker for rank, worker in statuses.items() if worker.generation == generation}
         self._take_reports(of_start)
@@ -266,6 +265,7 @@ class RunDriver:
                     self._ended_for, self._error = "finished", None
                 self._check_stored(of_start)
                 self._state = "ended"
+        self._count_time(group)
 
     def _count_time(self, group: Group) -> None:
         """Count the running time: with places, from the first start on, and not while a Ray program waits."""
