@@ -140,6 +140,7 @@ class RunDriver:
         self._hardware: dict[str, Any] | None = None
         self._checked_nodes_at = 0.0
         self._error: TrainingError | None = None  # with which the run ends
+        self._ends_at = math.inf  # the run's limit (monotonic time), once a start ends
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -256,6 +257,8 @@ class RunDriver:
         elif self._ended_for in ("grows", "reclaimed", "limit") and (reclaimed := self._reclaimed(group)):
             sooner = min(reclaimed["end_at"], self._directive.end_at)  # another node's time may be shorter
             self._direct_to(end_at=sooner, reclaimed=tuple({*self._directive.reclaimed, *reclaimed["reclaimed"]}))
+        if self._ended_for == "limit" and time.monotonic() >= self._ends_at:  # the clock may have been set back
+            self._direct_to(end_at=min(self._directive.end_at, time.time()))
         self._direct_to(**self._nodes.look(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
@@ -468,7 +471,8 @@ class RunDriver:
         self._state = "ending"
         self._record.starts.end()
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
-        end_at = min(end_at, time.time() + self._limit.end_seconds)
+        left = self._limit.end_seconds
+        self._ends_at, end_at = time.monotonic() + left, min(end_at, time.time() + left)
         self._direct_to(action=action, end_at=end_at, reclaimed=reclaimed, waits=reason == "limit")
 
     def _leave(self, group: Group, others_follow: bool) -> None:

@@ -150,16 +150,16 @@ def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
         if "spent" not in status:  # of another version, which counts the time with the waits
             earlier = earlier_of(status)
             return {**spent, "seconds": earlier["seconds"], "usd": earlier["usd"] or 0.0}
-        numbers = [float(status["spent"][key]) for key in ("seconds", "usd", "hourly_usd")]
-        seconds, usd, hourly = (max(number, 0.0) if math.isfinite(number) else 0.0 for number in numbers)
+        numbers = {key: float(status["spent"][key]) for key in ("seconds", "usd", "hourly_usd")}
+        spent = {**spent, **{key: max(number, 0.0) for key, number in numbers.items() if math.isfinite(number)}}
         if status["state"] in layout.UNDER_WAY and status["spent"]["is_running"]:
             times = {name: file.mtime_ns / 1e9 for name, file in storage.listing().files.items()}
             times.pop(layout.SETTINGS, None)
             kept = newest_stored(config, storage)
             last = max([*times.values(), kept.changed_at.timestamp() if kept else 0.0])
-            seconds += last - times[layout.STATUS]
-            usd += (last - times[layout.STATUS]) * hourly / 3600
-        spent = {"seconds": seconds, "usd": usd, "hourly_usd": hourly, "is_running": False}
+            more = last - times[layout.STATUS]
+            spent["seconds"] += more
+            spent["usd"] += more * spent["hourly_usd"] / 3600
     return spent
 
 

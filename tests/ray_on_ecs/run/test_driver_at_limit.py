@@ -54,10 +54,12 @@ def pass_time(run: Run, clock: Clock, left: float, steps: int = 60) -> None:
 
 def end(run: Run) -> TrainingError:
     """Let the start end, and the run with it; return its error."""
-    with pytest.raises(TrainingError) as caught:
+    try:
         run.driver._direct(run.workers)
         run.driver._decide(run.workers)
-    return caught.value
+    except TrainingError as error:
+        return error
+    raise AssertionError("the run goes on")
 
 
 def test_scripts_are_told_before_the_limit_and_end_by_it(run: Run, clock: Clock) -> None:
@@ -104,6 +106,18 @@ def test_run_ends_at_its_limit_whatever_else_happens(run: Run, clock: Clock, eve
     run.workers.is_at_work = True
     assert isinstance(end(run), LimitReached)
     assert run.home.groups == []
+
+
+def test_clock_that_is_set_back_does_not_extend_the_notice(
+    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.until("running")
+    pass_time(run, clock, left=NOTICE_SECONDS - 1)
+    run.workers.is_at_work = False
+    monkeypatch.setattr(clock, "time", lambda: clock.now - 3600)
+    assert run.step().end_at > clock.time() + 3600
+    clock.now += NOTICE_SECONDS
+    assert run.step().end_at == clock.time()
 
 
 def test_reclaimed_node_ends_the_notice_sooner(run: Run, clock: Clock) -> None:
