@@ -22,7 +22,7 @@ from ray_on_ecs.tracking.cost import InstanceKind
 from ray_on_ecs.tracking.run_record import Spent
 
 GPU = InstanceKind("g5.xlarge", "spot", "workers")
-STATUS_SECONDS, LOCK_SECONDS, LOOK_SECONDS, HOURS_SECONDS, PRICE_SECONDS = 10.0, 15.0, 10.0, 2.0, 300.0
+STATUS_SECONDS, LOOK_SECONDS, HOURS_SECONDS, PRICE_SECONDS = 10.0, 10.0, 2.0, 300.0
 LONGEST_LATE = 120.0
 EPOCH = 1.8e9  # of the storage's clock
 
@@ -34,10 +34,13 @@ class Outcome:
     Attributes:
         seconds: How long it has run.
         usd: What its instances have cost.
-        hourly_usd: The last price of its instances, all together.
+        hourly_usd: The price of its instances when it was told, all together.
         notice: The longest notice (s).
         interval: The time between two checkpoints (s).
         lost: How long before deaths of its driver nothing could be stored (s), neither a checkpoint nor the time.
+        lost_usd: The cost of that.
+        blind: How often it died while its status could not be written.
+        unwritten: For how long that was (s): a wait in it is not told from running time.
         deaths: How often its driver died.
         is_refused: True if the last command was refused at once.
     """
@@ -48,6 +51,9 @@ class Outcome:
     notice: float = 0.0
     interval: float = 0.0
     lost: float = 0.0
+    lost_usd: float = 0.0
+    blind: int = 0
+    unwritten: float = 0.0
     deaths: int = 0
     is_refused: bool = False
 
@@ -86,7 +92,7 @@ class LimitedRun:
         while True:
             before = spent_before(self.config, self.storage)
             if reached(self.config, before):
-                self.outcome.notice = max(each.notice_seconds for each in counts(self.config, before))
+                self._note_notice(before)
                 self.outcome.is_refused = True
                 return self.outcome
             if self._command(before):
@@ -103,7 +109,8 @@ class LimitedRun:
             self.config, before, hours, lambda kinds: dict.fromkeys(kinds, self.price), lambda: self.now + self.offset
         )
         self.limit, self.hours, self.has_begun, self.counts = limit, hours, False, False
-        self.storage_is_back = self.look_at = self.hours_at = self.recorded_at = self.locked_at = self.saved_at = 0.0
+        self.storage_is_back = self.look_at = self.hours_at = self.recorded_at = self.saves_at = 0.0
+        self.saved = -EPOCH
         hours.read(self.now + self.offset)
         ends_at = self.now + draw.expovariate(1 / self.mean_life)
         while True:
@@ -150,7 +157,7 @@ class LimitedRun:
     def _end_by_limit(self) -> bool:
         """Let the scripts end: with a Checkpointer once they have saved after a step, else by SIGTERM."""
         has = self.limit.end_seconds
-        self.outcome.notice = max(each.notice_seconds for each in counts(self.config, self.limit.spent()))
+        self._note_notice(self.limit.spent())
         if self.saves_in is not None:
             ends_in = self.saves_in + self.step_seconds
         else:
@@ -159,6 +166,10 @@ class LimitedRun:
         self.limit.count(is_running=False)
         self._close("limit")
         return True
+
+    def _note_notice(self, spent: Spent) -> None:
+        self.outcome.notice = max(each.notice_seconds for each in counts(self.config, spent))
+        self.outcome.hourly_usd = spent["hourly_usd"]
 
     def _wait(self, seconds: float) -> None:
         self.counts = False
@@ -170,10 +181,8 @@ class LimitedRun:
         while self.now < end:
             part = min(end - self.now, LOOK_SECONDS if self.held and self.config.max_usd else PRICE_SECONDS)
             self.now += part
-            hourly = self.held * self.price
             self.outcome.seconds += part if self.counts else 0.0
-            self.outcome.usd += part * hourly / 3600
-            self.outcome.hourly_usd = hourly or self.outcome.hourly_usd
+            self.outcome.usd += part * self.held * self.price / 3600
             if draw.random() < part / PRICE_SECONDS:
                 self.price = min(self.price * draw.uniform(0.8, 1.25), self.most)
             self._live()
@@ -191,24 +200,31 @@ class LimitedRun:
         if draw.random() < 0.0005:
             self.storage_is_back = now + 10 ** draw.uniform(1.0, 3.5)
             return
+        if draw.random() < 0.0005:  # of the status alone
+            self.recorded_at = now + 10 ** draw.uniform(1.0, 3.5)
         if now >= self.recorded_at:
             self.status = (now, self.limit.spent())
             self.recorded_at = now + STATUS_SECONDS
-        if now >= self.locked_at:
-            self.lock = now
-            self.locked_at = now + LOCK_SECONDS
+        if self.counts and now >= self.saves_at:
+            self.saved = now
+            self.saves_at = now + self.interval
 
     def _die(self) -> None:
         """Lose the driver; the scripts may take their 30 s."""
         self.outcome.deaths += 1
         if self.now < self.storage_is_back:
-            self.outcome.lost += self.now - max(self.status[0], self.lock)
+            lost = self.now - max(self.status[0], self.saved)
+            self.outcome.lost += lost
+            self.outcome.lost_usd += lost * self.held * self.price / 3600
+        if (unwritten := self.now - self.status[0]) > 2 * PRICE_SECONDS:
+            self.outcome.blind += 1
+            self.outcome.unwritten += unwritten
         orphaned = self.random.uniform(0.0, GRACE_SECONDS) if self.held and self.random.random() < 0.3 else 0.0
         self.outcome.seconds += orphaned if self.counts else 0.0
         self.outcome.usd += orphaned * self.held * self.price / 3600
         self.now += orphaned
         self._store("training", *self.status)
-        self._touch("run.lock", self.lock)
+        self._touch("checkpoints/step-000000009/checkpoint.json", self.saved)
 
     def _close(self, state: str) -> None:
         self.hours.read(self.now + self.offset)
@@ -222,5 +238,6 @@ class LimitedRun:
 
     def _touch(self, name: str, at: float) -> None:
         path = Path(self.storage.path(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (EPOCH + at, EPOCH + at))

@@ -134,15 +134,15 @@ def check_prices(config: RunConfig, info: ClusterInfo | None, kinds: Collection[
 
 
 def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
-    """Return what the commands before this one have spent; call it before this one holds the run's lock.
+    """Return what the commands before this one have spent.
 
-    A driver that died has written its status a while before. It ran on until its last file or checkpoint, such as its
-    lock; `run.json` is this command's.
+    A driver that died may have failed to write its status for a while before. The scripts ran on at least until their
+    last checkpoint or file; what they have done since is lost.
 
     Raises:
         OSError: The storage can't be read.
     """
-    spent: Spent = {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0, "is_running": False}
+    spent: Spent = {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0}
     with suppress(LookupError, TypeError, UsageError, ValueError):  # a broken document does not have totals
         status = storage.read_json(layout.STATUS)
         if not status:
@@ -152,12 +152,9 @@ def spent_before(config: RunConfig, storage: RunStorage) -> Spent:
             return {**spent, "seconds": earlier["seconds"], "usd": earlier["usd"] or 0.0}
         numbers = {key: float(status["spent"][key]) for key in ("seconds", "usd", "hourly_usd")}
         spent = {**spent, **{key: max(number, 0.0) for key, number in numbers.items() if math.isfinite(number)}}
-        if status["state"] in layout.UNDER_WAY and status["spent"]["is_running"]:
-            times = {name: file.mtime_ns / 1e9 for name, file in storage.listing().files.items()}
-            times.pop(layout.SETTINGS, None)
-            kept = newest_stored(config, storage)
-            last = max([*times.values(), kept.changed_at.timestamp() if kept else 0.0])
-            more = last - times[layout.STATUS]
+        if status["state"] in layout.UNDER_WAY:
+            written, kept = storage.listing().files[layout.STATUS].mtime_ns / 1e9, newest_stored(config, storage)
+            more = max(kept.changed_at.timestamp() - written, 0.0) if kept else 0.0
             spent["seconds"] += more
             spent["usd"] += more * spent["hourly_usd"] / 3600
     return spent
@@ -248,7 +245,6 @@ class Limit:
             "seconds": self._seconds + (0.0 if counted_at is None else now - counted_at),
             "usd": money.usd + more,
             "hourly_usd": money.hourly_usd,
-            "is_running": counted_at is not None,
         }
 
     @property

@@ -48,7 +48,6 @@ class Spent(TypedDict):
     seconds: float  # of running time
     usd: float  # of instances with workers; of those whose price is not known, at an upper bound
     hourly_usd: float  # of the last instances
-    is_running: bool  # the seconds go on
 
 
 class Pool(TypedDict):
@@ -103,7 +102,7 @@ class RunRecord:
         self.pools: list[str] = []  # names of all in which its commands have waited or trained
         self.earlier = earlier_of(None)  # commands of the run
         # Of all commands: until the run trains, of those before.
-        self.spent: Callable[[], Spent] = lambda: {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0, "is_running": False}
+        self.spent: Callable[[], Spent] = lambda: {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0}
         self.restarts: list[Restarted] = []
         self.starts = Starts()
         self.extents: list[dict[str, Any]] = []

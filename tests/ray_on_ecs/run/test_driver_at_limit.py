@@ -208,7 +208,7 @@ def test_time_counts_from_the_first_start_on(run: Run, clock: Clock) -> None:
     assert run.driver._limit.spent()["seconds"] == 0.0
     clock.now += 10
     run.step()
-    assert run.driver._limit.spent() | {"usd": 0} == {"seconds": 10, "usd": 0, "hourly_usd": 0, "is_running": True}
+    assert run.driver._limit.spent() | {"usd": 0} == {"seconds": 10, "usd": 0, "hourly_usd": 0}
 
 
 def test_restart_counts_while_workers_have_places(run: Run, clock: Clock) -> None:
@@ -274,4 +274,4 @@ def test_status_has_limits_and_what_is_spent(run: Run, clock: Clock) -> None:
     clock.now += 60
     status: Any = run.record.status()
     assert (status["max_hours"], status["max_usd"]) == (1.0, None)
-    assert status["spent"] == {"seconds": 60.0, "usd": 0.0, "hourly_usd": 0.0, "is_running": True}
+    assert status["spent"] == {"seconds": 60.0, "usd": 0.0, "hourly_usd": 0.0}
