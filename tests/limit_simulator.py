@@ -179,7 +179,7 @@ class LimitedRun:
         """Let time pass: the truth, and what the driver's threads and the storage do meanwhile."""
         draw, end = self.random, self.now + seconds
         while self.now < end:
-            part = min(end - self.now, LOOK_SECONDS if self.held and self.config.max_usd else PRICE_SECONDS)
+            part = min(end - self.now, LOOK_SECONDS if self.held else PRICE_SECONDS)
             self.now += part
             self.outcome.seconds += part if self.counts else 0.0
             self.outcome.usd += part * self.held * self.price / 3600
@@ -216,7 +216,7 @@ class LimitedRun:
             lost = self.now - max(self.status[0], self.saved)
             self.outcome.lost += lost
             self.outcome.lost_usd += lost * self.held * self.price / 3600
-        if (unwritten := self.now - self.status[0]) > 2 * PRICE_SECONDS:
+        if (unwritten := self.now - self.status[0]) > 6 * STATUS_SECONDS:
             self.outcome.blind += 1
             self.outcome.unwritten += unwritten
         orphaned = self.random.uniform(0.0, GRACE_SECONDS) if self.held and self.random.random() < 0.3 else 0.0

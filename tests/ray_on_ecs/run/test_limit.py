@@ -31,7 +31,7 @@ from ray_on_ecs.tracking.run_record import RunRecord, Spent
 from tests.limit_simulator import LimitedRun
 from tests.run_folders import Clock
 
-RUNS = int(os.environ.get("LIMITED_RUNS", "200"))  # more of them every night
+RUNS = int(os.environ.get("LIMITED_RUNS", "120"))  # more of them every night
 GPU, OTHER = InstanceKind("g5.xlarge", "spot", "workers"), InstanceKind("p5.48xlarge", "spot", "workers")
 SPENT: Spent = {"seconds": 1800.0, "usd": 20.0, "hourly_usd": 40.0}
 EARLIER = {"seconds": 1000.0, "usd": None}
