@@ -72,7 +72,8 @@ def admit(uri: str) -> Generator[Admission]:
         document = replace(document, config=replace(document.config, num_workers=number))
     kinds = candidates(document.config, info) if info else []
     logs.set_up("ray-on-ecs", document.config.variables)
-    limit.check_prices(document.config, info, kinds)
+    if document.config.max_usd:
+        limit.check_prices(info or _wait_for_info(), kinds)
     document.storage.check_writable()
     check_not_finished(document.storage)
     admission = Admission(document, RunRecord(document.storage, document.config), info, kinds)
@@ -96,13 +97,19 @@ def read_pools(config: RunConfig) -> ClusterInfo | None:
         raise UsageError(f"{option}: this cluster has no pools, as it is not a stack's; leave it out")
     if not name or config.driver or queue.is_without_ray():
         return None
-    until = time.monotonic() + INFO_SECONDS
-    while (info := read_cluster_info()) is None and time.monotonic() < until:
-        if not option and is_refused():
-            break
-        time.sleep(INFO_POLL_SECONDS)
+    info = _wait_for_info(also_if_refused=bool(option))
     if info is None and option:
         raise ResourceError(f"{option}: the stack's pools can't be read ({name})")
+    return info
+
+
+def _wait_for_info(*, also_if_refused: bool = False) -> ClusterInfo | None:
+    """Return the stack's workers, for which a run waits a while; None without a stack, and if they can't be read."""
+    until = time.monotonic() + (INFO_SECONDS if os.environ.get(CLUSTER_INFO_VARIABLE) else 0.0)
+    while (info := read_cluster_info()) is None and time.monotonic() < until:
+        if not also_if_refused and is_refused():
+            break
+        time.sleep(INFO_POLL_SECONDS)
     return info
 
 

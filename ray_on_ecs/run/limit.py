@@ -112,18 +112,14 @@ def reached(config: RunConfig, spent: Spent) -> LimitReached | None:
     return error
 
 
-def check_prices(config: RunConfig, info: ClusterInfo | None, kinds: Collection[str]) -> None:
+def check_prices(info: ClusterInfo | None, kinds: Collection[str]) -> None:
     """Raise UsageError for --max-usd if the price of an instance that the run may get is not known.
 
     Args:
-        config: The run's settings.
-        info: The stack's workers; None if the run has not asked for them.
+        info: The stack's workers; None without a stack, and if they can't be read.
         kinds: The kinds of node that can hold the run; none if it may use all.
     """
-    if not config.max_usd:
-        return
     way_on = "limit the run by --max-hours, and leave --max-usd out or give 0"
-    info = info or read_cluster_info()
     if info is None:
         raise UsageError(f"--max-usd: the prices of this cluster's instances are not known; {way_on}")
     prices = info["prices"] or {}

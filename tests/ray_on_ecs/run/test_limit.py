@@ -209,23 +209,18 @@ def test_command_that_continues_is_below_its_limit(storage: RunStorage, monkeypa
         ({"types": [], "prices": None}, "--max-usd: the price of an instance is not known; "),
     ],
 )
-def test_dollars_without_a_price_are_refused(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any] | None, said: str
-) -> None:
-    info = None if changes is None else stack(**changes)
-    monkeypatch.setattr(limit, "read_cluster_info", lambda: info)
-    limit.check_prices(config(max_hours=1.0), info, [])
+def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        limit.check_prices(config(max_usd=1.0), None, [])
+        limit.check_prices(None if changes is None else stack(**changes), [])
     assert str(caught.value) == f"{said}limit the run by --max-hours, and leave --max-usd out or give 0"
 
 
 def test_only_instances_that_the_run_may_get_need_a_price() -> None:
     own = {**stack()["groups"]["workers"], "types": ["p9.huge"]}
     info = stack(pools={"new-workers": own})
-    limit.check_prices(config(max_usd=1.0), info, ["workers"])
+    limit.check_prices(info, ["workers"])
     with pytest.raises(UsageError, match=r"p9\.huge"):
-        limit.check_prices(config(max_usd=1.0), info, ["workers", "new-workers"])
+        limit.check_prices(info, ["workers", "new-workers"])
 
 
 def test_run_on_a_machine_without_prices_is_one_line(
