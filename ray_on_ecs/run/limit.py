@@ -214,10 +214,12 @@ class Limit:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Count the dollars until the block ends."""
-        with run_every(POLL_SECONDS, self.look, "limit"):
-            yield
-        self.look()
-        self._money = self._money._replace(goes_on=False)
+        try:
+            with run_every(POLL_SECONDS, self.look, "limit"):
+                yield
+        finally:
+            self.look()
+            self._money = self._money._replace(goes_on=False)
 
     def look(self) -> None:
         """Add the cost of the instances' hours since the last look, at the prices at hand."""

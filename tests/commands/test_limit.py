@@ -16,8 +16,9 @@ from tests.commands.head import SECONDS, commands
 HOURS = "0.01"
 FLAGS = ("run", "--local", "--num-workers", "2", "--run-name")
 STEP = "            optimizer.step()\n"
-# While there is this file, an epoch of 32 steps takes 3 s.
-SLOW = f"{STEP}            import time; time.sleep(0.1 * os.path.exists(os.environ['SLOW']))\n"
+# After the first epoch, an epoch of 32 steps takes 16 s while there is this file.
+SLOW = f"{STEP}            import time; time.sleep(0.5 * (EPOCH > 0) * os.path.exists(os.environ['SLOW']))\n"
+EPOCHS = {"ddp_checkpointer.py": "checkpoint.epoch", "ddp_snapshot.py": "epoch"}
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -32,10 +33,10 @@ def typed(environment: dict[str, str], tmp_path: Path, slow: Path) -> Iterator[S
     """Start `ray-on-ecs` in a folder with the examples, whose steps are slow."""
     (tmp_path / "home").mkdir()
     (tmp_path / "code").mkdir()
-    for name in ("ddp_checkpointer.py", "ddp_snapshot.py"):
+    for name, epoch in EPOCHS.items():
         text = (REPOSITORY / "examples" / name).read_text()
         assert STEP in text
-        (tmp_path / "code" / name).write_text(text.replace(STEP, SLOW))
+        (tmp_path / "code" / name).write_text(text.replace(STEP, SLOW.replace("EPOCH", epoch)))
     own = {"HOME": str(tmp_path / "home"), "SLOW": str(slow)}
     with commands("ray_on_ecs", {**environment, **own}, tmp_path / "code") as start:
         yield start
@@ -54,10 +55,10 @@ def weights(folder: Path, script: str) -> dict[str, Any]:
     return torch.load(folder / "files" / "code" / "snapshot.pt")["network"]
 
 
-@pytest.mark.parametrize("script", ["ddp_checkpointer.py", "ddp_snapshot.py"])
+@pytest.mark.parametrize("script", EPOCHS)
 def test_run_that_continues_after_its_limit_ends_alike(typed: Start, tmp_path: Path, slow: Path, script: str) -> None:
     runs = tmp_path / "code" / "results"
-    command = (script, "--epochs", "25")
+    command = (script, "--epochs", "6")
     status, out, err = end(typed(*FLAGS, "mine", "--max-hours", HOURS, *command))
     assert status == 4, out + err
     assert ("saving after step" in out) == (script == "ddp_checkpointer.py")

@@ -300,8 +300,8 @@ def test_error_of_the_prices_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(of, "_prices", lambda kinds: {GPU: 1.0})
     pass_hours(of, clock, 0.5)
     assert of.spent()["usd"] == 9.0
-    with of.watching():
-        pass
+    with pytest.raises(LimitReached), of.watching():
+        raise LimitReached
     clock.now += 1e6
     assert of.spent()["usd"] == 9.0, "after the end"
 
