@@ -112,6 +112,10 @@ class Args(TypedDict, total=False):
     """Retention of the container logs in CloudWatch Logs, in days."""
     check_quotas: bool
     """Refuse a cluster that exceeds the account's EC2 vCPU or VPC quotas; false skips the check."""
+    run_max_hours: float
+    """Hours of running time after which a run saves and ends, unless it has another --max-hours; 0 is no limit."""
+    run_max_usd: float
+    """USD for its instances at which a run saves and ends, unless it has another --max-usd; 0 is no limit."""
     max_hourly_usd: float
     """Refuse a cluster whose instances cost more USD per hour with all pools at their maximum; 0 disables the check."""
     alert_email: str

@@ -131,6 +131,8 @@ class RayCluster(pulumi.ComponentResource):
             cluster_info_parameter=info.parameter,
             groups={kind: group.group for kind, group in node_groups.items()},
             sleep_after_minutes=args.sleep_after_minutes,
+            run_max_hours=args.run_max_hours,
+            run_max_usd=args.run_max_usd,
         )
         tasks = {
             kind: TaskDefinition(f"{prefix}-{_singular(kind_in_names(prefix, kind))}-task", kind_args, opts)

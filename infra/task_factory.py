@@ -40,14 +40,14 @@ class TaskFactory:
         head_host: pulumi.Input[str],
         cluster_info_parameter: ResourceRef,
         groups: Mapping[str, ResourceRef],
-        sleep_after_minutes: int = 0,
+        **of_head: float,
     ) -> dict[str, TaskDefinitionArgs]:
-        """Inputs by kind of node; `groups` has their Auto Scaling groups."""
+        """Inputs by kind of node; `groups` has their Auto Scaling groups, and `of_head` the settings of `head`."""
         head = self.head(
             nodes["head"].task,
             cluster_info_parameter=cluster_info_parameter,
             cpu_workers=CPU_WORKERS in nodes,
-            sleep_after_minutes=sleep_after_minutes,
+            **of_head,
         )
         workers = {kind: self.worker(kind, node, head_host, groups[kind]) for kind, node in nodes.items() if node.pool}
         return {"head": head, **workers}
@@ -58,7 +58,7 @@ class TaskFactory:
         *,
         cluster_info_parameter: ResourceRef,
         cpu_workers: bool = False,
-        sleep_after_minutes: int = 0,
+        **settings: float,
     ) -> TaskDefinitionArgs:
         """Inputs of the head's task, without pools and numbers of workers: a change of these must not restart it."""
         namespace = metrics_namespace(self.cluster.name)
@@ -70,7 +70,7 @@ class TaskFactory:
             cluster_info_parameter=cluster_info_parameter.name,
             secrets_key_arn=self.security.kms_key_arn,
             cpu_workers=cpu_workers,
-            sleep_after_minutes=sleep_after_minutes,
+            **settings,
         )
         return self._args(
             "head",

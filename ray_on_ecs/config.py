@@ -185,6 +185,22 @@ class RunConfig:
         metavar="NAME",
     )
     storage_path: str = _run("results", "folder or s3://bucket/prefix with the folders of the runs", metavar="PATH")
+    max_hours: float = _run(
+        0.0,
+        "hours of running time, over all commands of the run, after which it saves and ends; waiting for workers does "
+        "not count, and 0 is no limit",
+        type=float,
+        at_least=0.0,
+        metavar="HOURS",
+    )
+    max_usd: float = _run(
+        0.0,
+        "dollars for the run's instances, over all its commands, at which it saves and ends; without the head, disks, "
+        "traffic and idle instances, and 0 is no limit",
+        type=float,
+        at_least=0.0,
+        metavar="USD",
+    )
     then_stop: bool = _run(
         False,
         "when the run has ended, stop the workers that it used and no other run uses, instead of after the idle time",

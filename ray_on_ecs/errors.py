@@ -1,7 +1,7 @@
 """Errors that end a run, a command or a node, with exit statuses. Others are bugs and keep their traceback."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 LONGEST_CAUSE = 300
 # Numbers of an OSError for which more space is the way out.
@@ -18,6 +18,13 @@ class Interrupted(TrainingError):
     """The user stopped the run; its checkpoints so far are kept."""
 
     exit_status = 130
+
+
+class LimitReached(TrainingError):
+    """The run has reached its limit in hours or dollars; `next_command`, with a higher one, resumes it."""
+
+    exit_status = 4
+    next_command: Sequence[str] = ()
 
 
 class StorageError(TrainingError):

@@ -18,6 +18,8 @@ from contextlib import suppress
 FOLDER_VARIABLE = "RAY_ON_ECS_SDK_DIR"
 REPORTS = "reports.jsonl"
 DEADLINE = "deadline"
+# Exists if this process has asked for the deadline when there was one.
+TOLD = "told"
 # Names the last event for which a script with a Checkpointer saves once and goes on.
 EXTRA_SAVE = "extra-save"
 # Exists if this process watches `seconds_left` and saves itself.
@@ -101,11 +103,13 @@ def write_report(step: int | None, values: Mapping[str, float | None] | None = N
 
 
 def seconds_left() -> float:
-    """Return the seconds until this node is reclaimed; infinity without an interruption notice."""
+    """Return the seconds until this node is reclaimed, or the run's limit is reached; infinity without a notice."""
     try:
-        return max(float(_read(DEADLINE)) - time.time(), 0.0)
+        deadline = float(_read(DEADLINE))
     except ValueError:
         return math.inf
+    _touch(TOLD)
+    return max(deadline - time.time(), 0.0)
 
 
 def extra_save() -> str:
@@ -115,11 +119,7 @@ def extra_save() -> str:
 
 def register_checkpointer() -> None:
     """Declare that this process watches `seconds_left` and saves itself: it gets SIGTERM only in the last seconds."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None:
-        return
-    with suppress(OSError), open(os.path.join(folder, CHECKPOINTER), "w"):
-        pass  # without the file it gets SIGTERM at once
+    _touch(CHECKPOINTER)  # without the file it gets SIGTERM at once
 
 
 def _is_rank_0() -> bool:
@@ -138,6 +138,13 @@ def _read(name: str) -> str:
             return file.read()
     except (OSError, ValueError):
         return ""
+
+
+def _touch(name: str) -> None:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is not None:
+        with suppress(OSError), open(os.path.join(folder, name), "w"):
+            pass
 
 
 def _write(report: dict[str, object]) -> None:

@@ -57,6 +57,8 @@ OWN_VARIABLES = {
     "RAY_AUTH_TOKEN",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "RAY_ON_ECS_CLOUDWATCH_NAMESPACE",
+    "RAY_ON_ECS_MAX_HOURS",
+    "RAY_ON_ECS_MAX_USD",
     "RAY_ON_ECS_STORAGE_PATH",
     "RAY_ON_ECS_WORKER_TIMEOUT",
     "RAY_USAGE_STATS_ENABLED",
@@ -100,6 +102,8 @@ def head(
     secrets_key_arn: str = "",
     cpu_workers: bool = False,
     sleep_after_minutes: int = 0,
+    run_max_hours: float = 0.0,
+    run_max_usd: float = 0.0,
 ) -> Container:
     """Container of the head, which runs the scheduler and the jobs' drivers, and offers Ray no CPUs or GPUs.
 
@@ -120,6 +124,8 @@ def head(
         environment[CPU_WORKERS_VARIABLE] = "true"
     if sleep_after_minutes:
         environment[SLEEP_VARIABLE] = str(sleep_after_minutes)
+    limits = {"RAY_ON_ECS_MAX_HOURS": run_max_hours, "RAY_ON_ECS_MAX_USD": run_max_usd}
+    environment |= {name: str(value) for name, value in limits.items() if value}
     return _container(
         HEAD,
         common,

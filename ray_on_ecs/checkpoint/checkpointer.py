@@ -98,7 +98,7 @@ class Checkpointer:
         step: Completed optimizer steps.
         epoch: Completed epochs.
         world_size: The number of ranks.
-        should_stop: True once the training has to end, because nodes are being reclaimed.
+        should_stop: True once the training has to end, because nodes are being reclaimed, or the run's limit is near.
         uri: The folder of the checkpoints.
         blocked_seconds: The time for which saves have blocked the training.
 
@@ -419,7 +419,7 @@ class Checkpointer:
 
     def _stop(self, deadline: float) -> None:
         """Save before nodes are reclaimed."""
-        self._say(f"nodes are being reclaimed: saving after step {self.step}")
+        self._say(f"the scripts are being ended: saving after step {self.step}")
         for _ in range(LAST_ATTEMPTS):
             has_ended = self._save.wait(deadline)
             if not self._ranks.broadcast(has_ended and self._is_unsaved() and time.time() < deadline):

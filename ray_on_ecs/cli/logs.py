@@ -8,14 +8,11 @@ from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.cluster.history import find_run, is_below
-from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run
-from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
+from ray_on_ecs.cluster.jobs import STATUSES, Jobs, driver_exit_status, of_run
+from ray_on_ecs.errors import ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.record import ENDED, RUN, Job
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.shown_log import Filter
-
-# Exit statuses of a run by its state.
-STATUSES = {"finished": 0, "failed": TrainingError.exit_status, "interrupted": Interrupted.exit_status}
 
 
 @click.command("logs")

@@ -29,7 +29,7 @@ bucket. With --local they use this machine, and with --compose the cluster of do
   ray-on-ecs doctor                               find out what is wrong
 
 Exit status: 0 success, 1 the run or the check failed, 2 a flag, a file or the script has a mistake, 3 the cluster can't
-be reached, 130 interrupted. run and logs --follow exit with the status of the run.
+be reached, 4 the run's limit is reached, 130 interrupted. run and logs --follow exit with the status of the run.
 
 Tab completion: eval "$(_RAY_ON_ECS_COMPLETE=bash_source ray-on-ecs)"
 """

@@ -32,7 +32,7 @@ from ray_on_ecs.cli.script_name import ScriptName
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit, run_of
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
-from ray_on_ecs.errors import Interrupted, StorageError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import Interrupted, LimitReached, StorageError, TrainingError, UsageError, one_line
 from ray_on_ecs.flags import environment_variable, flag
 from ray_on_ecs.jobs.record import MAX_RESUBMISSIONS, SECRETS, THEN_STOP
 from ray_on_ecs.rules import secret_hints
@@ -71,6 +71,7 @@ Exit status:
   1    the training failed; error.json has the reason and the next command
   2    a mistake in the script, its data or the command
   3    workers did not join, or the head can't be reached: ray-on-ecs doctor
+  4    --max-hours or --max-usd is reached; a higher one continues the run
   130  Ctrl-C, or 129 after the terminal was closed: see above
 """
 # Settings that a run may need again: the script may need its packages.
@@ -255,7 +256,7 @@ def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetc
             if not status:
                 raise
             note(str(cause))
-    elif status in (0, TrainingError.exit_status):  # otherwise it has not begun
+    elif status in (0, TrainingError.exit_status, LimitReached.exit_status):  # otherwise it has not begun
         copies = "" if cluster.is_here else f", {cluster.command(f'fetch {name}')} copies it to this machine"
         note(f"{cluster.command(f'open {name}')} shows its report{copies}")
     return status

@@ -28,6 +28,7 @@ COLOURS = {
     "queued": "yellow",
     "starting": "yellow",
     "interrupted": "magenta",
+    "limit": "magenta",
     "failed": "red",
     "lost": "red",
     "unreadable": "red",

@@ -39,8 +39,8 @@ class RunInfo(Places):
     """State of a run and its pools; unknown values are None, times are in UTC (ISO 8601)."""
 
     name: str
-    # That in `status.json` (queued, waiting, training, finished, failed, interrupted), or: starting, a job without a
-    # status yet; lost, the driver is gone; unreadable, a document is broken.
+    # That in `status.json` (queued, waiting, training, finished, failed, interrupted, limit), or: starting, a job
+    # without a status yet; lost, the driver is gone; unreadable, a document is broken.
     state: str
     owner: str | None = None
     behind: str | None = None

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import Interrupted, LimitReached, TrainingError, UsageError, one_line
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import (
     MAX_RESUBMISSIONS,
@@ -31,6 +31,13 @@ DEFAULT_MAX_RESUBMISSIONS = 3  # in a row
 # Time to wait for the head to resubmit a lost run, which polls its jobs every second; and first for another head.
 RESUBMISSION_SECONDS, HEAD_SECONDS = 30.0, 900.0
 POLL_SECONDS = 1.0  # a user waits
+# Exit statuses of a run by its state.
+STATUSES = {
+    "finished": 0,
+    "failed": TrainingError.exit_status,
+    "interrupted": Interrupted.exit_status,
+    "limit": LimitReached.exit_status,
+}
 
 # The jobs of this machine, or of a cluster's head.
 Jobs = MachineJobs | RemoteJobs
@@ -126,8 +133,8 @@ def driver_exit_status(job_id: str, job: Job, storage: RunStorage, way_on: Calla
         return 0
     if job["status"] == STOPPED:
         raise Interrupted(f"job {job_id} was stopped; {way_on()}")
-    if status is None and state in ("failed", "interrupted"):  # the log says why
-        return TrainingError.exit_status if state == "failed" else Interrupted.exit_status
+    if status is None and state in STATUSES:  # the log says why
+        return STATUSES[state]
     if status is None:
         raise TrainingError(f"job {job_id} {how}; {way_on()}")
     print(printable(f"ray-on-ecs: job {job_id} {how}; {way_on()}"), file=sys.stderr)

@@ -18,7 +18,7 @@ from ray_on_ecs.config import SUBMITTED, RunConfig
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import Interrupted, ResourceError, StorageError, UsageError
 from ray_on_ecs.pools import kinds_by_pool
-from ray_on_ecs.run import queue, run_secrets
+from ray_on_ecs.run import limit, queue, run_secrets
 from ray_on_ecs.run.document import DIGEST, RunDocument
 from ray_on_ecs.run.files.newest import has_stored, nothing_stored_line
 from ray_on_ecs.run.pool_choice import candidates, default_workers
@@ -60,8 +60,8 @@ def admit(uri: str) -> Generator[Admission]:
 
     Raises:
         ResourceError: There is not a Ray cluster to join.
-        UsageError: The run's document can't be used, or the run has finished.
-        StorageError, Interrupted: See `hold`.
+        UsageError: The run's document can't be used, the run has finished, or --max-usd lacks a price.
+        StorageError, LimitReached, Interrupted: See `hold`.
     """
     if not queue.is_without_ray():
         queue.head_address()  # raises, before anything is stored
@@ -72,6 +72,8 @@ def admit(uri: str) -> Generator[Admission]:
         document = replace(document, config=replace(document.config, num_workers=number))
     kinds = candidates(document.config, info) if info else []
     logs.set_up("ray-on-ecs", document.config.variables)
+    if document.config.max_usd:
+        limit.check_prices(info or _wait_for_info(), kinds)
     document.storage.check_writable()
     check_not_finished(document.storage)
     admission = Admission(document, RunRecord(document.storage, document.config), info, kinds)
@@ -95,13 +97,19 @@ def read_pools(config: RunConfig) -> ClusterInfo | None:
         raise UsageError(f"{option}: this cluster has no pools, as it is not a stack's; leave it out")
     if not name or config.driver or queue.is_without_ray():
         return None
-    until = time.monotonic() + INFO_SECONDS
-    while (info := read_cluster_info()) is None and time.monotonic() < until:
-        if not option and is_refused():
-            break
-        time.sleep(INFO_POLL_SECONDS)
+    info = _wait_for_info(also_if_refused=bool(option))
     if info is None and option:
         raise ResourceError(f"{option}: the stack's pools can't be read ({name})")
+    return info
+
+
+def _wait_for_info(*, also_if_refused: bool = False) -> ClusterInfo | None:
+    """Return the stack's workers, for which a run waits a while; None without a stack, and if they can't be read."""
+    until = time.monotonic() + (INFO_SECONDS if os.environ.get(CLUSTER_INFO_VARIABLE) else 0.0)
+    while (info := read_cluster_info()) is None and time.monotonic() < until:
+        if not also_if_refused and is_refused():
+            break
+        time.sleep(INFO_POLL_SECONDS)
     return info
 
 
@@ -111,6 +119,7 @@ def hold(admission: Admission) -> Generator[queue.Place]:
 
     Raises:
         UsageError: Another command trains the run.
+        LimitReached: The run has spent what its limits allow.
         StorageError: The storage failed within the block.
         Interrupted: The user stopped the run.
     """
@@ -128,11 +137,14 @@ def hold(admission: Admission) -> Generator[queue.Place]:
     info = admission.info
     of_pools = [info["groups"][kind]["pool"] for kind in admission.kinds] if info else []
     try:
+        before = limit.spent_before(config, storage)
+        record.spent = lambda: before
         with (
             hold_lock(storage, logger.info) as lock,
             record.closing(lambda: lock.is_held),
             stoppable(),
             run_secrets.till_end(config, storage, lambda: lock.is_held),
+            limit.held(config, record),
             ExitStack() as waiting,
             queue.turn(queue.Ticket.of(config, record.owner, since, [*dict.fromkeys(of_pools)]), waits_behind) as place,
         ):

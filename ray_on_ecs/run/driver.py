@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from ray_on_ecs.errors import ResourceError, StorageError, TrainingError
-from ray_on_ecs.run import admission, failure_report, inputs
+from ray_on_ecs.run import admission, failure_report, inputs, limit
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.failure_policy import Failure, FailurePolicy, Mark, Raise, Restart
 from ray_on_ecs.run.files.newest import newest_stored
@@ -67,8 +67,8 @@ RECLAIMED = Failure("nodes are being reclaimed", "reclaimed")
 # stored. `ended`: this is done, or there is nothing to end.
 State = Literal["starting", "running", "ending", "ended"]
 # Why a start has ended: all scripts ended with 0; one failed, or all hang; a worker or its node was lost; nodes are
-# being reclaimed; an elastic run may have more workers; or the run was stopped.
-Reason = Literal["finished", "failed", "hung", "lost", "reclaimed", "grows", "stopped"]
+# being reclaimed; an elastic run may have more workers; the run reaches its limit; or it was stopped.
+Reason = Literal["finished", "failed", "hung", "lost", "reclaimed", "grows", "limit", "stopped"]
 
 
 def run(admitted: Admission) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def run(admitted: Admission) -> dict[str, Any]:
     Raises:
         UsageError: A setting, the script or a file that it needs can't be used.
         ResourceError: The cluster lacks room for the workers.
+        LimitReached: The run has reached its limit; its files are kept.
         TrainingError: The script failed; its files are kept, and `error.json` has the cause.
     """
     document, record = admitted.document, admitted.record
@@ -130,6 +131,8 @@ class RunDriver:
         )
         self.monitor = RunMonitor()
         self.hours = InstanceHours(home.instances)
+        self._limit = limit.Limit(self._config, self._record.spent(), self.hours)
+        self._record.spent = self._limit.spent
         self._group: Group | None = None
         self._restarts = Restarts(self._config.resume_args, self._record.restarts, self._record.extents)
         self._policy = FailurePolicy(self._config.max_restarts, self._mark)
@@ -137,6 +140,7 @@ class RunDriver:
         self._hardware: dict[str, Any] | None = None
         self._checked_nodes_at = 0.0
         self._error: TrainingError | None = None  # with which the run ends
+        self._ends_at = math.inf  # the run's limit (monotonic time), once a start ends
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -148,6 +152,7 @@ class RunDriver:
         number = self._home.allocation.num_workers if self._home.allocation else None
         with (
             cloudwatch.publish_metrics(self.monitor, self._config.cloudwatch_namespace, self._home.kinds),
+            self._limit.watching(),
             self.hours.running(),
             self._record.training(self.monitor, self.hours.by_kind, number),
             self._home.watching(),
@@ -158,6 +163,7 @@ class RunDriver:
 
     def _train_in_group(self) -> None:
         """Request workers, and start the scripts in them until they have finished, or other workers are needed."""
+        self._check_limit()
         logger.debug("requesting workers")
         self._record.starts.request(time.time())
         group = self._group = self._new_group()
@@ -167,6 +173,7 @@ class RunDriver:
             others_follow = self._ended_for != "finished"
         finally:
             try:
+                self._limit.count(is_running=False)
                 self.hours.read()  # a short run may have been read only before it had workers
                 self._leave(group, others_follow)
             finally:
@@ -247,16 +254,26 @@ class RunDriver:
         elif is_under_way:
             self._prepare(group, statuses, of_start)
             self._watch(group, of_start)
-        elif self._ended_for in ("grows", "reclaimed") and (reclaimed := self._reclaimed(group)):
+        elif self._ended_for in ("grows", "reclaimed", "limit") and (reclaimed := self._reclaimed(group)):
             sooner = min(reclaimed["end_at"], self._directive.end_at)  # another node's time may be shorter
             self._direct_to(end_at=sooner, reclaimed=tuple({*self._directive.reclaimed, *reclaimed["reclaimed"]}))
+        if self._ended_for == "limit" and time.monotonic() >= self._ends_at:  # the clock may have been set back
+            self._direct_to(end_at=min(self._directive.end_at, time.time()))
         self._direct_to(**self._nodes.look(group, of_start))
         if self._state == "ending":
             living = [rank for rank in range(len(group.ranks)) if rank not in group.lost and rank not in errors]
             are_done = all(self._is_done(of_start.get(rank), statuses.get(rank)) for rank in living)
             if are_done and self._nodes.have_committed(of_start):
+                if self._ended_for == "limit" and _are_done(group, of_start):
+                    self._ended_for, self._error = "finished", None
                 self._check_stored(of_start)
                 self._state = "ended"
+        self._count_time(group)
+
+    def _count_time(self, group: Group) -> None:
+        """Count the running time: with places, from the first start on, and not while a Ray program waits."""
+        waits = not self._home.allocation and self._record.is_waiting
+        self._limit.count(is_running=self._policy.has_begun and bool(group.places) and not waits)
 
     @staticmethod
     def _is_done(worker: WorkerStatus | None, before: WorkerStatus | None) -> bool:
@@ -308,6 +325,10 @@ class RunDriver:
             self._end("failed", time.time() + GRACE_SECONDS)
         elif self._state == "running" and is_complete and all(worker.has_ended for worker in workers.values()):
             self._end("finished", time.time() + GRACE_SECONDS)
+        elif error := self._limit.error():
+            logger.info(f"the run is near its limit: the scripts have {self._limit.end_seconds:.0f} s to end")
+            self._error = error
+            self._end("limit", math.inf, reclaimed=tuple(range(len(group.ranks))))
         elif shortage := self._home.shortage():
             self._error = shortage
             self._end("stopped", time.time() + GRACE_SECONDS)
@@ -418,10 +439,16 @@ class RunDriver:
         logger.debug(f"{failure.kind}, {failure}: {type(decision).__name__}")
         if isinstance(decision, Raise):
             raise failure_report.write_error(failure, decision, self._config, self._storage) from failure.cause
+        self._check_limit()
         if isinstance(decision, Restart):
             what = failure.what if failure.kind == "reclaimed" else str(failure)
             stacks = f", stacks in {failure.stacks}" if failure.stacks else ""
             self._restarts.note(f"{what}{stacks}", decision.count)
+
+    def _check_limit(self) -> None:
+        """Raise LimitReached if the run has reached a limit."""
+        if error := self._limit.error():
+            raise error
 
     def _begin_start(self, generation: int) -> None:
         """Begin another start of the scripts."""
@@ -438,13 +465,15 @@ class RunDriver:
         logger.debug(f"start {generation} of the scripts")
 
     def _end(self, reason: Reason, end_at: float, reclaimed: tuple[int, ...] = ()) -> None:
-        """End the scripts of this start until a time (Unix time)."""
+        """End the scripts of this start until a time (Unix time), and before the run's limit."""
         logger.debug(f"start {self._directive.generation} of the scripts ends: {reason}")
         self._ended_for = reason
         self._state = "ending"
         self._record.starts.end()
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
-        self._direct_to(action=action, end_at=end_at, reclaimed=reclaimed)
+        left = self._limit.end_seconds
+        self._ends_at, end_at = time.monotonic() + left, min(end_at, time.time() + left)
+        self._direct_to(action=action, end_at=end_at, reclaimed=reclaimed, waits=reason == "limit")
 
     def _leave(self, group: Group, others_follow: bool) -> None:
         """Let the workers clean up and leave."""
@@ -488,6 +517,12 @@ class RunDriver:
         self._restarts.is_known = True
         stored_at = kept.changed_at.timestamp() if kept else None
         return Mark(self.monitor.step or None, stored_at, kept.name if kept else "", self._restarts.is_beyond)
+
+
+def _are_done(group: Group, workers: WorkerStatuses) -> bool:
+    """Return whether all scripts have ended well before they were asked to end."""
+    ended = [worker for worker in workers.values() if worker.started_at and worker.has_ended and not worker.is_cut]
+    return len(ended) == len(group.ranks) and not any(worker.status for worker in ended)
 
 
 def _has_made_step(worker: WorkerStatus, started_at: float) -> bool:

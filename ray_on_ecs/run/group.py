@@ -103,6 +103,7 @@ class WorkerStatus:
             writing; 0 before.
         words: Why its script ended.
         log: The end of its script's output, once that has ended.
+        is_cut: True if its script has got SIGTERM, or has asked `seconds_left` in a notice, and so may not be done.
         has_ended: True once its script has ended, and with --mpi all of its processes.
         is_stored: True once its last files have been stored, or could not be.
         not_stored: The reason why they could not be stored, or None.
@@ -134,6 +135,7 @@ class WorkerStatus:
     rested_at: float = 0.0
     words: LastWords = field(default_factory=LastWords)
     log: tuple[str, ...] = ()
+    is_cut: bool = False
     has_ended: bool = False
     is_stored: bool = False
     not_stored: str | None = None
@@ -169,6 +171,7 @@ class Directive:
         others_follow: On leaving, True if the run goes on in another group, which uses the files that the nodes have.
         end_at: When what is left gets SIGKILL (Unix time).
         reclaimed: The ranks on nodes that are being reclaimed at that time.
+        waits: True if scripts without a Checkpointer, too, get SIGTERM only in the last seconds.
         resumes: True if the script starts with kept files of the run.
         wants_stacks: True to read the scripts' stacks while they run on.
         is_prepared: True once this is so for all workers.
@@ -189,6 +192,7 @@ class Directive:
     others_follow: bool = False
     end_at: float = 0.0
     reclaimed: tuple[int, ...] = ()
+    waits: bool = False
     resumes: bool = False
     wants_stacks: bool = False
     is_prepared: bool = False

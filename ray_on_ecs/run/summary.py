@@ -10,6 +10,7 @@ from typing import Any
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import UsageError, counted, one_line
+from ray_on_ecs.run import limit
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.storage import layout
@@ -34,6 +35,8 @@ def print_header(config: RunConfig, storage: RunStorage, allocation: WorkerAlloc
         "workers": str(allocation) if allocation else "those that the Ray program starts",
         "results": storage.uri,
     }
+    if limits := limit.describe(config):
+        lines["limit"] = limits
     for name, value in lines.items():
         print(f"{name:<9}{value}", flush=True)
 

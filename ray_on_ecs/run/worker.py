@@ -390,7 +390,8 @@ class ScriptWorker:
     def _end(self, script: Script) -> None:
         """End the script: by SIGTERM until the driver's deadline, or by SIGABRT, which leaves its stacks.
 
-        A script with a Checkpointer, which saves when its node is reclaimed, only gets SIGTERM in the last seconds.
+        A script with a Checkpointer, which saves when its node is reclaimed, only gets SIGTERM in the last seconds, and
+        so does any script if the run's limit is reached.
         """
         exchange, process = self.exchange, script.process
         if exchange.status.has_ended:
@@ -400,10 +401,12 @@ class ScriptWorker:
             exchange.report(stacks=process.stacks())
         else:
             ends_at = partial(self._ends_at, script, time.time() + GRACE_SECONDS)
-            ends_at()
-            if script.deadline and (script.exchange / sdk.CHECKPOINTER).exists():
-                self._wait_for_end(script, lambda: ends_at() - GRACE_SECONDS)
+            grace = min(GRACE_SECONDS, (ends_at() - time.time()) / 2)  # of a short notice, half is for a save
+            if script.deadline and (directive.waits or (script.exchange / sdk.CHECKPOINTER).exists()):
+                self._wait_for_end(script, lambda: ends_at() - grace)
             self._wait_for_rest(script, ends_at())
+            has_ended = process.has_ended(exchange.directive)
+            exchange.report(is_cut=not has_ended or (script.exchange / sdk.TOLD).exists())
             process.terminate()
             self._wait_for_end(script, ends_at)
         if not process.has_ended(exchange.directive):

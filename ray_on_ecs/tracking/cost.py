@@ -73,7 +73,7 @@ def cost_of(hours: Mapping[InstanceKind, float]) -> Cost | None:
     labelled_hours: dict[InstanceKind, float] = defaultdict(float)
     for kind, count in hours.items():
         labelled_hours[labelled(kind, info)] += count
-    prices = hourly_prices(info, labelled_hours, _recent_spot_prices)
+    prices = hourly_prices(info, labelled_hours, recent_spot_prices)
     usd = on_demand_usd = 0.0
     instances: list[InstanceCost] = []
     for each, count in labelled_hours.items():
@@ -148,7 +148,7 @@ def hourly_prices(
     return {each: price for each, price in prices.items() if price is not None}
 
 
-def _recent_spot_prices(service: str, operation: str, **question: Any) -> Any:
+def recent_spot_prices(service: str, operation: str, **question: Any) -> Any:
     """Return EC2's recent prices, the last ones if it does not answer."""
 
     def ask() -> Any:
@@ -188,7 +188,7 @@ def lines_after_run(most: Callable[[float], Mapping[InstanceKind, int]], *, then
     for instance, count in most(60.0 * timeout if timeout else math.inf).items():
         if instance.kind in info["groups"]:
             used[instance.kind][labelled(instance, info)] += count
-    prices = hourly_prices(info, [each for of_kind in used.values() for each in of_kind], _recent_spot_prices)
+    prices = hourly_prices(info, [each for of_kind in used.values() for each in of_kind], recent_spot_prices)
     staying = [_staying(info["groups"][kind], instances, prices, then_stop) for kind, instances in used.items()]
     if (
         timeout

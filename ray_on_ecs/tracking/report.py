@@ -171,7 +171,7 @@ def _outcome(documents: Documents) -> str:
         metrics = documents.result["metrics"] or {}
         logged = [(name, value) for name, value in metrics.items() if name not in ("step", "time")]
         return ", ".join(f"{_words(name)} {_metric(value)}" for name, value in logged)
-    if documents.state == "failed":
+    if documents.state in ("failed", "limit"):
         return status.get("error") or documents.error.get("what") or ""
     if not status:
         return ""

@@ -18,7 +18,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import psutil
 
 from ray_on_ecs.config import JOB_VARIABLE, OWNER, RunConfig, user_name
-from ray_on_ecs.errors import Interrupted, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import Interrupted, LimitReached, TrainingError, UsageError, one_line
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.rules import finite
 from ray_on_ecs.storage import layout
@@ -31,7 +31,7 @@ from ray_on_ecs.tracking.starts import Start, Starts, starts_in
 
 WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0  # each write of a log stores all of it
 
-State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted"]
+State = Literal["queued", "waiting", "training", "finished", "failed", "interrupted", "limit"]
 
 
 class Restarted(TypedDict):
@@ -40,6 +40,14 @@ class Restarted(TypedDict):
     time: str  # UTC (ISO 8601)
     cause: str  # on one line
     kept: str | None  # the newest kept file or checkpoint; null without one, or if it is not known
+
+
+class Spent(TypedDict):
+    """Time and money of all commands of a run, as its limits count them (run/limit.py)."""
+
+    seconds: float  # of running time
+    usd: float  # of instances with workers; of those whose price is not known, at an upper bound
+    hourly_usd: float  # of the last instances
 
 
 class Pool(TypedDict):
@@ -68,13 +76,16 @@ class Status(TypedDict):
     workers: int | None
     cost_usd: float | None  # of this command's workers so far, on these instances
     earlier: Earlier
+    max_hours: float | None
+    max_usd: float | None
+    spent: Spent
     restarts: list[Restarted]  # of all commands
     starts: list[Start]  # of all commands, but for restarts that did not wait for a node
     extents: list[dict[str, Any]]  # of the first start and of the furthest one: see run/extent.py
     instances: list[InstanceCost] | None
     job: str | None  # Ray's submission ID
     url: str | None  # the run's page at an experiment tracker, such as W&B or MLflow
-    error: str | None  # why the run failed, on one line
+    error: str | None  # why the run failed, or reached its limit, on one line
     next: str  # the command that resumes the run
     pool: NotRequired[Pool]  # missing without a stack, and if the run chooses none
     pools: NotRequired[list[str]]  # names of all in which the run has waited or trained, in order
@@ -90,10 +101,13 @@ class RunRecord:
         self.pool: Pool | None = None
         self.pools: list[str] = []  # names of all in which its commands have waited or trained
         self.earlier = earlier_of(None)  # commands of the run
+        # Of all commands: until the run trains, of those before.
+        self.spent: Callable[[], Spent] = lambda: {"seconds": 0.0, "usd": 0.0, "hourly_usd": 0.0}
         self.restarts: list[Restarted] = []
         self.starts = Starts()
         self.extents: list[dict[str, Any]] = []
         self._storage = storage
+        self._config = config
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
         self._log = RunLog(storage, self._started)
@@ -186,6 +200,9 @@ class RunRecord:
             "workers": self._workers,
             "cost_usd": cost and cost["usd"],
             "earlier": self.earlier,
+            "max_hours": self._config.max_hours or None,
+            "max_usd": self._config.max_usd or None,
+            "spent": self.spent(),
             "restarts": self.restarts,
             "starts": self.starts.documents(now.timestamp()),
             "extents": self.extents,
@@ -249,9 +266,11 @@ class RunRecord:
             elif isinstance(error, Interrupted | KeyboardInterrupt | SystemExit):
                 state = "interrupted"
             else:
-                state = "failed"
+                state = "limit" if isinstance(error, LimitReached) else "failed"
                 reason = error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
                 self._error = one_line(reason)
+            if isinstance(error, LimitReached):
+                self._next = shlex.join(error.next_command)
             self._state = state
         if not self._write(state):  # the storage doesn't answer, and another attempt would hold up the end
             return

@@ -83,7 +83,7 @@ def test_drained_worker_stops_at_once_and_run_resumes(cluster: Cluster, disturbe
         saw("the ranks had stored a checkpoint and stopped")
         status, seconds = stopping.result()
         saw("the worker was gone")
-    [step] = re.findall(r"nodes are being reclaimed: saving after step (\d+)", run.log)
+    [step] = re.findall(r"the scripts are being ended: saving after step (\d+)", run.log)
     assert checkpoint.startswith(f"checkpoints/step-{int(step):09d}"), "no step is lost"
     assert f"{checkpoint}/checkpoint.json" in cluster.keys(f"runs/{run.name}/")
     log = cluster.engine.logs(name)

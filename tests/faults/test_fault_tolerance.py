@@ -164,7 +164,7 @@ def test_draining_node_stores_all_steps_before_it_stops(
     assert run.finish() == 0, run.log
     assert run.has_weights_of(uninterrupted)
     assert len(run.step_times) == run.steps, "no step was repeated"
-    assert "nodes are being reclaimed: saving after step " in run.log
+    assert "the scripts are being ended: saving after step " in run.log
     assert "nodes are being reclaimed; restarting from checkpoints/step-" in run.log
 
 

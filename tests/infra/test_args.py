@@ -137,6 +137,8 @@ GOOD: dict[str, tuple[str, Any]] = {
     "max_workers": ("4", 4),
     "idle_timeout_minutes": ("60", 60),
     "sleep_after_minutes": ("60", 60),
+    "run_max_hours": ("24", 24.0),
+    "run_max_usd": ("99.5", 99.5),
     "spot": ("true", True),
     "on_demand_workers": ("1", 1),
     "cpu_worker_instance_types": ("c6i.large", ("c6i.large",)),

@@ -9,6 +9,7 @@ import pytest
 from infra.definitions import containers
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_FILE
+from ray_on_ecs.config import RunConfig, defaults_in
 from ray_on_ecs.contract import CPU_POOL, DEFAULT_POOL
 
 COMMON: dict[str, Any] = {
@@ -101,7 +102,8 @@ def test_user_variables_do_not_override_container_variables() -> None:
     )
     cpu_worker = containers.worker(common, head_host="head.x.internal", pool=CPU_POOL)
     names = {"RAY_AUTH_TOKEN"}
-    for container in (head(cpu_workers=True, secrets_key_arn="arn", sleep_after_minutes=60), worker(), cpu_worker):
+    whole = head(cpu_workers=True, secrets_key_arn="arn", sleep_after_minutes=60, run_max_hours=1.0, run_max_usd=1.0)
+    for container in (whole, worker(), cpu_worker):
         names |= environment(container).keys()
     assert names - {"HF_HOME"} == containers.OWN_VARIABLES
     assert environment(cpu_worker)["HF_HOME"] == "/tmp/hf"
@@ -227,6 +229,13 @@ def test_other_pools_are_the_labels_of_their_nodes(gpus: int, name: str) -> None
 def test_head_environment_announces_cpu_workers() -> None:
     assert environment(head(cpu_workers=True)) == {**environment(head()), "CPU_WORKERS": "true"}
     assert "CPU_WORKERS" not in environment(head())
+
+
+def test_head_has_the_limits_of_runs() -> None:
+    limits = {"RAY_ON_ECS_MAX_HOURS": "24.0", "RAY_ON_ECS_MAX_USD": "99.5"}
+    assert environment(head(run_max_hours=24.0, run_max_usd=99.5)) == {**environment(head()), **limits}
+    assert limits.keys().isdisjoint(environment(head(run_max_hours=0.0)))
+    assert RunConfig(**defaults_in(limits)).max_usd == 99.5
 
 
 def test_head_that_sleeps_knows_its_idle_time() -> None:

@@ -432,7 +432,7 @@ def test_a_reclaimed_training_ends_with_the_same_weights(make: Make, chats: Path
         until(lambda: process.poll() is not None or "step 4/" in log.read_text())
         (told / "deadline").write_text(str(time.time() + 60))
         assert process.wait(300) == 0, log.read_text()
-    assert "nodes are being reclaimed: saving after step" in log.read_text()
+    assert "the scripts are being ended: saving after step" in log.read_text()
     assert not (tmp_path / "cut" / "model").exists()
     shutil.copytree(tmp_path / "cut", tmp_path / "one")
     again = run(tmp_path / "cut", cache, *flags, "--sharding=full", ranks=2)

@@ -39,6 +39,8 @@ OTHER: dict[str, Any] = {
     "input": ("data=/data",),
     "metric": ("loss=loss: {number}",),
     "max_restarts": 0,
+    "max_hours": 2.5,
+    "max_usd": 40.0,
     "hang_timeout": 60.0,
     "resume_args": "--resume last.ckpt",
     "cloudwatch_namespace": "ray",

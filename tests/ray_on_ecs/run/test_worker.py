@@ -137,6 +137,18 @@ print("begun", file=open("begun", "w"))
 time.sleep(600)
 """
 
+# Ends by itself, and may have asked how long it has.
+ENDS_ITSELF = """
+import os, time
+from ray_on_ecs import seconds_left
+
+print("begun", file=open("begun", "w"))
+while not os.path.exists("../../go-on"):
+    if "ASKS" in os.environ and seconds_left() < 1e9:
+        open("asked", "w").close()
+    time.sleep(0.05)
+"""
+
 
 class Workers:
     """A group of threads, which a test polls as the driver does."""
@@ -209,6 +221,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "own_server.py").write_text(OWN_SERVER)
         (folder / "writing.py").write_text(WRITING)
         (folder / "saving_late.py").write_text(SAVING_LATE)
+        (folder / "ends_itself.py").write_text(ENDS_ITSELF)
         (folder / "arguments.py").write_text(ARGUMENTS)
 
     monkeypatch.setattr(Code, "place", place)
@@ -246,6 +259,34 @@ def test_deadline_that_is_brought_forward_holds(tmp_path: Path) -> None:
     until(lambda: has("seconds"))
     workers.say(end_at=time.time())
     assert workers.until(has_ended=True).status == -signal.SIGKILL
+    workers.say(action="leave")
+    workers.until(has_left=True)
+
+
+@pytest.mark.parametrize("env", [(), ("ASKS=1",)])
+def test_script_may_finish_in_the_notice_of_a_limit(tmp_path: Path, env: tuple[str, ...]) -> None:
+    workers = Workers(tmp_path, script="ends_itself.py", env=env)
+    folder = Path(workers.storage.path("files/code"))
+    workers.until_begun()
+    until(lambda: (folder / "begun").exists())
+    workers.say(action="end", end_at=time.time() + 600, reclaimed=(0,), waits=True)
+    until(lambda: workers.poll() and ((folder / "asked").exists() or not env))
+    Path(workers.storage.path("go-on")).touch()
+    ended = workers.until(is_stored=True)
+    assert (ended.status, ended.is_cut) == (0, bool(env)), "without SIGTERM"
+    workers.say(action="leave")
+    workers.until(has_left=True)
+
+
+def test_short_notice_of_a_limit_ends_with_sigterm(tmp_path: Path) -> None:
+    workers = Workers(tmp_path)
+    workers.until_begun()
+    until(lambda: list(Path(workers.storage.path()).rglob("begun")))
+    begun = time.time()
+    workers.say(action="end", end_at=begun + 2, reclaimed=(0,), waits=True)
+    ended = workers.until(is_stored=True)
+    assert (ended.status, ended.is_cut) == (0, True)
+    assert (ended.ended_at or 0) >= begun + 1, "the first half is for a save"
     workers.say(action="leave")
     workers.until(has_left=True)
 

@@ -1,0 +1,319 @@
+"""Limits of a run: its account over commands, deaths and prices, and what is refused before a start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import compress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from ray_on_ecs.cluster_info import ClusterInfo, parse_cluster_info
+from ray_on_ecs.config import RunConfig
+from ray_on_ecs.errors import LimitReached, UsageError
+from ray_on_ecs.run import limit, queue
+from ray_on_ecs.run.__main__ import main
+from ray_on_ecs.run.admission import Admission, hold
+from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.document import RunDocument
+from ray_on_ecs.run.instance_hours import InstanceHours
+from ray_on_ecs.run.limit import NOTICE_SECONDS, Count, Limit, Prices
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.run_record import RunRecord, Spent
+from tests.limit_simulator import LimitedRun
+from tests.run_folders import Clock
+
+RUNS = int(os.environ.get("LIMITED_RUNS", "120"))  # more of them every night
+GPU, OTHER = InstanceKind("g5.xlarge", "spot", "workers"), InstanceKind("p5.48xlarge", "spot", "workers")
+SPENT: Spent = {"seconds": 1800.0, "usd": 20.0, "hourly_usd": 40.0}
+EARLIER = {"seconds": 1000.0, "usd": None}
+STACK: dict[str, Any] = {
+    "group": "g",
+    "types": ["g5.xlarge"],
+    "zones": [{"zone": "us-east-1a", "subnet_id": "subnet-0123", "placement_group": None}],
+    "spot": True,
+    "spread": False,
+    "prices": {"g5.xlarge": 1.5},
+    "head_usd": None,
+    "scaling": {"workers": {"min": 0, "max": 2, "idle_minutes": 30, "units": 1, "group": "g", "provider": "p"}},
+}
+
+
+def stack(**changes: Any) -> ClusterInfo:
+    info = parse_cluster_info(json.dumps({**STACK, **changes}))
+    assert info
+    return info
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> RunStorage:
+    return RunStorage.open(str(tmp_path), "mine")
+
+
+def config(**settings: Any) -> RunConfig:
+    return RunConfig(command=("train.py",), run_name="mine", **settings)
+
+
+def write(storage: RunStorage, state: str | None, **changes: Any) -> None:
+    """Write the status of a command before."""
+    storage.write_json("status.json", {"state": state, "spent": SPENT, **changes})
+    touch(storage, "status.json", 0.0)
+
+
+def touch(storage: RunStorage, name: str, seconds: float) -> None:
+    """Write a file so long after the status."""
+    path = Path(storage.path(name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.open("a").close()
+    os.utime(path, (1e9 + seconds, 1e9 + seconds))
+
+
+@pytest.mark.parametrize("seeds", [range(first, RUNS, 4) for first in range(4)], ids=lambda seeds: f"from {seeds[0]}")
+def test_simulated_runs_end_at_their_limits(tmp_path: Path, seeds: range) -> None:
+    for seed in seeds:
+        run = LimitedRun(tmp_path / str(seed), Random(seed))
+        outcome, config = run.play(), run.config
+        shutil.rmtree(tmp_path / str(seed))
+        seconds, usd = outcome.seconds - config.max_hours * 3600, outcome.usd - config.max_usd
+        in_seconds, has = 3600 / outcome.hourly_usd if config.max_usd else 0.0, (config.max_hours, config.max_usd)
+        known = compress([seconds - outcome.lost, (usd - outcome.lost_usd) * in_seconds], has)
+        assert max(known) <= outcome.interval * max(outcome.blind, 1), f"seed {seed}: {outcome}"
+        early = outcome.notice + outcome.unwritten + 20.0  # a look at a fallen price may be late
+        assert max(compress([seconds, usd * in_seconds], has)) >= -early, f"seed {seed}: {outcome}"
+
+
+@pytest.mark.parametrize(
+    ("count", "notice", "left"),
+    [
+        (Count("max_hours", "", 10.0, 9.0, 1.0), NOTICE_SECONDS, 3600.0),
+        (Count("max_hours", "", 0.01, 0.005, 1.0), 9.0, 18.0),
+        (Count("max_usd", "", 40.0, 39.0, 40.0), NOTICE_SECONDS, 90.0),
+        (Count("max_usd", "", 1.0, 0.5, 60.0), 15.0, 30.0),
+        (Count("max_usd", "", 1.0, 0.5, 0.0), 0.0, float("inf")),
+        (Count("max_usd", "", 1.0, 1.0, 0.0), 0.0, 0.0),
+    ],
+)
+def test_notice_is_a_part_of_a_short_limit(count: Count, notice: float, left: float) -> None:
+    assert (count.notice_seconds, count.left_seconds) == pytest.approx((notice, left))
+    assert count.is_due == (left <= notice)
+    assert 0.0 <= count.end_seconds <= max(left, notice)
+
+
+CHECKPOINT = "checkpoints/step-000000009/checkpoint.json"
+
+
+def test_time_of_a_dead_driver_goes_on_to_its_last_checkpoint(storage: RunStorage) -> None:
+    write(storage, "training")
+    for name in ("run.json", "run.lock", "report.html"):
+        touch(storage, name, 9000.0)
+    touch(storage, CHECKPOINT, -90.0)
+    assert limit.spent_before(config(), storage) == SPENT
+    touch(storage, CHECKPOINT, 90.0)
+    found = limit.spent_before(config(), storage)
+    assert (found["seconds"], found["usd"]) == (1890.0, 21.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"state": "limit"}, (1800.0, 20.0)),
+        ({"state": "interrupted"}, (1800.0, 20.0)),
+        ({"state": "queued"}, (1890.0, 21.0)),
+        ({"state": "waiting"}, (1890.0, 21.0)),
+        ({"state": "training", "spent": {**SPENT, "seconds": -5}}, (90.0, 21.0)),
+        ({"state": "training", "spent": None}, (0.0, 0.0)),
+        ({"state": "training", "spent": {}}, (0.0, 0.0)),
+        ({"state": "training", "spent": {**SPENT, "usd": "much"}}, (0.0, 0.0)),
+        ({"state": None}, (1800.0, 20.0)),
+    ],
+)
+def test_account_goes_on_from_any_status(
+    storage: RunStorage, status: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    write(storage, **status)
+    touch(storage, CHECKPOINT, 90.0)
+    found = limit.spent_before(config(), storage)
+    assert (found["seconds"], found["usd"]) == expected
+
+
+def test_run_without_a_status_has_spent_nothing(storage: RunStorage) -> None:
+    assert limit.spent_before(config(), storage)["seconds"] == 0.0
+    storage.write("status.json", "{half")
+    assert limit.spent_before(config(), storage)["seconds"] == 0.0
+
+
+def test_status_without_an_account_counts_its_whole_time(storage: RunStorage) -> None:
+    times = {"started": "2026-11-29T10:00:00+00:00", "updated": "2026-11-29T10:01:00+00:00"}
+    storage.write_json("status.json", {"state": "failed", "earlier": EARLIER, **times})
+    found = limit.spent_before(config(), storage)
+    assert (found["seconds"], found["usd"]) == (1060.0, 0.0)
+
+
+def admission(storage: RunStorage, config: RunConfig) -> Admission:
+    document = RunDocument(
+        id="1", config=config, code=Code(name="code", archive=""), storage=storage, uri=storage.uri, content={}
+    )
+    return Admission(document, RunRecord(storage, config))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_hours": 0.5}, "--max-hours 0.5 is reached: the run has spent 0.5 hours of running time; "),
+        ({"max_hours": 0.52}, "--max-hours 0.52 is reached: "),
+        ({"max_usd": 20.5}, "--max-usd 20.5 is reached: the run has spent 20 USD; "),
+        ({"max_usd": 99.0, "max_hours": 0.1}, "--max-hours 0.1 is reached: "),
+    ],
+)
+def test_run_at_its_limit_does_not_wait(
+    storage: RunStorage, settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(storage, "training", earlier={"seconds": 100.0, "usd": 3.0})
+    monkeypatch.setattr(queue, "turn", lambda *_: pytest.fail("it is queued"))
+    with pytest.raises(LimitReached) as caught, hold(admission(storage, config(**settings))):
+        pass
+    assert str(caught.value).startswith(said)
+    assert "the same command with --run-name mine and a higher --max-" in str(caught.value)
+    status = storage.read_json("status.json")
+    assert (status["state"], status["spent"]) == ("limit", SPENT)
+    assert status["error"] == str(caught.value)
+
+
+def test_command_that_continues_is_below_its_limit(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "turn", lambda *_: nullcontext("its turn"))
+    write(storage, "limit")
+    with pytest.raises(LimitReached), hold(admission(storage, config(max_hours=0.5, max_usd=100.0))):
+        pass
+    words = storage.read_json("status.json")["next"].split()
+    assert words[words.index("--max-hours") + 1] == "1.0"
+    assert words[words.index("--max-usd") + 1] == "100.0"
+    with hold(admission(storage, config(max_hours=1.0, max_usd=100.0))) as place:
+        assert place
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (None, "--max-usd: the prices of this cluster's instances are not known; "),
+        ({"prices": None}, "--max-usd: the price of g5.xlarge is not known; "),
+        ({"prices": {}}, "--max-usd: the price of g5.xlarge is not known; "),
+        ({"types": ["g5.xlarge", "g6.xlarge"]}, "--max-usd: the price of g6.xlarge is not known; "),
+        ({"types": [], "prices": None}, "--max-usd: the price of an instance is not known; "),
+    ],
+)
+def test_dollars_without_a_price_are_refused(changes: dict[str, Any] | None, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        limit.check_prices(None if changes is None else stack(**changes), [])
+    assert str(caught.value) == f"{said}limit the run by --max-hours, and leave --max-usd out or give 0"
+
+
+def test_only_instances_that_the_run_may_get_need_a_price() -> None:
+    own = {**stack()["groups"]["workers"], "types": ["p9.huge"]}
+    info = stack(pools={"new-workers": own})
+    limit.check_prices(info, ["workers"])
+    with pytest.raises(UsageError, match=r"p9\.huge"):
+        limit.check_prices(info, ["workers", "new-workers"])
+
+
+def test_run_on_a_machine_without_prices_is_one_line(
+    storage: RunStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ON_ECS_LOCAL", "1")
+    settings = {"command": ["train.py"], "max_usd": 5.0}
+    code = asdict(Code(name="code", archive="/runs/.code/a.tar.gz"))
+    storage.write_json("run.json", {"format": 1, "id": "1", "settings": settings, "code": code})
+    assert main([storage.uri]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("ray-on-ecs: --max-usd: the prices of this cluster's instances are not known; ")
+
+
+def spot(*prices: tuple[str, float]) -> dict[str, Any]:
+    entries = [{"InstanceType": kind, "SpotPrice": str(usd), "AvailabilityZone": "us-east-1a"} for kind, usd in prices]
+    return {"SpotPriceHistory": entries}
+
+
+def test_price_is_the_last_known_then_the_on_demand_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {"info": stack(), "spot": spot()}
+    monkeypatch.setattr(limit, "read_cluster_info", lambda: answers["info"])
+    monkeypatch.setattr(limit, "recent_spot_prices", lambda *_, **__: answers["spot"])
+    prices = Prices()
+    assert prices.read([GPU]) == {GPU: 1.5}, "on demand"
+    answers["spot"] = spot(("g5.xlarge", 0.5))
+    assert prices.read([GPU]) == {GPU: 0.5}
+    assert prices.read([InstanceKind()]) == {InstanceKind(): 0.5}, "a node without labels is of the first type"
+    answers["spot"] = spot()
+    assert prices.read([GPU]) == {GPU: 0.5}, "the last one"
+    assert prices.read([GPU, OTHER]) == {GPU: 0.5, OTHER: 0.5}, "unknown: as the most expensive one"
+    answers["info"] = None
+    assert prices.read([GPU]) == {GPU: 0.5}
+    assert prices.read([]) == {}
+
+
+def account(clock: Clock, prices: Mapping[InstanceKind, float], held: Mapping[InstanceKind, int]) -> Limit:
+    hours = InstanceHours(lambda: held)
+    hours.read(clock.now)
+    before: Spent = {"seconds": 0.0, "usd": 5.0, "hourly_usd": 0.0}
+    return Limit(config(max_usd=10.0), before, hours, lambda kinds: prices, clock.monotonic)
+
+
+def pass_hours(of: Limit, clock: Clock, hours: float) -> None:
+    clock.now += hours * 3600
+    of._hours.read(clock.now)
+    of.look()
+
+
+def test_each_hour_counts_at_its_price() -> None:
+    clock, prices, held = Clock(), {GPU: 1.0}, {GPU: 1}
+    of = account(clock, prices, held)
+    pass_hours(of, clock, 1.0)
+    prices[GPU] = 2.0
+    pass_hours(of, clock, 0.5)
+    assert of.spent() == {"seconds": 0.0, "usd": 7.0, "hourly_usd": 2.0}
+    clock.now += 1800
+    assert of.spent()["usd"] == 8.0, "between two looks"
+    held.clear()
+    pass_hours(of, clock, 0.0)
+    clock.now += 1e6
+    assert (of.spent()["usd"], of.end_seconds) == (7.0, 3 * 1800 - 5), "without instances"
+
+
+def test_error_of_the_prices_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, held = Clock(), {GPU: 2}
+    of = account(clock, {GPU: 1.0}, held)
+    pass_hours(of, clock, 0.5)
+
+    def fail(kinds: object) -> Any:
+        raise KeyError("SpotPrice")
+
+    monkeypatch.setattr(of, "_prices", fail)
+    pass_hours(of, clock, 1.0)
+    assert of.spent()["usd"] == 8.0, "the last rate goes on"
+    monkeypatch.setattr(of, "_prices", lambda kinds: {GPU: 1.0})
+    pass_hours(of, clock, 0.5)
+    assert of.spent()["usd"] == 9.0
+    with pytest.raises(LimitReached), of.watching():
+        raise LimitReached
+    clock.now += 1e6
+    assert of.spent()["usd"] == 9.0, "after the end"
+
+
+def test_limits_are_named_before_the_start() -> None:
+    assert limit.describe(config()) == ""
+    excluded = "without the head, disks, traffic and idle instances"
+    assert limit.describe(config(max_hours=1.5, max_usd=40.0)) == f"1.5 h of running time or 40 USD, {excluded}"
+
+
+@pytest.mark.parametrize("flag", ["max_hours", "max_usd"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_limit_that_is_not_a_number_is_refused(flag: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}: "):
+        config(**{flag: value})
