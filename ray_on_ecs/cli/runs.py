@@ -11,6 +11,7 @@ from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
 from ray_on_ecs.errors import TrainingError, counted
+from ray_on_ecs.tracking.end import at_end, steps
 from ray_on_ecs.tracking.places import in_words
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = F
             of_pool = f" in pool {run.line}" if run.line else ""
             progress = f"behind {_cut(run.behind, longest_name)}{of_pool}"
         else:
-            progress = "" if run.step is None else f"step {run.step}"
+            progress = steps(run.end) if run.end else ""
         if run.restarts:
             progress = ", ".join([progress] * bool(progress) + [counted(run.restarts, "restart")])
         shown.add_row(
@@ -105,7 +106,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = F
             progress,
             _loss(run.loss),
             ago(run),
-            *([_cost(run.cost_usd)] if has_costs else []),
+            *([_cost(run)] if has_costs else []),
         )
     return shown
 
@@ -138,8 +139,10 @@ def ago(run: RunInfo) -> str:
     return f"{seconds / DAY:.0f} days ago" if seconds < 60 * DAY else run.started[:10]
 
 
-def _cost(usd: float | None) -> str:
-    return "" if usd is None else f"{usd:.2f} USD"
+def _cost(run: RunInfo) -> str:
+    if run.cost_usd is None:
+        return ""
+    return f"{run.cost_usd:.2f} USD{at_end(run.end) if run.end else ''}"
 
 
 def _loss(loss: float | None) -> str:

@@ -105,7 +105,7 @@ def test_queue_has_the_runs_of_the_storage_path(
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
     jobs = [job("mine"), job("theirs", metadata=elsewhere), job("../mine")]
-    assert read_runs(LocalCluster(), jobs) == (queue, [])
+    assert read_runs(LocalCluster(), jobs) == {"queue": queue, "starts": [], "runs": []}
 
 
 START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 41.0}, "is_over": False}
@@ -125,7 +125,7 @@ START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 
 )
 def test_last_start_of_a_run_is_shown(folders: Folders, state: str, starts: Any, found: list[dict[str, Any]]) -> None:
     folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": state, "starts": starts}))
-    assert read_runs(LocalCluster(), [job("mine")])[1] == found
+    assert read_runs(LocalCluster(), [job("mine")])["starts"] == found
 
 
 def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
