@@ -63,7 +63,7 @@ CASES = {
     "timm": (["Train: 0 [  50/1251 (  4%)]  Loss: 6.95 (6.93)"], None),
     "steps without a total": (["step 100: train loss 2.1"], None),
     "samples": (["Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.2"], None),
-    "a download": (["Downloading: 40%|####      | 2/5 [00:01<00:00, 3it/s]", " 12%|# | 120/1000 [00:01, 80.0MB/s]"], None),
+    "a download": ([bar(2, 5, "Downloading: "), " 12%|# | 120/1000 [00:01, 80.0MB/s]"], None),
     "a total of 0": ([" 0/0 [00:00<?, ?it/s]"], None),
     "epochs alone": (["Epoch 1/5", "Epoch 2/5"], None),
 }
