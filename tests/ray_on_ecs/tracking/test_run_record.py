@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
 from tests.log_lines import collect_lines
 from tests.waiting import until
+
+UNPRICED = InstanceKind("p9.large")
 
 
 @pytest.fixture(autouse=True)
@@ -167,9 +170,13 @@ def far(step: int, total: int | None) -> RunMonitor:
 
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance costs 36 USD an hour."""
+    """An instance costs 36 USD an hour; the price of one of a type is not known."""
     costs = {"on_demand_usd": 0.0, "instance_hours": 0.0, "instances": []}
-    monkeypatch.setattr(run_record, "cost_of", lambda hours: {"usd": 36.0 * sum(hours.values()), **costs})
+
+    def cost_of(hours: Mapping[InstanceKind, float]) -> dict[str, Any] | None:
+        return {"usd": 36.0 * sum(hours.values()), **costs} if hours.keys() <= {InstanceKind()} else None
+
+    monkeypatch.setattr(run_record, "cost_of", cost_of)
 
 
 def test_status_has_the_end_over_all_commands(storage: RunStorage, record: RunRecord, priced: None) -> None:
@@ -185,17 +192,27 @@ def test_status_has_the_end_over_all_commands(storage: RunStorage, record: RunRe
 
 
 @pytest.mark.parametrize(
-    ("instances", "total", "known"),
-    [({}, 1000, {"seconds_left"}), ({InstanceKind(): 2}, None, set())],
-    ids=["no instance", "no total"],
+    ("hours", "instances", "total", "known"),
+    [
+        ({}, {}, 1000, {"seconds_left", "usd"}),
+        ({}, {InstanceKind(): 2}, None, {"usd"}),
+        ({UNPRICED: 1.0}, {UNPRICED: 2}, 1000, {"seconds_left"}),
+        ({InstanceKind(): 1.0, UNPRICED: 1.0}, {InstanceKind(): 2}, 1000, {"seconds_left"}),
+        ({}, {InstanceKind(): 1, UNPRICED: 1}, 1000, {"seconds_left", "usd"}),
+    ],
+    ids=["no instance", "no total", "no prices", "no price of an earlier instance", "no price of a new instance"],
 )
-def test_end_without_an_instance_or_a_total(
-    record: RunRecord, priced: None, instances: dict[InstanceKind, int], total: int | None, known: set[str]
+def test_end_without_what_is_not_known(
+    record: RunRecord,
+    priced: None,
+    hours: dict[InstanceKind, float],
+    instances: dict[InstanceKind, int],
+    total: int | None,
+    known: set[str],
 ) -> None:
-    with record.training(far(100, total), {}, 2, lambda: instances):
+    with record.training(far(100, total), hours, 2, lambda: instances):
         end = record.status()["end"] or {}
-    assert {key for key in ("seconds_left", "usd_at_end") if end[key] is not None} == known
-    assert end["usd"] == 0.0
+    assert {key for key in ("seconds_left", "usd", "usd_at_end") if end[key] is not None} == known
 
 
 def test_printed_steps_are_in_the_end(record: RunRecord) -> None:
