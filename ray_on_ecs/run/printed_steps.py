@@ -24,7 +24,8 @@ class PrintedSteps:
 
     The training is the first count that is not at its end. Another one that begins before the first step of it is
     within each of its steps, as batches in a bar of epochs; one that begins later is a validation. A count that begins
-    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`.
+    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`. If lines
+    count steps without their total, a bar that begins later, or ends before, is not the training.
     """
 
     def __init__(self) -> None:
@@ -34,12 +35,13 @@ class PrintedSteps:
         self._begins_again = False
         self._epoch: tuple[int, int] | None = None  # the epoch and all of them, as printed before the count
         self._first_epoch = 1
+        self._is_other = False
 
     @property
     def steps(self) -> Steps | None:
         """The steps so far; None before the first count."""
         outer, inner = self._outer, self._inner
-        if outer is None:
+        if outer is None or self._is_other:
             return None
         if self._epoch:
             epoch, epochs = self._epoch[0] - self._first_epoch, self._epoch[1]
@@ -54,7 +56,10 @@ class PrintedSteps:
         """Take the numbers of a line."""
         if printed.epoch is not None and (self._outer is None or self._epoch or printed.total):
             self._take_epoch(int(printed.epoch), printed.epochs, is_of_count=printed.total is not None)
-        if printed.step is not None and printed.total:
+        if printed.step is not None and not (printed.total or printed.is_bar):
+            ended = self._outer is not None and not self._epoch and printed.step > self._outer.total
+            self._is_other = self._is_other or self._outer is None or ended
+        elif printed.step is not None and printed.total:
             self._take(_Count(_name(line, printed), printed.step, printed.total))
 
     def _take_epoch(self, epoch: int, epochs: int | None, *, is_of_count: bool) -> None:

@@ -222,7 +222,9 @@ class RunRecord:
 
     def _end(self, monitor: RunMonitor, status: Status) -> End | None:
         """Return the end of the run; None without steps. It has an estimate only while the scripts run."""
-        steps = monitor.steps or (None if status["step"] is None else Steps(status["step"]))
+        steps = monitor.steps
+        if status["step"] is not None and not (steps and steps.total):
+            steps = Steps(status["step"])
         if steps is None:
             return None
         records = monitor.records if self._state == "training" else ()
