@@ -2,7 +2,7 @@
 
     import ray_on_ecs
 
-    ray_on_ecs.progress(step)             # the number of steps done, and a sign of life
+    ray_on_ecs.progress(step, total)      # the numbers of steps done and of all, and a sign of life
     ray_on_ecs.log(loss=0.31)             # metrics of the last reported step
     if ray_on_ecs.seconds_left() < 60:    # the node is being reclaimed: save now
 

@@ -152,7 +152,8 @@ class RunConfig:
     metric: tuple[str, ...] = setting(
         (),
         "number to read from the output of rank 0 (with --mpi, of all ranks), such as 'loss=loss: {number}', or a "
-        "regular expression with one group; the metric named step is the number of the step",
+        "regular expression with one group; those named step and total_steps are the numbers of the step and of all "
+        "steps",
         metavar="NAME=TEXT",
         section="Metrics",
         repeated=True,

@@ -29,6 +29,7 @@ CHECKPOINTER = "checkpointer"
 RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "RANK")
 
 STEP = "step"
+TOTAL = "total"
 VALUES = "values"
 NEXT = "next"
 AGAIN = "again"
@@ -37,32 +38,42 @@ AGAIN = "again"
 PROGRESS_SECONDS = 0.2
 _reported_at = -math.inf
 _step: int | None = None
+_total: int | None = None
 _is_step_reported = True
 
 
-def progress(step: int) -> None:
+def progress(step: int, total: float | None = None) -> None:
     """Report the number of steps since the start of the training, including steps before a restart.
 
     Args:
         step: The number of steps, 0 or more.
+        total: The number of all steps, which holds for later calls without one; 0 or less, or one that is not finite,
+            if it is not known.
 
     Raises:
-        ValueError: It is negative.
+        ValueError: The step is negative.
     """
-    global _reported_at, _step, _is_step_reported
+    global _reported_at, _step, _total, _is_step_reported
     if step < 0:
         raise ValueError(f"step: {step} is negative; it must be the number of steps that are done")
     _step = int(step)
+    if total is not None:
+        _total = max(int(total), 0) if math.isfinite(total) else 0
     _is_step_reported = time.monotonic() - _reported_at >= PROGRESS_SECONDS
     if _is_step_reported:
         _reported_at = time.monotonic()
-        _write({STEP: _step if _is_rank_0() else None})
+        _write_step()
 
 
 @atexit.register
 def _report_last_step() -> None:
     if not _is_step_reported and _is_rank_0():
-        _write({STEP: _step})
+        _write_step()
+
+
+def _write_step() -> None:
+    total = {} if _total is None else {TOTAL: _total}
+    _write({STEP: _step, **total} if _is_rank_0() else {STEP: None})
 
 
 def alive() -> None:

@@ -92,7 +92,7 @@ from torchvision.datasets import FashionMNIST, ImageFolder
 from torchvision.models import get_model, list_models
 from torchvision.transforms.v2 import CenterCrop, Compose, PILToTensor, Resize
 
-from ray_on_ecs import Checkpointer, DistributedSampler
+from ray_on_ecs import Checkpointer, DistributedSampler, progress
 from ray_on_ecs.storage.filesystem import fetch
 
 
@@ -395,6 +395,7 @@ def main(args: argparse.Namespace) -> None:
             schedule.step()
             if checkpoint.after_step(samples=batches.images, loss=loss):
                 break
+            progress(checkpoint.step, args.epochs * batches.steps)
         else:
             average_statistics(norms, len(batches.mine) / args.max_workers)
             speed = (checkpoint.step - first) * batches.images / (time.perf_counter() - began)

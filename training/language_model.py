@@ -121,7 +121,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
 
-from ray_on_ecs import Checkpointer, DistributedSampler, log, microbatches
+from ray_on_ecs import Checkpointer, DistributedSampler, log, microbatches, progress
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.sdk import alive
 from ray_on_ecs.storage.filesystem import fetch, upload
@@ -621,6 +621,7 @@ def main(args: argparse.Namespace) -> None:
             sums += torch.stack([loss, tokens])
             if saved.after_step(samples=args.global_batch_size):
                 break
+            progress(saved.step, steps)
             if saved.step % args.log_every == 0 or saved.step == steps:
                 mean = mean_loss(sums)
                 size = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

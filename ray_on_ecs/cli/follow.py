@@ -17,6 +17,7 @@ from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run, resubmitte
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.jobs.record import ENDED, Job, under_way
 from ray_on_ecs.storage import layout
+from ray_on_ecs.tracking.end import cost, end_in, steps
 from ray_on_ecs.tracking.shown_log import Filter
 
 # How long to try before giving up.
@@ -184,12 +185,15 @@ def progress_words(status: dict[str, Any]) -> str:
     """Return in a few words how far a run is."""
     of_pool = f" in pool {status['line']}" if status.get("line") else ""
     words = [f"queued behind {status['behind']}{of_pool}" if status.get("behind") else status["state"]]
-    if status.get("step") is not None:
-        words.append(f"step {status['step']:,}")
+    end = end_in(status, is_training=status["state"] == "training")
+    if end:
+        words.append(steps(end))
     if status.get("loss") is not None:
         words.append(f"loss {status['loss']:.4f}")
     if status.get("workers"):
         words.append(counted(status["workers"], "worker"))
-    if status.get("cost_usd") is not None:
+    if end and end.usd is not None:
+        words.append(cost(end))
+    elif status.get("cost_usd") is not None:
         words.append(f"{status['cost_usd']:.2f} USD")
     return " · ".join(words)

@@ -11,6 +11,7 @@ from ray_on_ecs.cli.screen import Screen, note, out, print_json
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
 from ray_on_ecs.errors import TrainingError, counted
+from ray_on_ecs.tracking.end import End, at_end, duration, steps
 from ray_on_ecs.tracking.places import in_words
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def command(cluster: Cluster, limit: int, as_json: bool) -> None:
             note(f"runs in {cluster.storage_path}:")
         wide = Screen(width=WIDTH)
         shown = table(runs[:limit])
-        if wide.is_terminal and wide.measure(shown).maximum > out.width:  # of a pool only its name, and names are cut
+        if wide.is_terminal and wide.measure(shown).maximum > out.width:  # shorter texts, and names are cut
             shown = table(runs[:limit], is_narrow=True)
             if (excess := wide.measure(shown).maximum - out.width) > 0:
                 longest = max(len(run.name) for run in runs[:limit])
@@ -95,7 +96,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = F
             of_pool = f" in pool {run.line}" if run.line else ""
             progress = f"behind {_cut(run.behind, longest_name)}{of_pool}"
         else:
-            progress = "" if run.step is None else f"step {run.step}"
+            progress = _progress(run.end, is_narrow=is_narrow) if run.end else ""
         if run.restarts:
             progress = ", ".join([progress] * bool(progress) + [counted(run.restarts, "restart")])
         shown.add_row(
@@ -106,7 +107,7 @@ def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = F
             progress,
             _loss(run.loss),
             ago(run),
-            *([_cost(run.cost_usd)] if has_costs else []),
+            *([_cost(run, is_narrow=is_narrow)] if has_costs else []),
         )
     return shown
 
@@ -139,8 +140,16 @@ def ago(run: RunInfo) -> str:
     return f"{seconds / DAY:.0f} days ago" if seconds < 60 * DAY else run.started[:10]
 
 
-def _cost(usd: float | None) -> str:
-    return "" if usd is None else f"{usd:.2f} USD"
+def _progress(end: End, *, is_narrow: bool) -> str:
+    if is_narrow and end.total and end.seconds_left is not None:
+        return f"{100 * end.step // end.total}%, {duration(end.seconds_left)} left"
+    return steps(end)
+
+
+def _cost(run: RunInfo, *, is_narrow: bool) -> str:
+    if run.cost_usd is None:
+        return ""
+    return f"{run.cost_usd:.2f} USD{at_end(run.end) if run.end and not is_narrow else ''}"
 
 
 def _loss(loss: float | None) -> str:

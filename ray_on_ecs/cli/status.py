@@ -36,6 +36,7 @@ from ray_on_ecs.node.ray_status import HEAD, Node
 from ray_on_ecs.pools import gpus_of
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import InstanceKind, hourly_usd
+from ray_on_ecs.tracking.end import end_in, words
 from ray_on_ecs.tracking.starts import describe, starts_in
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
 
 
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
-    """Return nodes that are alive, node groups, GPUs, numbers of jobs, queued runs, and the starts of the others.
+    """Return nodes that are alive, node groups, GPUs, jobs, queued runs, and of the others starts and progress.
 
     `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None.
 
@@ -108,14 +109,13 @@ def read_jobs(cluster: Cluster) -> dict[str, Any]:
         "node_groups": (ray_status.workers_of(ray) or {"groups": {}})["groups"],
         "gpus": ray.get("gpus", {"used": 0.0, "total": 0.0, "requested": 0.0}),
         "jobs": {"running": states[RUNNING], "queued": states[PENDING]},
-        **dict(zip(("queue", "starts"), read_runs(cluster, jobs), strict=True)),
+        **read_runs(cluster, jobs),
     }
 
 
-def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
-    """Return, of the runs whose jobs run, those that wait behind another run, and the last starts of the others."""
-    waiting: list[dict[str, str]] = []
-    starts: list[dict[str, Any]] = []
+def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs whose jobs run: those that wait behind another run; the last starts and the ends of others."""
+    found: dict[str, list[dict[str, Any]]] = {"queue": [], "starts": [], "runs": []}
     for name, job in under_way(jobs, cluster.storage_path).items():
         with suppress(Exception):  # others may have written the document
             status = cluster.storage(name).read_json(layout.STATUS) or {}
@@ -124,10 +124,13 @@ def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> tuple[list[dict[str, str
             if status["state"] == "queued":
                 owner, behind = one_line(status.get("owner") or ""), one_line(status["behind"])
                 pool = one_line(status.get("line") or "")
-                waiting.append({"run": name, "owner": owner, "behind": behind, "pool": pool})
-            elif known := starts_in(status):
-                starts.append({"run": name, **known[-1]})
-    return waiting, starts
+                found["queue"].append({"run": name, "owner": owner, "behind": behind, "pool": pool})
+                continue
+            if known := starts_in(status):
+                found["starts"].append({"run": name, **known[-1]})
+            if end := end_in(status, is_training=status["state"] == "training"):
+                found["runs"].append({"run": name, "end": end})
+    return found
 
 
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
@@ -231,6 +234,8 @@ def _ray_lines(
         yield "" if index else "queue", "{run} ({owner}) behind {behind}".format(**run) + of_pool
     for index, start in enumerate(ray["starts"]):
         yield "" if index else "start", f"{start['run']}: {one_line(describe(start))}"
+    for index, run in enumerate(ray["runs"]):
+        yield "" if index else "progress", f"{run['run']}: {words(run['end'])}"
 
 
 def _node_group(nodes: Sequence[Node], group: NodeGroup | None = None) -> str:

@@ -19,6 +19,7 @@ from ray_on_ecs.jobs.record import RUNNING, STOPPED, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
+from ray_on_ecs.tracking.end import End, end_in
 from ray_on_ecs.tracking.places import Places, gpu_in, places_in
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class RunInfo(Places):
     behind: str | None = None
     line: str | None = None  # the pool in whose line it is queued
     step: int | None = None
+    end: End | None = None  # how far it is, and its end
     loss: float | None = None
     metrics: dict[str, float] | None = None  # the last value of each
     started: str | None = None  # of the last command
@@ -146,21 +148,20 @@ class Folders:
         if own and own["status"] == STOPPED and status["state"] in layout.UNDER_WAY:
             status = {**status, "state": "interrupted"}
         last_write = _newest([files[file] for file in (layout.STATUS, layout.LOCK) if file in files] or files.values())
-        step, workers, metrics = finite(status.get("step")), finite(status.get("workers")), status.get("metrics")
+        workers, metrics = finite(status.get("workers")), status.get("metrics")
         if isinstance(metrics, dict):
             metrics = {key: value for key, value in metrics.items() if finite(value) is not None}
+        is_silent = own is not None or self.now - last_write > LOST_SECONDS or self._was_killed(name)
+        state = _state(status, files, job, is_silent=is_silent)
+        end = end_in(status, is_training=state == "training")
         return RunInfo(
             name=name,
-            state=_state(
-                status,
-                files,
-                job,
-                is_silent=own is not None or self.now - last_write > LOST_SECONDS or self._was_killed(name),
-            ),
+            state=state,
             owner=_text(status.get("owner")),
             behind=_text(status.get("behind")),
             line=_text(status.get("line")),
-            step=None if step is None else int(step),
+            step=end.step if end else None,
+            end=end,
             loss=finite(status.get("loss")),
             metrics=metrics if isinstance(metrics, dict) else None,
             started=started,

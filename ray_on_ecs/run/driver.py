@@ -154,7 +154,7 @@ class RunDriver:
             cloudwatch.publish_metrics(self.monitor, self._config.cloudwatch_namespace, self._home.kinds),
             self._limit.watching(),
             self.hours.running(),
-            self._record.training(self.monitor, self.hours.by_kind, number),
+            self._record.training(self.monitor, self.hours.by_kind, number, lambda: self.hours.most(0.0)),
             self._home.watching(),
         ):
             while self._ended_for != "finished":
@@ -286,7 +286,7 @@ class RunDriver:
             self._first_started_at = self._first_started_at or first.started_at
             self._hardware = first.hardware
             generation = self._directive.generation
-            self.monitor.update(generation, first.step, first.metrics, first.url, first.guess)
+            self.monitor.update(generation, first.step, first.metrics, first.url, first.guess, first.steps)
             self._restarts.look(first.extent)
 
     def _time_start(self, group: Group, of_start: WorkerStatuses) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from ray_on_ecs.run.extent import Extent
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.tracking.end import Steps
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class WorkerStatus:
         step: From rank 0: the steps that its script has reported, or None before the first.
         metrics: From rank 0: number and content of the last record of the metrics.
         guess: From rank 0: loss and step in the output of a script that reports none.
+        steps: From rank 0: the steps of the training, reported or printed; None before the first.
         url: From rank 0: the page of the run at an experiment tracker.
         extent: From rank 0: where this start began, and how far it is.
         is_prepared: True once the packages of --requirements can be installed, as far as it depends on this worker: the
@@ -145,6 +147,7 @@ class WorkerStatus:
     step: int | None = None
     metrics: tuple[int, dict[str, Any]] | None = None
     guess: dict[str, Any] = field(default_factory=dict)
+    steps: Steps | None = None
     url: str | None = None
     extent: Extent = field(default_factory=Extent)
     is_prepared: bool = False

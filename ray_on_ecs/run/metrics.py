@@ -17,13 +17,16 @@ from ray_on_ecs.errors import one_line
 from ray_on_ecs.rules import finite
 from ray_on_ecs.run.extent import Extent, Position
 from ray_on_ecs.run.printed import LONGEST, Printed, PrintedNumbers
+from ray_on_ecs.run.printed_steps import PrintedSteps
 from ray_on_ecs.run.traceback_lines import TracebackLines
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking.end import Steps
 from ray_on_ecs.tracking.records import STEP, RecordFile, merge_records, read_records
 from ray_on_ecs.tracking.shown_log import COLOURS
 
 logger = logging.getLogger(__name__)
 
+TOTAL_STEPS = "total_steps"  # the metric of --metric that is the number of all steps
 # W&B: "View run at https://…", MLflow: "View run NAME at: https://…", Comet: "Experiment is live on comet.com https://…"
 TRACKER = re.compile(r"(?:View run\b.* at:?|Experiment is live on comet\.com) (https?://[^\s\[\]]+)")
 
@@ -48,6 +51,7 @@ class MetricsLog:
 
     Attributes:
         step: Steps done, as the script reports them.
+        total: All steps, as the script reports them; None if it does not.
         guess: The last loss in the output, with the step on its line or that of a progress bar; None if there are
             patterns, or as soon as the script reports by itself. It is shown, and is not a record.
         extent: Where this start of the script began, and how far it is.
@@ -57,6 +61,7 @@ class MetricsLog:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._lock = threading.Lock()
         self._tracebacks, self._printed = TracebackLines(), PrintedNumbers()
+        self._printed_steps = PrintedSteps()
         self._records = list(history)
         # By number: where the script was when it printed a record whose step is not known.
         self._positions: dict[int, Position] = {}
@@ -66,6 +71,7 @@ class MetricsLog:
         self._is_open = False
         self.extent = Extent()
         self.step: int | None = None
+        self.total: int | None = None
         self.guess: dict[str, Any] | None = None if patterns or history else {}
 
     @property
@@ -79,6 +85,11 @@ class MetricsLog:
         """The number of the last record, from 0, and the record."""
         with self._lock:
             return (len(self._records) - 1, dict(self._records[-1])) if self._records else None
+
+    @property
+    def steps(self) -> Steps | None:
+        """The steps of this start that are done, and all of them, as reported or else as printed."""
+        return self._printed_steps.steps if self.step is None else Steps(self.step, self.total)
 
     def take(self, begin: Callable[[int], int]) -> tuple[int, list[dict[str, Any]]]:
         """Return what has changed since the last call (see `Records`)."""
@@ -100,14 +111,19 @@ class MetricsLog:
             return
         printed = self._printed.read(line)
         self.extent = self.extent.at(printed.step, printed.epoch)
+        self._printed_steps.read(line, printed)
         line = COLOURS.sub("", line)
         values: dict[str, float | None] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)
             if match:
                 values[name] = _number(match[1])
-        step = values.pop(STEP, None)
+        step, total = values.pop(STEP, None), values.pop(TOTAL_STEPS, None)
+        if total is not None:
+            self.total = int(total)
         if step is not None:
+            if printed.step == step and printed.total and TOTAL_STEPS not in self._patterns:
+                self.total = printed.total
             self.advance(int(step))
         if values:
             self.add(values)
@@ -138,6 +154,8 @@ class MetricsLog:
         """Take a report of a script."""
         if report.get(sdk.AGAIN) and any(record[STEP] == report[sdk.STEP] for record in self.records):
             return
+        if sdk.TOTAL in report:
+            self.total = report[sdk.TOTAL] or None
         if report[sdk.STEP] is not None:
             self.advance(report[sdk.STEP])
         elif report.get(sdk.NEXT):
@@ -151,6 +169,7 @@ class MetricsLog:
         with self._lock:
             self.step, self._is_open, self._has_begun, self._bar = None, False, False, None
             self._tracebacks, self._printed, self.extent = TracebackLines(), PrintedNumbers(), Extent()
+            self._printed_steps, self.total = PrintedSteps(), None
 
     def add(self, values: Mapping[str, float | None]) -> None:
         """Add metrics of the current step."""
@@ -210,7 +229,7 @@ class MetricsRecorder:
         log = self.log
         return {
             **{"step": log.step, "metrics": log.last, "guess": log.guess or {}, "url": self.url},
-            "extent": log.extent,
+            **{"extent": log.extent, "steps": log.steps},
         }
 
     def write(self, *, is_last: bool = False) -> None:

@@ -19,13 +19,16 @@ LOSS = re.compile(
     rf"{WORD}(?:(?:train(?:ing)?|avg|mean|running|step|batch|total|lm)[_ /])?"
     rf"loss(?:[_ /](?:train|step|epoch)(?:[_/]total)?)?{IS}{NUMBER}(?![\w%])"
 )
-NUMBERED = r"(\d{1,15})(?![\w%]|[.,]\d)"
+NUMBERED = r"(\d{1,15})(?![\w%]|[.,]\d)(?: {0,9}(?:/|of) {0,9}(\d{1,15})(?![\w%]|[.,]\d))?"
 STEP = re.compile(rf"(?i){WORD}(?:train/)?(?:(?:global[_ ])?steps?|num_updates)(?:{IS}|\s*\[\s*){NUMBERED}")
 ITERATION = re.compile(rf"(?i){WORD}iter(?:ation)?(?:{IS}|\[\s*|\(train\)\s+\[\s*){NUMBERED}")
-EPOCH = re.compile(rf"(?i){WORD}epoch(?:\(train\))?['\"]?[\s:=#\[]*['\"]?(\d{{1,9}}(?:\.\d+)?)(?![\w%]|\.\d)")
+EPOCH = re.compile(
+    rf"(?i){WORD}epoch(?:\(train\))?['\"]?[\s:=#\[]*['\"]?(\d{{1,9}}(?:\.\d+)?)(?![\w%]|\.\d)"
+    r"(?: {0,9}(?:/|of) {0,9}(\d{1,9})(?![\w%]|\.\d))?"
+)
 # tqdm's bar of a training, and Keras's: `Epoch 3:  40%|####  | 4/10 [00:01<00:02, 4.9it/s, loss=0.5]`.
 TRAINING_BAR = re.compile(
-    r"(?i)^\s*(?:(?:train|epoch|steps?\b)[^|]*?)?(?:[\d?]+%\s?\|[^|]*\|)?\s*(\d+)/\d+ \[(?![^\]]*(?:examples|B)/s)"
+    r"(?i)^\s*(?:(?:train|epoch|steps?\b)[^|]*?)?(?:[\d?]+%\s?\|[^|]*\|)?\s*(\d+)/(\d+) \[(?![^\]]*(?:examples|B)/s)"
 )
 # torchtune's bar, the line of timm, torchvision and PyTorch's imagenet example, and the row of a table of ultralytics.
 TUNE = re.compile(r"^\s*(\d+)\|(\d+)\|Loss: ")
@@ -53,6 +56,8 @@ class Printed:
         loss: The loss of a training, which may not be finite.
         step: The number of the step or the iteration.
         epoch: The number of the epoch.
+        total: The number of all steps that it is one of, of the epoch or of the training.
+        epochs: The number of all epochs.
         is_bar: True if the step is that of a progress bar.
         is_mean: True if the loss is the mean of the training, and not the last one.
     """
@@ -60,6 +65,8 @@ class Printed:
     loss: float | None = None
     step: int | None = None
     epoch: float | None = None
+    total: int | None = None
+    epochs: int | None = None
     is_bar: bool = False
     is_mean: bool = False
 
@@ -89,11 +96,14 @@ class PrintedNumbers:
         if not (loss or bar or BEGINS.match(line)):
             return Printed()
         step, epoch = STEP.search(line) or ITERATION.search(line) or bar, EPOCH.search(line)
-        of_epoch = OF_EPOCH.match(line)
+        if of_epoch := OF_EPOCH.match(line):
+            step, epoch = None, None
         return Printed(
             loss=float(loss[1]) if loss else None,
             step=int(of_epoch[2]) if of_epoch else int(step[1]) if step else None,
             epoch=float(of_epoch[1]) if of_epoch else float(epoch[1]) if epoch else None,
+            total=int(step[2]) if step and step[2] else None,
+            epochs=int(epoch[2]) if epoch and epoch[2] else None,
             is_bar=bool(bar),
             is_mean=bool(loss and MEAN.search(line)),
         )

@@ -17,6 +17,7 @@ from ray_on_ecs.errors import TrainingError, UsageError, one_line
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
+from ray_on_ecs.tracking.end import End, at_end, end_in, steps
 from ray_on_ecs.tracking.page import render_page
 from ray_on_ecs.tracking.places import in_words, places_in, reason_in
 from ray_on_ecs.tracking.records import read_records
@@ -117,12 +118,13 @@ def render(documents: Documents) -> str:
         "Failure": {name: documents.error.get(name) for name in FAILURE if documents.state == "failed"},
     }
     usd = total_usd(status, result)
+    end = end_in({} if result else status, is_training=documents.state == "training")
     facts = {
         "command": shlex.join(given.get("command", ())) or None,
         "workers": (result.get("hardware") or status).get("workers"),
         "pool": in_words(places_in(result or status)) or None,
         "time_seconds": total_seconds(status, result),
-        "cost": None if usd is None else _usd(usd),
+        "cost": None if usd is None else _usd(usd) + (at_end(end) if end else ""),
         "restarts": len((result or status).get("restarts") or ()) or None,
     }
     last: dict[str, Any] = {}  # value of each metric
@@ -134,7 +136,7 @@ def render(documents: Documents) -> str:
         name=documents.run_name,
         uri=documents.uri,
         state=documents.state,
-        outcome=_outcome(documents),
+        outcome=_outcome(documents, end),
         command=None if result else (status or documents.error).get("next"),
         is_under_way=documents.state in layout.UNDER_WAY,
         url=layout.page_url(status.get("url")),
@@ -164,7 +166,7 @@ def _read_log(storage: RunStorage) -> list[str]:
     return [line for line in lines if not BAR.search(line)][-LOG_LINES:]
 
 
-def _outcome(documents: Documents) -> str:
+def _outcome(documents: Documents, end: End | None) -> str:
     """Return the line after the state: last metrics, error or position; empty if none of them is known."""
     status = documents.status
     if documents.result:
@@ -175,7 +177,7 @@ def _outcome(documents: Documents) -> str:
         return status.get("error") or documents.error.get("what") or ""
     if not status:
         return ""
-    position = [f"after step {status['step']:,}"] if status["step"] is not None else []
+    position = [f"after {steps(end)}"] if end else []
     if documents.state != "interrupted":  # of a killed command, the state in the document is an old one
         position.append(f"last update {_moment(status['updated'])}")
     return "; ".join(position)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from ray_on_ecs.tracking.end import Record, Steps, noted
 
 
 class RunMonitor:
     """Progress and metrics of a run."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._start = -1
         self._last_number = -1
         self.step: int | None = None  # that the script has reported since its last start
@@ -16,6 +21,8 @@ class RunMonitor:
         self.metrics: dict[str, Any] = {}  # the last value of each
         self.url: str | None = None  # the run's page at an experiment tracker
         self.guess: dict[str, Any] = {}  # loss and step of the output of a script that reports none
+        self.steps: Steps | None = None  # of the training, also those that are only printed
+        self.records: Sequence[Record] = ()  # of these steps since the last start
         self.steps_made = 0  # by this command; steps that were lost and made again count twice
 
     def update(
@@ -25,12 +32,16 @@ class RunMonitor:
         record: tuple[int, dict[str, Any]] | None = None,
         url: str | None = None,
         guess: dict[str, Any] | None = None,
+        steps: Steps | None = None,
     ) -> None:
         """Take a report of the scripts' start with this number.
 
         The record is number and content of the last one of the metrics, which grows until the next step.
         """
         before = self.step if start == self._start else None
+        records = self.records if start == self._start else ()
+        self.records = noted(records, self._clock(), steps.step) if steps else records
+        self.steps = steps or self.steps
         self._start, self.step = start, step
         self.steps_made += (step or 0) - (before or 0)
         self.url = url or self.url

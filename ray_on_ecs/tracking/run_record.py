@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import shlex
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -23,11 +26,14 @@ from ray_on_ecs.periodic import run_every
 from ray_on_ecs.rules import finite
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage, parse_json
-from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_of, earlier_of
+from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_of, earlier_of, total_usd
+from ray_on_ecs.tracking.end import End, EndLog, Steps, end_in, end_of
 from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.starts import Start, Starts, starts_in
+
+logger = logging.getLogger(__name__)
 
 WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0  # each write of a log stores all of it
 
@@ -71,6 +77,7 @@ class Status(TypedDict):
     started: str  # of the command
     updated: str
     step: int | None  # steps done since the start of the training
+    end: dict[str, Any] | None  # see tracking/end.py; its steps may be those that the script prints
     loss: float | None  # the last one that the script logged, or printed if it reports nothing
     metrics: dict[str, float | None]  # the last value of each; null for one that was not finite
     workers: int | None
@@ -119,6 +126,9 @@ class RunRecord:
         self._before: bytes | None = None
         self._monitor: RunMonitor | None = None
         self._hours: Mapping[InstanceKind, float] = {}
+        self._instances: Callable[[], Mapping[InstanceKind, int]] = dict
+        self._end_log = EndLog(time.monotonic())
+        self._limits = getattr(config, "max_hours", 0.0), getattr(config, "max_usd", 0.0)
         self._workers: int | None = None
 
     @contextmanager
@@ -150,13 +160,19 @@ class RunRecord:
 
     @contextmanager
     def training(
-        self, monitor: RunMonitor, hours: Mapping[InstanceKind, float], workers: int | None
+        self,
+        monitor: RunMonitor,
+        hours: Mapping[InstanceKind, float],
+        workers: int | None,
+        instances: Callable[[], Mapping[InstanceKind, int]] = dict,
     ) -> Generator[None]:
         """Write the state `training` and the progress until the block ends, and store the log.
 
-        The caller keeps counting the hours of the instances. `workers` is None if a Ray program starts them.
+        The caller keeps counting the hours of the instances; `instances` returns their numbers now. `workers` is None
+        if a Ray program starts them.
         """
-        self._monitor, self._hours, self._workers = monitor, hours, workers
+        self._monitor, self._hours, self._workers, self._instances = monitor, hours, workers, instances
+        self._end_log = EndLog(time.monotonic(), *self._limits)
         with self._updating("training"), run_every(LOG_SECONDS, self._log.store, "run log"):
             yield
 
@@ -195,6 +211,7 @@ class RunRecord:
             "started": _iso(self._started),
             "updated": _iso(now),
             "step": printed.get("step") if step is None else step,
+            "end": None,
             "loss": _last_loss(history) if history else printed.get("loss"),
             "metrics": {name: value for name, value in monitor.metrics.items() if name not in ("step", "time")},
             "workers": self._workers,
@@ -212,11 +229,25 @@ class RunRecord:
             "error": self._error,
             "next": self._next,
         }
+        if end := self._end(monitor, status):
+            status["end"] = asdict(end)
         if self.line:
             status["line"] = self.line
         if self.pool:
             status["pool"], status["pools"] = self.pool, self.pools
         return status
+
+    def _end(self, monitor: RunMonitor, status: Status) -> End | None:
+        """Return the end of the run; None without steps. It has an estimate only while the scripts run."""
+        steps = monitor.steps
+        if status["step"] is not None and not (steps and steps.total):
+            steps = Steps(status["step"])
+        if steps is None:
+            return None
+        records = monitor.records if self._state == "training" else ()
+        hourly = cost_of({kind: float(number) for kind, number in self._instances().items()}) if records else None
+        usd = total_usd(status, {})
+        return end_of(steps, records, time.monotonic(), usd, hourly["usd"] if hourly and hourly["usd"] else None)
 
     @contextmanager
     def _updating(self, state: State) -> Generator[None]:
@@ -237,9 +268,22 @@ class RunRecord:
         def write() -> None:
             if self._state in layout.UNDER_WAY:
                 self._write(self._state)
+            if self._state == "training":
+                self._say_end()
 
         with run_every(WRITE_SECONDS, write, "run status", at_once=True):
             yield
+
+    def _say_end(self) -> None:
+        """Print how far the run is, if it is time for that, and a limit that comes before its end."""
+        with suppress(Exception):
+            status: Mapping[str, Any] = self.status()
+            if end := end_in(status, is_training=True):
+                now, spent = time.monotonic(), status.get("spent") or {"seconds": 0.0}  # see run/limit.py
+                if line := self._end_log.line(end, now):
+                    logger.info(line)
+                if line := self._end_log.warning(end, spent["seconds"] / 3600, now):
+                    logger.warning(line)
 
     def _write(self, state: State) -> bool:
         """Write the status unless the state has changed; return True if it is written."""

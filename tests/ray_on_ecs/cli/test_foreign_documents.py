@@ -10,6 +10,7 @@ from ray_on_ecs.cli.main import main
 from ray_on_ecs.cli.status import read_runs
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.storage import layout
+from ray_on_ecs.tracking import end
 from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 
 NESTED = "[" * 900 + "]" * 900
@@ -105,7 +106,7 @@ def test_queue_has_the_runs_of_the_storage_path(
     folders.of("theirs").write(layout.STATUS, json.dumps({"job": "theirs", **QUEUED}))
     elsewhere = {"run_name": "theirs", "storage_path": "s3://another/runs"}
     jobs = [job("mine"), job("theirs", metadata=elsewhere), job("../mine")]
-    assert read_runs(LocalCluster(), jobs) == (queue, [])
+    assert read_runs(LocalCluster(), jobs) == {"queue": queue, "starts": [], "runs": []}
 
 
 START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 41.0}, "is_over": False}
@@ -125,7 +126,7 @@ START = {"requested": "2026-01-01T00:00:00.000+00:00", "parts": {"environment": 
 )
 def test_last_start_of_a_run_is_shown(folders: Folders, state: str, starts: Any, found: list[dict[str, Any]]) -> None:
     folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": state, "starts": starts}))
-    assert read_runs(LocalCluster(), [job("mine")])[1] == found
+    assert read_runs(LocalCluster(), [job("mine")])["starts"] == found
 
 
 def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,3 +141,21 @@ def test_status_has_a_line_for_each_start(folders: Folders, capsys: pytest.Captu
     at = lines.index("  start    first: 2 min 35 s = alarm 1:04, instance of another 1:31")
     assert lines[at + 1] == "           second: 0 min 41 s so far = environment 0:41"
     assert [each["run"] for each in json.loads(capsys.readouterr().out)["starts"]] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({"end": {"step": 5, "total": 10, "seconds_left": 60.0}}, ["step 5 of 10, 1 min left"]),
+        ({"end": {"step": 5, "total": 10, "seconds_left": 60.0}, "state": "waiting"}, ["step 5 of 10"]),
+        ({"end": None, "step": None}, []),
+        ({"end": "x"}, []),
+        ({}, []),
+        ({"step": 7}, ["step 7"]),
+        ({"step": 7, "state": "queued"}, []),
+    ],
+)
+def test_end_of_a_run_is_shown(folders: Folders, changed: dict[str, Any], shown: list[str]) -> None:
+    folders.of("mine").write(layout.STATUS, json.dumps({**QUEUED, "job": "mine", "state": "training", **changed}))
+    found = read_runs(LocalCluster(), [job("mine")])["runs"]
+    assert [(each["run"], end.words(each["end"])) for each in found] == [("mine", line) for line in shown]

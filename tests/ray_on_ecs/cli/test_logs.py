@@ -1,9 +1,11 @@
 """`ray-on-ecs logs` of runs whose jobs are gone."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ray_on_ecs.cli.follow import progress_words
 from ray_on_ecs.cli.main import main
 from tests.ray_on_ecs.cli.folders import Folders, job, jobs_here
 
@@ -47,3 +49,24 @@ def test_stored_log_of_a_run_whose_name_is_used_elsewhere(folders: Folders, caps
     with jobs_here(job("mine", metadata={"run_name": "mine", "storage_path": "/elsewhere"})):
         assert main(["logs", "--local", "--follow", "mine"]) == 1
     assert capsys.readouterr().out == "run      mine\nred\n"
+
+
+END = {"step": 1200, "total": 10_000, "seconds_left": 11_400.0, "usd": 12.4, "usd_at_end": 41.3}
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (
+            {"state": "training", "end": END, "loss": 0.5, "workers": 2, "cost_usd": 7.4},
+            "training · step 1,200 of 10,000, 3 h 10 min left · loss 0.5000 · 2 workers · "
+            "12.40 USD so far, about 41 at the end",
+        ),
+        ({"state": "waiting", "end": END}, "waiting · step 1,200 of 10,000 · 12.40 USD so far"),
+        ({"state": "training", "step": 7, "end": None, "cost_usd": 7.4}, "training · step 7 · 7.40 USD"),
+        ({"state": "waiting", "cost_usd": 0.0}, "waiting · 0.00 USD"),
+        ({"state": "queued", "behind": "first", "line": "l4"}, "queued behind first in pool l4"),
+    ],
+)
+def test_last_line_on_a_terminal(status: dict[str, Any], line: str) -> None:
+    assert progress_words(status) == line

@@ -336,6 +336,37 @@ def test_pipe_has_whole_names(folders: Folders, capsys: pytest.CaptureFixture[st
     assert {row.rstrip() for row in rows} == {f"{name:<{max(map(len, LONG_NAMES))}}  {REST}" for name in LONG_NAMES}
 
 
+END = {"step": 1200, "total": 10_000, "seconds_left": 11_400.0, "usd": 12.4, "usd_at_end": 41.3}
+
+
+@pytest.mark.parametrize(
+    ("state", "changed", "progress", "cost"),
+    [
+        ("training", {}, "step 1,200 of 10,000, 3 h 10 min left", "12.40 USD, about 41 at the end"),
+        ("training", {"seconds_left": None, "usd_at_end": None}, "step 1,200 of 10,000", "12.40 USD"),
+        ("training", {"total": None, "seconds_left": None, "usd_at_end": None}, "step 1,200", "12.40 USD"),
+        ("training", {"usd": None, "usd_at_end": None}, "step 1,200 of 10,000, 3 h 10 min left", "12.40 USD"),
+        ("waiting", {}, "step 1,200 of 10,000", "12.40 USD"),
+        ("interrupted", {}, "step 1,200 of 10,000", "12.40 USD"),
+        ("finished", {"step": 10_000}, "step 10,000 of 10,000", "12.40 USD"),
+    ],
+)
+def test_progress_and_cost_have_the_end(
+    folders: Folders, capsys: pytest.CaptureFixture[str], state: str, changed: dict[str, Any], progress: str, cost: str
+) -> None:
+    folders.status("mine", state, end={**END, **changed}, cost_usd=12.4, loss=None)
+    assert main(["runs", "--local"]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert re.split(r"  +", row.strip()) == ["mine", state, progress, "12 min ago", cost]
+
+
+def test_lost_run_has_no_estimate(folders: Folders, listed: Callable[..., Any]) -> None:
+    folders.status("mine", "training", end=END)
+    assert listed()["mine"]["end"] == END
+    folders.age(130, "mine/status.json")
+    assert listed()["mine"]["end"] == {**END, "seconds_left": None, "usd_at_end": None}
+
+
 @pytest.mark.parametrize("costs", [[None], [None, None], [0.0], [None, 0.42]])
 def test_costs_are_a_column_if_a_run_has_one(
     folders: Folders, capsys: pytest.CaptureFixture[str], costs: list[float | None]
@@ -363,6 +394,18 @@ def test_narrow_terminal_cuts_only_names(
         "ddp-snapshot-20…124-221236-6707",
         "training-mymode…24-220740-10288",
     }
+
+
+def test_narrow_terminal_shows_the_time_left(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    folders.status("a-name-of-many-letters", "training", end=END, cost_usd=12.4)
+    assert main(["runs", "--local"]) == 0
+    row = capsys.readouterr().out.splitlines()[1].rstrip()
+    assert re.split(r"  +", row)[1:] == ["training", "12%, 3 h 10 min left", "0.2500", "12 min ago", "12.40 USD"]
+    assert len(row) <= 80
 
 
 H100 = {"name": "h100", "zone": "us-west-2c", "instance_types": ["p5.48xlarge"], "gpu": "H100", "reason": "any pool"}

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.metrics import MetricsLog, ReportReader, tracker_url
+from ray_on_ecs.tracking.end import Steps
 
 PATTERNS = {"loss": r"loss: (\S+)", "accuracy": r"acc=([0-9.]+)", "step": r"step (\d+)"}
 
@@ -248,6 +251,65 @@ def test_other_ranks_of_a_node_only_send_heartbeats(
     sdk.progress(3)
     sdk.log(loss=0.5)
     assert ReportReader(tmp_path).read_new() == [{"step": None}]
+
+
+@pytest.mark.parametrize(
+    ("total", "known"),
+    [
+        *((1000, 1000), (1e3, 1000), (0, None), (-1, None), (math.inf, None), (math.nan, None), (2, 2)),
+        *((np.int64(1000), 1000), (np.float32(1000), 1000), (torch.tensor(1000), 1000)),
+    ],
+    ids=str,
+)
+def test_total_of_the_steps_holds_until_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, total: Any, known: int | None
+) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(sdk, "_total", None)
+    log, reader = MetricsLog({}), ReportReader(tmp_path)
+
+    def steps_after(*arguments: Any) -> Steps | None:
+        sdk.progress(*arguments)
+        for report in reader.read_new():
+            log.take_report(report)
+        return log.steps
+
+    assert steps_after(1) == Steps(1, None)
+    step = torch.tensor(3) if torch.is_tensor(total) else type(total)(3)
+    assert steps_after(step, total) == Steps(3, known)
+    sdk.log(loss=0.5)
+    assert steps_after(4) == Steps(4, known)
+    assert steps_after(5, 2000) == Steps(5, 2000)
+
+
+def test_total_of_a_fast_step_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(sdk.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sdk, "_reported_at", -math.inf)
+    monkeypatch.setattr(sdk, "_total", None)
+    sdk.progress(1)
+    sdk.progress(2, 100)
+    monkeypatch.setattr(sdk, "PROGRESS_SECONDS", 0.0)
+    sdk.progress(3)
+    assert ReportReader(tmp_path).read_new() == [{"step": 1}, {"step": 3, "total": 100}]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line", "steps"),
+    [
+        (("step=step {number}",), "step 5/100 loss: 1", Steps(5, 100)),
+        (("step=step {number}", "total_steps=of {number}"), "step 5 of 100", Steps(5, 100)),
+        (("step=step {number}", "total_steps=max {number}"), "step 5/20, max 100", Steps(5, 100)),
+        (("step=update {number}",), "step 5/100 update 7", Steps(7, None)),
+        (("step=step {number}", "total_steps=of {number}"), "step 5 of nan", Steps(5, None)),
+        (("loss=loss: {number}",), "step 5/100 loss: 1", Steps(5, 100)),
+    ],
+)
+def test_total_of_the_steps_from_the_output(metrics: tuple[str, ...], line: str, steps: Steps) -> None:
+    log = MetricsLog(RunConfig(command=("train.py",), metric=metrics).metrics)
+    log.read_line(line)
+    assert log.steps == steps
+    assert all("total_steps" not in record for record in log.records)
 
 
 def test_seconds_left_count_down_to_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

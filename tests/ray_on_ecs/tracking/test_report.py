@@ -131,6 +131,26 @@ def test_report_of_a_failed_run(write: Callable[..., str]) -> None:
     assert "Failure\ntime\n2026-11-23T19:16:01+00:00\nwhat\nno progress for 5 s\nrank\n1\n" in shown
 
 
+END = {"step": 1300, "total": 10_000, "seconds_left": 11_400.0, "usd": 1.0, "usd_at_end": 7.74}
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "cost"),
+    [
+        ("training", "after step 1,300 of 10,000, 3 h 10 min left; last update 2026", "1.00 USD, about 7.7 at the end"),
+        ("waiting", "after step 1,300 of 10,000; last update 2026", "1.00 USD"),
+        ("interrupted", "after step 1,300 of 10,000", "1.00 USD"),
+    ],
+)
+def test_end_is_in_the_report_of_a_run_that_trains(
+    write: Callable[..., str], state: str, outcome: str, cost: str
+) -> None:
+    shown = text(write(status={**STATUS, "state": state, "end": END}))
+    assert f"{state}\n: {outcome}" in shown
+    assert f"cost\n{cost}\n" in shown
+    assert "at the end" not in text(write(status={**STATUS, "state": state, "end": END}, result=RESULT))
+
+
 def test_report_after_a_killed_command(write: Callable[..., str]) -> None:
     shown = text(write(status={**STATUS, "state": "training"}))
     assert "training\n: after step 1,300; last update 2026-11-23 19:16:01 UTC\n" in shown

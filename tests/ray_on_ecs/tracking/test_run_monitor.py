@@ -2,6 +2,7 @@
 
 import pytest
 
+from ray_on_ecs.tracking.end import Record, Steps
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 
 
@@ -37,3 +38,13 @@ def test_report_without_news_keeps_the_last(monitor: RunMonitor) -> None:
         {"step": 1, "loss": 2.0},
         [{"loss": 2}],
     )
+
+
+def test_records_of_steps_are_those_of_one_start() -> None:
+    now = iter((0.0, 10.0, 90.0, 95.0))
+    monitor = RunMonitor(lambda: next(now))
+    for start, step in ((0, 8), (0, 9), (1, 5), (1, 7)):
+        monitor.update(start, step, steps=Steps(step, 20))
+    assert (monitor.steps, monitor.records) == (Steps(7, 20), (Record(90.0, 5), Record(95.0, 7)))
+    monitor.update(2, None)
+    assert (monitor.steps, monitor.records) == (Steps(7, 20), ())

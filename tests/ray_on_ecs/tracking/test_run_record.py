@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,16 @@ from ray_on_ecs.run.document import RunDocument
 from ray_on_ecs.storage import lock
 from ray_on_ecs.storage.lock import RunLock
 from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.tracking import end as end_module
 from ray_on_ecs.tracking import run_record
 from ray_on_ecs.tracking.cost import InstanceKind
+from ray_on_ecs.tracking.end import End, Steps
 from ray_on_ecs.tracking.run_monitor import RunMonitor
 from ray_on_ecs.tracking.run_record import RunRecord
+from tests.log_lines import collect_lines
 from tests.waiting import until
+
+UNPRICED = InstanceKind("p9.large")
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +156,86 @@ def test_a_guess_is_shown_unless_the_script_reports(
     with record.training(seen, {}, 2):
         found = until(lambda: status(storage))
     assert (found["step"], found["loss"]) == shown
+
+
+def far(step: int, total: int | None) -> RunMonitor:
+    """A monitor of a run that has made a step in each of the last seconds."""
+    now = time.monotonic()
+    clock = iter([now - seconds for seconds in range(9, -1, -1)])
+    seen = RunMonitor(lambda: next(clock))
+    for number in range(step - 9, step + 1):
+        seen.update(0, number, steps=Steps(number, total))
+    return seen
+
+
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance costs 36 USD an hour; the price of one of a type is not known."""
+    costs = {"on_demand_usd": 0.0, "instance_hours": 0.0, "instances": []}
+
+    def cost_of(hours: Mapping[InstanceKind, float]) -> dict[str, Any] | None:
+        return {"usd": 36.0 * sum(hours.values()), **costs} if hours.keys() <= {InstanceKind()} else None
+
+    monkeypatch.setattr(run_record, "cost_of", cost_of)
+
+
+def test_status_has_the_end_over_all_commands(storage: RunStorage, record: RunRecord, priced: None) -> None:
+    storage.write_json("status.json", {**record.status(), "state": "failed", "cost_usd": 5.0})
+    with record.training(far(100, 1000), {InstanceKind(): 0.5}, 2, lambda: {InstanceKind(): 2}):
+        end = until(lambda: status(storage)["state"] == "training" and status(storage)["end"])
+        record.note_waiting(True)
+        waits = until(lambda: status(storage)["state"] == "waiting" and status(storage)["end"])
+    assert {"step": 100, "total": 1000, "usd": 23.0}.items() <= end.items()
+    assert end["seconds_left"] == pytest.approx(900, abs=2)
+    assert end["usd_at_end"] == pytest.approx(23.0 + 900 * 72 / 3600, abs=0.1)
+    assert waits == {**end, "seconds_left": None, "usd_at_end": None}
+
+
+@pytest.mark.parametrize(
+    ("hours", "instances", "total", "known"),
+    [
+        ({}, {}, 1000, {"seconds_left", "usd"}),
+        ({}, {InstanceKind(): 2}, None, {"usd"}),
+        ({UNPRICED: 1.0}, {UNPRICED: 2}, 1000, {"seconds_left"}),
+        ({InstanceKind(): 1.0, UNPRICED: 1.0}, {InstanceKind(): 2}, 1000, {"seconds_left"}),
+        ({}, {InstanceKind(): 1, UNPRICED: 1}, 1000, {"seconds_left", "usd"}),
+    ],
+    ids=["no instance", "no total", "no prices", "no price of an earlier instance", "no price of a new instance"],
+)
+def test_end_without_what_is_not_known(
+    record: RunRecord,
+    priced: None,
+    hours: dict[InstanceKind, float],
+    instances: dict[InstanceKind, int],
+    total: int | None,
+    known: set[str],
+) -> None:
+    with record.training(far(100, total), hours, 2, lambda: instances):
+        end = record.status()["end"] or {}
+    assert {key for key in ("seconds_left", "usd", "usd_at_end") if end[key] is not None} == known
+
+
+def test_printed_steps_are_in_the_end(record: RunRecord) -> None:
+    seen = monitor({"step": 7, "loss": 0.5})
+    seen.update(0, None, steps=Steps(325, 400))
+    with record.training(seen, {}, 2):
+        found = record.status()
+    assert (found["step"], found["end"]) == (7, asdict(End(325, 400)))
+
+
+def test_log_says_once_that_a_limit_comes_first(
+    storage: RunStorage, config: RunConfig, priced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = collect_lines()
+    monkeypatch.setattr(end_module, "WARNING_SECONDS", 0.0)
+    object.__setattr__(config, "max_usd", 30.0)
+    record = RunRecord(storage, config)
+    with record.training(far(100, 10_000), {InstanceKind(): 0.5}, 2, lambda: {InstanceKind(): 1}):
+        written: set[Any] = set()
+        until(lambda: written.add(status(storage).get("updated")) or len(written) > 4)
+    assert [line for line in said if "max-usd" in line] == [
+        "to its last step the run needs about 120 USD, and --max-usd is 30"
+    ]
 
 
 @pytest.mark.parametrize(

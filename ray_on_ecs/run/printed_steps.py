@@ -1,0 +1,98 @@
+"""Steps of a training in one output, from its lines and progress bars, whose numbers may be those of an epoch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ray_on_ecs.run.printed import Printed
+from ray_on_ecs.tracking.end import Steps
+from ray_on_ecs.tracking.shown_log import COLOURS
+
+
+@dataclass(frozen=True)
+class _Count:
+    """Where a bar is, or a count in lines; the name identifies it."""
+
+    name: str
+    step: int
+    total: int
+
+
+class PrintedSteps:
+    """Reader of one output.
+
+    The training is the first count that is not at its end. Another one that begins before the first step of it is
+    within each of its steps, as batches in a bar of epochs; one that begins later is a validation. A count that begins
+    again is of one epoch: all steps are known then if the epochs were printed before it, as in `Epoch 1/5`. If lines
+    count steps without their total, a bar that begins later, or ends before, is not the training.
+    """
+
+    def __init__(self) -> None:
+        self._outer: _Count | None = None
+        self._inner: _Count | None = None
+        self._first_step = 0  # of the outer count
+        self._begins_again = False
+        self._epoch: tuple[int, int] | None = None  # the epoch and all of them, as printed before the count
+        self._first_epoch = 1
+        self._is_other = False
+
+    @property
+    def steps(self) -> Steps | None:
+        """The steps so far; None before the first count."""
+        outer, inner = self._outer, self._inner
+        if outer is None or self._is_other:
+            return None
+        if self._epoch:
+            epoch, epochs = self._epoch[0] - self._first_epoch, self._epoch[1]
+            return Steps(epoch * outer.total + outer.step, epochs * outer.total)
+        if self._begins_again:
+            return Steps(outer.step)
+        if inner:
+            return Steps(outer.step * inner.total + min(inner.step, inner.total), outer.total * inner.total)
+        return Steps(outer.step, outer.total)
+
+    def read(self, line: str, printed: Printed) -> None:
+        """Take the numbers of a line."""
+        if printed.epoch is not None and (self._outer is None or self._epoch or printed.total):
+            self._take_epoch(int(printed.epoch), printed.epochs, is_of_count=printed.total is not None)
+        if printed.step is not None and not (printed.total or printed.is_bar):
+            ended = self._outer is not None and not self._epoch and printed.step > self._outer.total
+            self._is_other = self._is_other or self._outer is None or ended
+        elif printed.step is not None and printed.total:
+            self._take(_Count(_name(line, printed), printed.step, printed.total))
+
+    def _take_epoch(self, epoch: int, epochs: int | None, *, is_of_count: bool) -> None:
+        if epoch == 0:
+            self._first_epoch = 0
+        if epochs:
+            self._epoch = epoch, max(epochs, epoch + 1 - self._first_epoch)
+        elif is_of_count and not self._epoch:  # all epochs are not known
+            self._begins_again = True
+
+    def _take(self, count: _Count) -> None:
+        outer = self._outer
+        if outer is None or (outer.step >= outer.total and count.name != outer.name):
+            self._begins_again = self._begins_again or outer is not None  # one of them may be a preparation
+            self._outer, self._inner, self._first_step = count, None, count.step
+        elif count.name == outer.name:
+            has_begun_again = _begins_again(outer, count)
+            self._begins_again = self._begins_again or has_begun_again
+            if self._inner and count.step > outer.step:  # it has begun again within this one step, or is another count
+                is_within = count.step == outer.step + 1 and self._inner.step > 0
+                self._inner = replace(self._inner, step=0) if is_within else None
+            if has_begun_again or self._epoch or count.step > outer.step:
+                self._outer = count
+        elif count.name == self._inner.name if self._inner else outer.step == self._first_step:
+            self._inner = count
+
+
+def _begins_again(before: _Count, after: _Count) -> bool:
+    """Return whether a count was set back, and is not that of a rank which is a bit slower than another one."""
+    return (after.step <= 1 and before.step >= 10) or before.step - after.step > before.total / 2
+
+
+def _name(line: str, printed: Printed) -> str:
+    """Return what the states of one count have in common: the text before its numbers, and all steps."""
+    text = re.split(r"\d+%", COLOURS.sub("", line))[0].strip() if printed.is_bar else ""
+    return f"{re.sub(r'[0-9]+', '#', text)[:40]} {printed.is_bar} {printed.total}"
