@@ -397,7 +397,8 @@ class RunDriver:
             places = failure_report.picture_of(self._last, group.ranks, self._config)
             folder = self._store_stacks(places, self._last)
             what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s: {places}"
-            return Failure(what, "hung", rank=places.odd_rank, stacks=folder, log=self._last[min(self._last)].log)
+            blamed = self._last.get(-1 if places.odd_rank is None else places.odd_rank, self._last[min(self._last)])
+            return Failure(what, "hung", rank=places.odd_rank, stacks=folder, log=blamed.log)
         if self._ended_for == "lost":
             # A node may have gone before its deadline.
             is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)

@@ -6,6 +6,7 @@ not, while others do, is the odd one; else the ranks in a place where fewer are 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ FOR_OTHERS = (
     *("/asyncio/", "/concurrent/futures/", "/joblib/", "/multiprocessing/", "/queue.py", "/selectors.py"),
     *("/socketserver.py", "/subprocess.py", "/threading.py", "/torch/multiprocessing/", "/torch/utils/data/"),
 )
-DATA_WORKER, IN_DATA_WORKER = "pt_data_worker", "in a data loader worker"
+DATA_WORKER, IN_DATA_WORKER, IN_THREAD = "pt_data_worker", "in a data loader worker", "in a thread"
+FOR_THREADS = ("/concurrent/futures/_base", "/concurrent/futures/thread", "/queue.py", "/threading.py")
 FORKED = "BaseProcess._bootstrap"  # of multiprocessing, in a new process
 NO_PYTHON = "the script runs no Python process"
 WAITS, IS_IN, IS, HAS = ("waits in", "wait in"), ("is in", "are in"), ("is", "are"), ("has", "have")
@@ -161,7 +163,7 @@ class Picture:
         lines = [str(self)]
         if self.silent_seconds < SILENT_SECONDS:
             lines.append("The script gave a sign of life just now: it may be healthy, and this a moment of its work.")
-        else:
+        elif math.isfinite(self.silent_seconds):  # else the scripts have been ended
             lines.append(f"No rank has given a sign of life (a line or a report) for {self.silent_seconds:.0f} s.")
         for group in [*odd, *(group for group in groups if group not in odd)]:
             of_stacks: dict[object, list[int]] = defaultdict(list)
@@ -239,7 +241,9 @@ def _position(processes: Sequence[ProcessStacks], joined: Joined | None) -> Posi
         return Position(WAITS, collective + at, True, stacks=shown)
     is_backward = any(frame.function == BACKWARD for frame in inner)
     if is_backward or _waits_for_others(inner):
-        for title, own in _others(main, processes):
+        waits_for_thread = is_backward or any(part in frame.file for frame in inner[:4] for part in FOR_THREADS)
+        others = sorted(_others(main, processes), key=lambda other: (other[0] == IN_THREAD) != waits_for_thread)
+        for title, own in others:
             found = next((frame for frame in own if frame.is_users), own[0] if title == IN_DATA_WORKER else None)
             if found:
                 return Position(IS_IN, f"{found.place}, {title}", stacks=((title, own), *shown))
@@ -277,7 +281,7 @@ def _others(main: ProcessStacks, processes: Sequence[ProcessStacks]) -> list[tup
 
     A forked process has its parent's frames below its own.
     """
-    found = [("in a thread", thread.frames) for thread in main.threads[1:]]
+    found = [(IN_THREAD, thread.frames) for thread in main.threads[1:]]
     for process in processes:
         if process is not main:
             title = IN_DATA_WORKER if process.name == DATA_WORKER else "in a child process"
