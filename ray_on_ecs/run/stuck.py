@@ -214,8 +214,9 @@ def _named(ranks: Sequence[int]) -> str:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    texts = [f"{each[0]} to {each[-1]}" if len(each) > 2 else " and ".join(map(str, each)) for each in parts]
-    return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(texts).replace(" and ", ", ", len(texts) - 1)
+    texts = [text for each in parts for text in ([f"{each[0]} to {each[-1]}"] if len(each) > 2 else map(str, each))]
+    listed = " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 def _processes(stacks: Stacks | str) -> Sequence[ProcessStacks]:
