@@ -11,7 +11,7 @@ import click
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.logs import jobs_of
 from ray_on_ecs.cli.screen import note, out, show
-from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.errors import ResourceError, UsageError
 from ray_on_ecs.jobs.record import ENDED
 from ray_on_ecs.storage import layout
@@ -41,6 +41,10 @@ def command(cluster: Cluster, run: str) -> int:
     folder = f"{layout.STACKS_FOLDER}/{request}"
     with out.status("reading the stacks"):
         jobs.ask_stacks(job["submission_id"], request)
+        if storage.is_local and not isinstance(cluster, HeadCluster):
+            shows = f"{cluster.command(f'logs {run}')} shows where the ranks are"
+            note(f"the stacks are in {storage.uri}/{folder} on the nodes; {shows}")
+            return 0
         text = _wait_for(storage, f"{folder}/{layout.STACKS}")
     if not text:
         raise ResourceError(

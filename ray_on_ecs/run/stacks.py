@@ -22,7 +22,10 @@ from ray_on_ecs.run import supervisor
 READ_SECONDS = 20.0
 # py-spy reads a process that changes its stacks meanwhile: the next attempt succeeds.
 ATTEMPTS = 3
-LIBRARY = re.compile(r"^<frozen |/(?:site|dist)-packages/|/lib(?:64)?/(?:pypy|python)3[^/]*/")
+# The last one is what the runner starts in a script's process.
+LIBRARY = re.compile(
+    r"^<frozen |/(?:site|dist)-packages/|/lib(?:64)?/(?:pypy|python)3[^/]*/|/autoload/ray_on_ecs_\w+\.py$"
+)
 OWN = f"{Path(ray_on_ecs.__file__).parent}/"
 # A process's rank is in the variables with which it was started: those of Open MPI's processes, and torchrun's.
 RANK_VARIABLES = ("PMIX_RANK", "RANK")

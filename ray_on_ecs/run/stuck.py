@@ -201,7 +201,7 @@ def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Pictu
             positions[worker] = Position(IS_IN, NO_PYTHON, is_known=False)
             nodes[worker] = stacks.node
         for rank, processes in of_rank.items():
-            positions[rank] = _position(processes, stacks.joined)
+            positions[rank] = _position(processes, stacks.joined if len(of_rank) == 1 else None)
             nodes[rank] = stacks.node
     return Picture(positions, nodes, silent_seconds)
 

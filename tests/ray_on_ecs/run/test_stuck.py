@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,12 @@ def thread(*frames: str, name: str = "MainThread") -> Thread:
     return Thread(name, tuple(map(frame, frames)))
 
 
-def process(*frames: str, pid: int = 10, **changes: object) -> ProcessStacks:
+def process(*frames: str, pid: int = 10, **changes: Any) -> ProcessStacks:
     found = ProcessStacks(pid, threads=(thread(*frames),) if frames else ())
-    return replace(found, **changes)  # ty: ignore[invalid-argument-type]
+    return replace(found, **changes)
 
 
-def rank(*frames: str, **changes: object) -> Stacks:
+def rank(*frames: str, **changes: Any) -> Stacks:
     return Stacks(processes=(process(*frames, **changes),))
 
 
