@@ -16,6 +16,8 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, TrainingError
+from ray_on_ecs.jobs.driver_parent import FOLDER_VARIABLE
+from ray_on_ecs.jobs.record import STACKS_REQUEST
 from ray_on_ecs.run import driver as module
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.allocation import WorkerAllocation
@@ -37,7 +39,7 @@ from ray_on_ecs.run.group import (
 from ray_on_ecs.run.homes import Home
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.patience import ask
-from ray_on_ecs.run.stacks import Stacks
+from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
 from ray_on_ecs.run.stacks_request import SILENT
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -449,6 +451,59 @@ def test_silent_script_without_steps_continues(run: Run) -> None:
     assert run.step(3).action == "run"
     assert len(run.said) == 1
     assert "has been silent for 1000 s" in run.said[0]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a command asks the driver for stacks."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path / STACKS_REQUEST
+
+
+REQUEST_ID = "20261129-180000-00ff"
+READ = ProcessStacks(1, threads=(Thread("MainThread", (Frame("load_batch", "/home/me/data.py", 88),)),))
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_stacks_that_a_command_asks_for_are_stored(asked: Path, tmp_path: Path, state: str) -> None:
+    run = Run(tmp_path)
+    run.workers.is_at_work = state == "running"
+    run.until(state)
+    asked.write_text(REQUEST_ID)
+    assert run.step().stacks == REQUEST_ID
+    if state == "running":
+        for rank in range(2):
+            run.workers.tell(rank, stacks=Stacks(REQUEST_ID, (READ,)))
+        run.step()
+    where = "are in load_batch, data.py:88" if state == "running" else "have not started"
+    folder = tmp_path / "mine" / "stalls" / REQUEST_ID
+    assert (folder / "stacks.txt").read_text().startswith(f"all 2 ranks {where}\n")
+    assert run.said == [f"stacks for ray-on-ecs debug: all 2 ranks {where} ({folder})"]
+    told = run.step()
+    assert (told.action, told.stacks, run.state) == ("run", "", state)
+
+
+def test_request_for_stacks_never_ends_a_run(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    run = Run(tmp_path)
+    run.until("running")
+    monkeypatch.setattr(RunStorage, "write", fail)
+    asked.write_text(REQUEST_ID)
+    run.workers.tell(0, stacks=Stacks(REQUEST_ID, (READ,)))
+    run.workers.tell(1, has_ended=True, status=0)
+    assert run.step(2).action == "run"
+    assert "they could not be stored (no space)" in run.said[0]
+
+
+def test_hang_ends_while_stacks_are_asked_for(asked: Path, run: Run) -> None:
+    run.until("running")
+    asked.write_text(REQUEST_ID)
+    run.step()
+    hang(run)
+    assert run.step().action == "abort"
+    assert run.decide()
 
 
 @pytest.mark.parametrize("settings", [{}, {"hang_timeout": 5.0}])
