@@ -91,12 +91,12 @@ class ProcessStacks:
 
 @dataclass(frozen=True)
 class Joined:
-    """The last collective that a rank has joined: kind, number in its process group, and since when (Unix time)."""
+    """The last collective that a rank has joined: kind, process group, number in it, and since when (Unix time)."""
 
     kind: str
+    group: str
     number: int
     began: float
-    is_done: bool
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import psutil
@@ -48,6 +48,8 @@ STOPPED = {
 MAX_GROUPS, MAX_NAMED = 4, 3
 # A rank that gave a sign of life just now may be healthy.
 SILENT_SECONDS = 5.0
+# The last collective of a rank is known some seconds after it was joined.
+SETTLED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Position:
     Attributes:
         verbs: The verb of a sentence, for one rank and for several.
         where: The place, as it stands after the verb.
-        is_waiting: True in a collective.
+        collective: The collective in which it waits, or nothing.
         is_known: False if the stacks can't be read.
         stacks: The stacks that show it, by a title.
         began: Since when it waits (Unix time), if that is known.
@@ -65,10 +67,15 @@ class Position:
 
     verbs: tuple[str, str]
     where: str
-    is_waiting: bool = False
+    collective: str = ""
     is_known: bool = True
     stacks: tuple[tuple[str, tuple[Frame, ...]], ...] = ()
     began: float | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True in a collective."""
+        return bool(self.collective)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -131,7 +138,7 @@ class Picture:
             return "the script has not started"
         shown = [self._describe(group) for group in groups[: MAX_GROUPS + 1]]
         left = sum(len(group.ranks) for group in groups[MAX_GROUPS + 1 :])
-        since = [group.position.began for group in groups if group.position.is_waiting and group.position.began]
+        since = [began for rank in groups[0].ranks if (began := self.positions[rank].began)]
         if since and not left and groups[-1] in self.odd:
             shown[-1] += f", for {max(time.time() - max(since), 0.0):.0f} s"
         return "; ".join([*shown, *([f"{left} ranks are elsewhere"] if left else [])])
@@ -185,6 +192,7 @@ def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Pictu
     """
     positions: dict[int, Position] = {}
     nodes: dict[int, str] = {}
+    joined: dict[int, Joined] = {}
     has_ranks = any(process.rank is not None for each in workers.values() for process in _processes(each))
     for worker, stacks in sorted(workers.items()):
         if isinstance(stacks, str):
@@ -195,15 +203,18 @@ def picture(workers: Mapping[int, Stacks | str], silent_seconds: float) -> Pictu
         for process in stacks.processes:
             if process.rank is not None or not has_ranks:
                 of_rank[worker if process.rank is None else process.rank].append(process)
-        if printed := in_words(stacks.words) if all(process.fault for process in stacks.processes) else ():
+        are_unread = len(of_rank) <= 1 and all(process.fault for process in stacks.processes)
+        if printed := in_words(stacks.words) if are_unread else ():
             of_rank = {worker: [ProcessStacks(0, threads=printed)]}
+        if stacks.joined and len(of_rank) == 1:
+            joined |= dict.fromkeys(of_rank, stacks.joined)
         if not of_rank and not has_ranks:
             positions[worker] = Position(IS_IN, NO_PYTHON, is_known=False)
             nodes[worker] = stacks.node
         for rank, processes in of_rank.items():
-            positions[rank] = _position(processes, stacks.joined if len(of_rank) == 1 else None)
+            positions[rank] = _position(processes)
             nodes[rank] = stacks.node
-    return Picture(positions, nodes, silent_seconds)
+    return Picture(_numbered(positions, joined), nodes, silent_seconds)
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -223,7 +234,7 @@ def _processes(stacks: Stacks | str) -> Sequence[ProcessStacks]:
     return () if isinstance(stacks, str) else stacks.processes
 
 
-def _position(processes: Sequence[ProcessStacks], joined: Joined | None) -> Position:
+def _position(processes: Sequence[ProcessStacks]) -> Position:
     """Return the place of a rank by its main process and what that waits for."""
     pids = {process.pid for process in processes}
     main = next((process for process in processes if process.parent not in pids), processes[0])
@@ -237,24 +248,33 @@ def _position(processes: Sequence[ProcessStacks], joined: Joined | None) -> Posi
     user = next((frame for frame in frames if frame.is_users), None)
     at = f", {user.place.rpartition(', ')[2]}" if user else ""
     if collective := _collective(inner):
-        if joined and joined.kind == collective:
-            return Position(WAITS, f"{collective} #{joined.number}", True, stacks=shown, began=joined.began)
-        return Position(WAITS, collective + at, True, stacks=shown)
-    is_backward = any(frame.function == BACKWARD for frame in inner)
-    if is_backward or _waits_for_others(inner):
-        waits_for_thread = is_backward or any(part in frame.file for frame in inner[:4] for part in FOR_THREADS)
-        others = sorted(_others(main, processes), key=lambda other: (other[0] == IN_THREAD) != waits_for_thread)
-        for title, own in others:
-            found = next((frame for frame in own if frame.is_users), own[0] if title == IN_DATA_WORKER else None)
-            if found:
-                return Position(IS_IN, f"{found.place}, {title}", stacks=((title, own), *shown))
-    if is_backward:
-        if joined and not joined.is_done:
-            where = f"{joined.kind} #{joined.number}"
-            return Position(WAITS, where, True, stacks=shown, began=joined.began)
-        return Position(IS_IN, f"backward{at}", True, stacks=shown)
+        return Position(WAITS, collective + at, collective, stacks=shown)
+    if other := _other(main, processes, inner):
+        return other
+    if _is_backward(inner):
+        return Position(IS_IN, f"backward{at}", "all_reduce", stacks=shown)
     where = user.place if user else (frames[0].place if frames else "no Python code")
     return Position(IS_IN, where, stacks=shown)
+
+
+def _numbered(positions: Mapping[int, Position], joined: Mapping[int, Joined]) -> dict[int, Position]:
+    """Return the places with the numbers of the collectives, where those of all ranks in a place are known.
+
+    They are equal if the ranks wait in the same one. One that was joined just now may not be the last.
+    """
+    numbered, of_place = dict(positions), defaultdict(list)
+    for rank, position in positions.items():
+        of_place[position.key].append(rank)
+    for ranks in of_place.values():
+        last = {rank: joined[rank] for rank in ranks if rank in joined}
+        kinds, groups = {each.kind for each in last.values()}, {each.group for each in last.values()}
+        latest = max((each.began for each in last.values()), default=math.inf)
+        is_one = kinds == {positions[ranks[0]].collective} and len(groups) == 1
+        if is_one and len(last) == len(ranks) and time.time() - latest >= SETTLED_SECONDS:
+            for rank, each in last.items():
+                where = f"{each.kind} #{each.number}"
+                numbered[rank] = replace(positions[rank], verbs=WAITS, where=where, began=each.began)
+    return numbered
 
 
 def _inner(frames: Sequence[Frame]) -> list[Frame]:
@@ -275,6 +295,25 @@ def _collective(inner: Sequence[Frame]) -> str:
 
 def _waits_for_others(inner: Sequence[Frame]) -> bool:
     return any(part in frame.file for frame in inner[:4] for part in FOR_OTHERS)
+
+
+def _is_backward(inner: Sequence[Frame]) -> bool:
+    return any(frame.function == BACKWARD for frame in inner)
+
+
+def _other(main: ProcessStacks, processes: Sequence[ProcessStacks], inner: Sequence[Frame]) -> Position | None:
+    """Return the place of another thread or a child process, if a main thread with these frames waits for one."""
+    is_backward = _is_backward(inner)  # hooks may run on other threads
+    if not (is_backward or _waits_for_others(inner)):
+        return None
+    waits_for_thread = is_backward or any(part in frame.file for frame in inner[:4] for part in FOR_THREADS)
+    others = sorted(_others(main, processes), key=lambda other: (other[0] == IN_THREAD) != waits_for_thread)
+    for title, own in others:
+        found = next((frame for frame in own if frame.is_users), own[0] if title == IN_DATA_WORKER else None)
+        if found:
+            stacks = ((title, own), ("main thread", main.threads[0].frames))
+            return Position(IS_IN, f"{found.place}, {title}", stacks=stacks)
+    return None
 
 
 def _others(main: ProcessStacks, processes: Sequence[ProcessStacks]) -> list[tuple[str, tuple[Frame, ...]]]:

@@ -278,7 +278,8 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     assert "image_classifier.py" in stacks["rank_1.txt"]
     error = json.loads(run.read("error.json"))
     assert error["what"].startswith(f"no progress for {STALL_SECONDS} s: ")
-    assert "rank 0 is stopped by a signal" in error["what"]
+    assert "is stopped by a signal (SIGSTOP)" in error["what"]
+    assert error["rank"] == 0
     assert error["stacks"] == str(folder)
     assert f"see {run.folder}/error.json" in run.log
     run.start("--hang-timeout", "600")

@@ -144,12 +144,28 @@ def test_nodes_are_named() -> None:
 
 
 def test_number_and_time_are_of_the_last_collective() -> None:
-    workers = [replace(rank(*STEP), joined=Joined("all_reduce", 1841, time.time() - 41.2, False)) for _ in range(3)]
-    assert said([*workers, STUCK]) == (
-        "3 ranks wait in all_reduce #1841; rank 3 is in load_batch, data.py:88, for 41 s"
-    )
-    behind = replace(workers[0], joined=Joined("all_reduce", 1840, time.time() - 60.2, False))
-    assert said([*workers, behind]).startswith("3 ranks wait in all_reduce #1841; rank 3 waits in all_reduce #1840")
+    joined = Joined("all_reduce", "0", 1841, time.time() - 41.2)
+    for frames in (STEP, BACKWARD):
+        workers = [replace(rank(*frames), joined=joined) for _ in range(3)]
+        assert said([*workers, STUCK]) == (
+            "3 ranks wait in all_reduce #1841; rank 3 is in load_batch, data.py:88, for 41 s"
+        )
+    behind = replace(workers[0], joined=replace(joined, number=1840, began=time.time() - 60.2))
+    assert said([*workers, behind]) == ("3 ranks wait in all_reduce #1841; rank 3 waits in all_reduce #1840, for 41 s")
+
+
+NUMBERS = {
+    "another kind": Joined("all_gather", "0", 1841, 0.0),
+    "another group": Joined("all_reduce", "1", 7, 0.0),
+    "just now": Joined("all_reduce", "0", 1842, time.time() + 60.0),
+    "unknown": None,
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_number_that_is_not_certain_names_no_rank(case: str) -> None:
+    workers = [replace(rank(*STEP), joined=Joined("all_reduce", "0", 1841, 0.0)) for _ in range(3)]
+    assert said([*workers, replace(workers[0], joined=NUMBERS[case])]) == "all 4 ranks wait in all_reduce, train.py:40"
 
 
 LOADER = (f"select {TORCH[:-6]}/lib/python3/selectors.py 4", f"next {TORCH}/utils/data/dataloader.py 7", TRAIN)
