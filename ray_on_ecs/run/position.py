@@ -67,6 +67,11 @@ class Position:
         return bool(self.collective)
 
     @property
+    def is_down(self) -> bool:
+        """True if it is stopped, has ended or has not answered."""
+        return self.verbs in (IS, HAS)
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What ranks in the same place share."""
         return self.verbs, self.where

@@ -54,16 +54,23 @@ class Picture:
             found.setdefault(position.key, Group(position)).ranks.append(rank)
         return sorted(
             found.values(),
-            key=lambda group: (not group.position.is_known, not group.position.is_waiting, -len(group.ranks)),
+            key=lambda group: (
+                not group.position.is_known,
+                not group.position.is_waiting,
+                group.position.is_down,
+                -len(group.ranks),
+            ),
         )
 
     @property
     def odd(self) -> list[Group]:
         """The groups that the others wait for; empty if that is not known."""
         known = [group for group in self.groups if group.position.is_known]
-        others = [group for group in known if not group.position.is_waiting]
-        if 0 < len(others) < len(known):
-            return others
+        waiting = [group for group in known if group.position.is_waiting]
+        up = [group for group in known if not group.position.is_down]
+        for others in (waiting, up):
+            if 0 < len(others) < len(known):
+                return known[len(others) :]
         is_clear = len(known) > 1 and len(known[0].ranks) > len(known[1].ranks)
         return known[1:] if is_clear else []
 

@@ -114,6 +114,10 @@ SENTENCES = {
         [rank(*STEP), rank(*STEP, state="stopped"), rank(*STEP)],
         "2 ranks wait in all_reduce, train.py:40; rank 1 is stopped by a signal (SIGSTOP), and goes on at SIGCONT",
     ),
+    "stopped while the other works": (
+        [rank(TRAIN, state="stopped"), rank(TRAIN)],
+        "rank 1 is in train, train.py:40; rank 0 is stopped by a signal (SIGSTOP), and goes on at SIGCONT",
+    ),
     "unread": (
         [rank(*STEP), rank(fault="no ptrace"), rank(*STEP)],
         "2 ranks wait in all_reduce, train.py:40; the stacks of rank 1 can't be read (no ptrace)",
@@ -132,6 +136,13 @@ SENTENCES = {
 def test_sentence_names_the_odd_ranks_last(case: str) -> None:
     workers, sentence = SENTENCES[case]
     assert said(workers) == sentence
+
+
+def test_rank_that_is_down_is_the_odd_one() -> None:
+    workers = {0: "has not answered", 1: rank(TRAIN)}
+    assert picture(workers, 60.0).odd_rank == 0
+    assert picture({**workers, 2: rank(*STEP)}, 60.0).odd_rank is None, "two do not wait"
+    assert picture({0: "has not answered", 1: "has not answered"}, 60.0).odd_rank is None
 
 
 def test_nodes_are_named() -> None:
