@@ -269,17 +269,18 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     run = start("stall", "--max-restarts", "0", "--hang-timeout", str(STALL_SECONDS))
     run.wait_for_steps(MIDDLE)
     frozen = run.ranks[0]
+    rank = int(frozen.environ()["RANK"])
     frozen.suspend()
     assert run.finish() == 1, run.log
     assert have_ended([frozen]), "it would keep the GPU"
     [folder] = (run.folder / "stalls").iterdir()
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
     assert set(stacks) == {"stacks.txt", "rank_0.txt", "rank_1.txt"}
-    assert "image_classifier.py" in stacks["rank_1.txt"]
+    assert "image_classifier.py" in stacks[f"rank_{1 - rank}.txt"]
     error = json.loads(run.read("error.json"))
     assert error["what"].startswith(f"no progress for {STALL_SECONDS} s: ")
     assert "is stopped by a signal (SIGSTOP)" in error["what"]
-    assert error["rank"] == 0
+    assert error["rank"] == rank
     assert error["stacks"] == str(folder)
     assert f"see {run.folder}/error.json" in run.log
     run.start("--hang-timeout", "600")
