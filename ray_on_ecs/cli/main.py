@@ -39,6 +39,7 @@ COMMANDS = {
     "recipe": "List the packaged training scripts, or copy one to edit it.",
     "runs": "List the runs with their state, step, loss and cost.",
     "logs": "Show the log of a run, or follow it.",
+    "debug": "Show where each rank of a run is, and which one the others wait for.",
     "stop": "Stop a run; it can be resumed.",
     "fetch": "Copy the results of a run to this machine.",
     "open": "Show the report of a run in the browser.",

@@ -26,7 +26,7 @@ from ray_on_ecs.storage.disk import Disk
 
 FORMAT = 1
 HEAD, REQUESTS, BELL, LOGS = "head.json", "requests", "bell", "logs"
-RUN, STOP = "run", "stop"
+RUN, STOP, STACKS = "run", "stop", "stacks"
 # Of all partitions, as us-gov-west-1 and eusc-de-east-1.
 REGION = r"[a-z]{2,4}(-[a-z]{1,20}){1,3}-[0-9]"
 MAX_REQUEST_BYTES = 2**18  # metadata alone: code and settings are in the run's folder
@@ -84,7 +84,7 @@ class Request:
     Attributes:
         id: Its ID.
         user: The user's ID, `aws:userid`, which is part of its path.
-        kind: RUN or STOP.
+        kind: RUN, STOP or STACKS.
         content: The document.
         time: When it was written (Unix time), and its age in seconds, both by the storage's clock.
         path: Its path.
@@ -263,7 +263,7 @@ def _wake(value: Any) -> Wake | None:
 def _check_request(content: Mapping[str, Any]) -> None:
     """Raise BrokenError unless a request has all that its kind needs: others may have written it."""
     match content:
-        case {"kind": "stop", "jobs": [*jobs]} if all(isinstance(job, str) for job in jobs):
+        case {"kind": "stop" | "stacks", "jobs": [*jobs]} if all(isinstance(job, str) for job in jobs):
             return
         case {"kind": "run", "uri": str(), "metadata": {"run_name": str(name), "storage_path": str()} as metadata}:
             if is_run_name(name) and all(isinstance(value, str) for value in metadata.values()):

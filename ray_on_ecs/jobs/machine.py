@@ -45,6 +45,7 @@ from ray_on_ecs.jobs.record import (
     FAILED,
     PENDING,
     RUNNING,
+    STACKS_REQUEST,
     STOPPED,
     SUCCEEDED,
     Job,
@@ -192,6 +193,16 @@ class MachineJobs:
         with suppress(ProcessLookupError):
             if pid:
                 os.kill(pid, signal.SIGTERM)
+
+    def ask_stacks(self, job_id: str, request: str) -> None:
+        """Ask the driver of a job for the stacks of its ranks, under the ID of a request."""
+        folder = self._find(job_id)[0]
+        part = folder / f"{STACKS_REQUEST}.new"
+        try:
+            part.write_text(request)
+            part.replace(folder / STACKS_REQUEST)
+        except OSError as cause:
+            raise ResourceError(f"the request can't be written to {folder} ({one_line(cause)}); {WAYS_OUT}") from cause
 
     def kill_job(self, job_id: str) -> bool:
         """Kill the driver of a job and all that it has started; return True once they have ended."""

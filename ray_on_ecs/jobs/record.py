@@ -34,6 +34,8 @@ MAX_RESUBMISSIONS = "max_resubmissions"
 RESUBMISSIONS = "resubmissions"
 # Present if the run stops its workers at its end (node/scaling.py).
 THEN_STOP = "then_stop"
+# A file in a job's folder: the ID of the last request for the stacks of its ranks.
+STACKS_REQUEST = "stacks"
 # A JSON list: the run's folder, and the names of its stored secrets.
 SECRETS = "secrets"
 # The ID of the request that the job answers.

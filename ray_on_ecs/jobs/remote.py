@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
-from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
+from ray_on_ecs.jobs.documents import RUN, STACKS, STOP, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets, was_lost
 from ray_on_ecs.storage.bucket import StorageFault
 
@@ -273,6 +273,28 @@ class RemoteJobs:
             if self._documents.is_open(user, job_id) and self._withdraw(user, job_id) == "":
                 return
             self._documents.write_request(user, STOP, jobs=[job_id])
+
+    def ask_stacks(self, job_id: str, request: str) -> None:
+        """Ask the head for the stacks of a job's ranks, under the ID of a request.
+
+        Raises:
+            UsageError: It refuses that.
+        """
+        user = self._user()
+
+        def answer(state: HeadState, age: float) -> str:
+            if reason := state.refused.get(request):
+                raise UsageError(reason)
+            return "" if self._documents.is_open(user, request) else "is answered"
+
+        try:
+            with _answers():
+                self._documents.write_request(user, STACKS, request, jobs=[job_id])
+            self._wait(answer, does="passes the request on")
+        except BaseException:
+            with suppress(OSError):
+                self._documents.withdraw(user, request)
+            raise
 
     def check_requests(self, *, is_answered: bool = True) -> None:
         """Send the head a request that asks for nothing; raise as the others do if the user may not.

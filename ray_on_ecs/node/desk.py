@@ -30,7 +30,7 @@ from ray_on_ecs.config import OWNER, SUBMITTED
 from ray_on_ecs.contract import SECRETS_KEY_VARIABLE, WORKER_TIMEOUT
 from ray_on_ecs.errors import TrainingError, failure_of
 from ray_on_ecs.jobs import record
-from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, BrokenError, Documents, HeadState, Request
+from ray_on_ecs.jobs.documents import BELL, LOGS, RUN, STACKS, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.machine import INTERRUPT, MachineJobs
 from ray_on_ecs.jobs.record import DAY, ENDED, REQUEST, Job, is_lost, is_of, key_of, next_id, number_in
 from ray_on_ecs.node import labels
@@ -275,6 +275,8 @@ class Desk:
         elif request.kind == RUN:
             with self._jobs.submitting(LOCK_SECONDS):
                 self._accept(request)
+        elif request.kind == STACKS:
+            self._ask_stacks(request)
         else:
             for wanted in request.content["jobs"]:
                 if begun := failed.get(wanted):
@@ -366,6 +368,13 @@ class Desk:
             elif job["status"] not in ENDED or is_lost(job):
                 self._jobs.stop_job(job["submission_id"])
                 self._kill_at.setdefault(job["submission_id"], time.monotonic() + STOP_SECONDS)
+
+    def _ask_stacks(self, request: Request) -> None:
+        """Pass a request for stacks on to the driver of its job."""
+        for job in self._running():
+            if job["submission_id"] in request.content["jobs"]:
+                self._jobs.ask_stacks(job["submission_id"], request.id)
+        self._documents.store.delete(request.path)
 
     def _kill_late(self) -> None:
         """Kill the jobs that a user has stopped, and that have not ended in time."""

@@ -14,7 +14,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_LABELS, INSTANCE_MOMENTS
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID, INSTANCE_LABELS, INSTANCE_MOMENTS
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.node import task_metadata
 from ray_on_ecs.tracking.starts import moment
@@ -64,3 +64,11 @@ def of_instance() -> dict[str, str]:
         line = f"{name} does not describe this instance ({one_line(cause)}); this node gets no instance labels"
         logger.warning(f"{INSTANCE_FILE_VARIABLE}: {line}")
         return {}
+
+
+def instance_id() -> str:
+    """Return the ID of this instance; empty if it is not known."""
+    try:
+        return str(json.loads(Path(os.environ[INSTANCE_FILE_VARIABLE]).read_text())[INSTANCE_ID])
+    except (LookupError, OSError, TypeError, ValueError):
+        return ""

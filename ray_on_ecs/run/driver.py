@@ -34,6 +34,8 @@ from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
 from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.restarts import Restarts
+from ray_on_ecs.run.stacks_request import SILENT, StacksRequest
+from ray_on_ecs.run.stuck import Picture
 from ray_on_ecs.run.summary import print_header, print_summary, print_what_stays, publish_files
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.run.worker import Settings
@@ -141,6 +143,7 @@ class RunDriver:
         self._checked_nodes_at = 0.0
         self._error: TrainingError | None = None  # with which the run ends
         self._ends_at = math.inf  # the run's limit (monotonic time), once a start ends
+        self._stacks = StacksRequest()
         self._begin_start(0)
 
     def train(self) -> dict[str, Any]:
@@ -237,6 +240,7 @@ class RunDriver:
 
     def step(self, group: Group) -> None:
         """Poll the workers once, and decide on their directive."""
+        self._direct_to(stacks=self._stacks.wanted())
         statuses = group.poll(self._directive)
         generation = self._directive.generation
         of_start = {rank: worker for rank, worker in statuses.items() if worker.generation == generation}
@@ -244,6 +248,8 @@ class RunDriver:
         if self._state in ("starting", "running"):
             self._time_start(group, of_start)
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
+        if self._stacks.are_there(of_start):
+            self._answer_request(group, of_start)
         errors = {rank: worker for rank, worker in statuses.items() if worker.error}
         self._has_errors = bool(errors)
         is_under_way = self._state in ("starting", "running")
@@ -371,17 +377,9 @@ class RunDriver:
             return
         if self._config.hang_timeout or any(worker.step is not None for worker in workers.values()):
             self._end("hung", time.time())
-        elif not self._directive.wants_stacks:
-            self._direct_to(wants_stacks=True)
-        elif not self._has_stacks and all(
-            worker.stacks is not None or worker.status == 0 for worker in workers.values()
-        ):
+        elif not self._has_stacks and self._stacks.request == "":
             self._has_stacks = True
-            folder = self._store_stacks(workers)
-            logger.info(
-                f"the script has been silent for {silent_seconds:.0f} s and has never reported a step, so it runs on; "
-                f"its stacks are in {folder} (--hang-timeout ends a script that is silent for longer)"
-            )
+            self._stacks.ask(SILENT)
 
     def _check_stored(self, workers: WorkerStatuses) -> None:
         """Fail a run whose script has ended well if its last files were not stored; say so of any other run."""
@@ -417,9 +415,11 @@ class RunDriver:
         if self._ended_for == "reclaimed":
             return RECLAIMED
         if self._ended_for == "hung":
-            folder = self._store_stacks(self._last)
-            what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s"
-            return Failure(what, "hung", stacks=folder, log=self._last[min(self._last)].log)
+            places = failure_report.picture_of(self._last, group.ranks, self._config)
+            folder = self._store_stacks(places, self._last)
+            what = f"no progress for {self._config.hang_timeout or SCRIPT_SILENT_SECONDS:g} s: {places}"
+            blamed = self._last.get(-1 if places.odd_rank is None else places.odd_rank, self._last[min(self._last)])
+            return Failure(what, "hung", rank=places.odd_rank, stacks=folder, log=blamed.log)
         if self._ended_for == "lost":
             # A node may have gone before its deadline.
             is_reclaimed = any(group.places[rank].node_id in self._home.draining() for rank in group.lost)
@@ -504,10 +504,23 @@ class RunDriver:
 
         return ask(call, poll)
 
-    def _store_stacks(self, workers: WorkerStatuses) -> str:
-        stacks = {rank: each.stacks or "" for rank, each in workers.items() if each.stacks or each.status != 0}
+    def _answer_request(self, group: Group, workers: WorkerStatuses) -> None:
+        """Store the stacks of a request that the workers have answered, and print where the ranks are."""
+        request = self._stacks.request
+        places = failure_report.picture_of(workers, group.ranks, self._config, request)
+        self._stacks.end()
+        if request != SILENT:
+            logger.info(f"stacks for ray-on-ecs debug: {places} ({self._store_stacks(places, workers, request)})")
+            return
+        logger.info(
+            f"the script has been silent for {places.silent_seconds:.0f} s and has never reported a step, so it runs "
+            f"on: {places}; its stacks are in {self._store_stacks(places, workers)} (--hang-timeout ends a script that "
+            "is silent for longer)"
+        )
+
+    def _store_stacks(self, places: Picture, workers: WorkerStatuses, name: str = "") -> str:
         try:
-            return self._ask(lambda: failure_report.store_stacks(stacks, self._storage))
+            return self._ask(lambda: failure_report.store_stacks(places, workers, self._storage, name))
         except OSError as cause:
             return f"no place: they could not be stored ({short_reason(cause)})"
 

@@ -12,9 +12,11 @@ from ray_on_ecs.config import SETTINGS, RunConfig
 from ray_on_ecs.errors import TrainingError, one_line
 from ray_on_ecs.flags import flags_of
 from ray_on_ecs.run.failure_policy import Failure, Raise
-from ray_on_ecs.run.group import WorkerStatuses
+from ray_on_ecs.run.group import WorkerRank, WorkerStatus, WorkerStatuses
 from ray_on_ecs.run.last_words import FATAL
 from ray_on_ecs.run.memory import OUT_OF_MEMORY
+from ray_on_ecs.run.stacks import Stacks
+from ray_on_ecs.run.stuck import Picture, picture
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.filesystem import short_reason
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -112,12 +114,35 @@ def access_denied_hint(text: str, config: RunConfig) -> str:
     return f"; tasks may write below {config.storage_path}{default}, and read the buckets of dataBuckets"
 
 
-def store_stacks(stacks: Mapping[int, str], storage: RunStorage) -> str:
-    """Store the stacks of the workers by rank, or that a worker wrote none; return the folder, or why there is none."""
-    folder = f"{layout.STACKS_FOLDER}/{datetime.now(UTC):%Y%m%d-%H%M%S}"
+def picture_of(workers: WorkerStatuses, ranks: Sequence[WorkerRank], config: RunConfig, request: str = "") -> Picture:
+    """Return the places of all ranks by the stacks of the workers, which answer a request or are of a hang.
+
+    With --mpi and --per-node the first worker of a node has the processes of all its ranks.
+    """
+    having = [each.rank for each in ranks if each.local_rank == 0 or not (config.mpi or config.per_node)]
+    stacks = {rank: _stacks_or_reason(workers.get(rank), request) for rank in having}
+    silent = min((worker.silent_seconds for worker in workers.values()), default=0.0)
+    return picture(stacks, silent)
+
+
+def _stacks_or_reason(worker: WorkerStatus | None, request: str) -> Stacks | str:
+    if worker is None or worker.started_at is None:
+        return "has not started"
+    if worker.stacks and worker.stacks.request == request:
+        return worker.stacks
+    if worker.has_ended:
+        return f"has ended with exit status {worker.status}"
+    return "has not answered"
+
+
+def store_stacks(found: Picture, workers: WorkerStatuses, storage: RunStorage, name: str = "") -> str:
+    """Store the stacks of the ranks together, then by workers; return the folder, or why there is none."""
+    folder = f"{layout.STACKS_FOLDER}/{name or f'{datetime.now(UTC):%Y%m%d-%H%M%S}'}"
     try:
-        for rank, text in stacks.items():
-            storage.write(f"{folder}/rank_{rank}.txt", text or NO_STACKS)
+        storage.write(f"{folder}/{layout.STACKS}", found.text())
+        for rank, worker in workers.items():
+            if worker.stacks or worker.status != 0:
+                storage.write(f"{folder}/rank_{rank}.txt", str(worker.stacks or "") or NO_STACKS)
     except OSError as cause:
         return f"no place: they could not be stored ({short_reason(cause)})"
     return f"{storage.uri}/{folder}"

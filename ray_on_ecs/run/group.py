@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from ray_on_ecs.run.extent import Extent
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.stacks import Stacks
 from ray_on_ecs.tracking.end import Steps
 
 
@@ -110,7 +111,7 @@ class WorkerStatus:
         not_stored: The reason why they could not be stored, or None.
         dropped: A file that was not stored, as its script was killed when it may have been half-written.
         files: The files of its node, from the first worker of that; None from others.
-        stacks: The stacks of its script, if the driver wants them.
+        stacks: The stacks of its script that the driver wanted last.
         step: From rank 0: the steps that its script has reported, or None before the first.
         metrics: From rank 0: number and content of the last record of the metrics.
         guess: From rank 0: loss and step in the output of a script that reports none.
@@ -143,7 +144,7 @@ class WorkerStatus:
     not_stored: str | None = None
     dropped: str = ""
     files: FilesStatus | None = None
-    stacks: str | None = None
+    stacks: Stacks | None = None
     step: int | None = None
     metrics: tuple[int, dict[str, Any]] | None = None
     guess: dict[str, Any] = field(default_factory=dict)
@@ -176,7 +177,7 @@ class Directive:
         reclaimed: The ranks on nodes that are being reclaimed at that time.
         waits: True if scripts without a Checkpointer, too, get SIGTERM only in the last seconds.
         resumes: True if the script starts with kept files of the run.
-        wants_stacks: True to read the scripts' stacks while they run on.
+        stacks: The ID of a request for the scripts' stacks, which run on.
         is_prepared: True once this is so for all workers.
         peers: The workers by rank, once all are ready to start their scripts.
         pids: The processes whose descendants are the scripts that have not ended well, by node.
@@ -197,7 +198,7 @@ class Directive:
     reclaimed: tuple[int, ...] = ()
     waits: bool = False
     resumes: bool = False
-    wants_stacks: bool = False
+    stacks: str = ""
     is_prepared: bool = False
     peers: tuple[Peer, ...] = ()
     pids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.run.environment import AGENT_STORE, NOT_A_DRIVER, ScriptEnvironment
 from ray_on_ecs.run.group import Directive, Peer, WorkerRank
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+from ray_on_ecs.run.stacks import ProcessStacks
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -52,8 +53,8 @@ class Process(Protocol):
     def kill(self) -> None:
         """Kill the script and all processes that it has started."""
 
-    def dump(self) -> str:
-        """Return the stacks of the script, which runs on."""
+    def dump(self) -> tuple[ProcessStacks, ...]:
+        """Return the stacks of the script's Python processes on this node, which run on."""
 
     def stacks(self) -> str:
         """End the script by SIGABRT, and return its stacks."""
@@ -166,8 +167,6 @@ class Launcher(Protocol):
 class TorchrunLauncher:
     """Starts a process for each rank, as torchrun does."""
 
-    _process: type[ScriptProcess] = ScriptProcess
-
     def variables(self, start: Start) -> dict[str, str]:
         """See Launcher."""
         own = start.torchrun_variables() | start.guard
@@ -175,24 +174,14 @@ class TorchrunLauncher:
 
     def process(self, start: Start, options: ProcessOptions) -> Process:
         """See Launcher."""
-        return self._process(start.config.argv(start.environment.python, options.variables), options)
+        return ScriptProcess(start.config.argv(start.environment.python, options.variables), options)
 
     def look(self, process: Process, exchange: Path) -> None:
         """See Launcher."""
 
 
-class NodeProcess(ScriptProcess):
-    """A program that starts the processes of its node."""
-
-    def stacks(self) -> str:
-        """End the program; return the stacks of its processes, which would not write them at its SIGABRT."""
-        return self.dump() + super().stacks()
-
-
 class PerNodeLauncher(TorchrunLauncher):
     """Starts a program on the first worker of each node; the program starts the node's processes."""
-
-    _process = NodeProcess
 
     def variables(self, start: Start) -> dict[str, str]:
         """See Launcher."""

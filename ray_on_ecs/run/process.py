@@ -21,25 +21,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
-
 from ray_on_ecs.private_folder import node_folder
 from ray_on_ecs.run import last_words, memory, supervisor
 from ray_on_ecs.run.bars import Bars
 from ray_on_ecs.run.group import Directive
 from ray_on_ecs.run.last_words import LastWords
+from ray_on_ecs.run.stacks import ProcessStacks, read
 from ray_on_ecs.secrets import Masker
 from ray_on_ecs.tracking.shown_log import MAX_CHARACTERS, cut
 
 LAST_LINES = 200
 LOG_LINES = 50
 STACK_SECONDS = 5.0  # for a process to write its stacks, and its last lines after it has ended
-DUMP_SECONDS = 20.0  # to read the stacks of a process from outside
 CHUNK_BYTES = 2**16
 ENDS = re.compile("(\r*\n|\r)")
 KEPT_CHARACTERS = 2 * MAX_CHARACTERS  # of a line, before its secrets are masked
 SIGKILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter by a shell for its command
-NO_PYTHON = "The script does not run a Python process whose stacks could be read.\n"
 
 
 @dataclass(frozen=True)
@@ -206,18 +203,9 @@ class ScriptProcess:
         self.wait(STACK_SECONDS)
         return "".join(list(self.last_lines)[before:])
 
-    def dump(self) -> str:
-        """Return the stacks of all Python processes of the script, which run on, or why they can't be had."""
-        try:
-            root = psutil.Process(self.pid)
-            pids = [
-                process.pid
-                for process in (root, *root.children(recursive=True))
-                if "python" in process.name() and supervisor.__file__ not in process.cmdline()
-            ]
-        except psutil.Error:
-            pids = []
-        return "".join(map(_dump, pids)) or NO_PYTHON
+    def dump(self) -> tuple[ProcessStacks, ...]:
+        """Return the stacks of all Python processes of the script, which run on."""
+        return read(self.pid)
 
     def kill(self) -> None:
         """Kill the script and all processes that it has started."""
@@ -316,13 +304,3 @@ def wait_for_end(lock: Path, seconds: float) -> bool:
             time.sleep(0.1)
         else:
             return True
-
-
-def _dump(pid: int) -> str:
-    """Return the stacks of a Python process, read from outside."""
-    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(pid)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as cause:
-        return f"process {pid}: its stacks can't be read ({cause})\n"
-    return f"{done.stdout or done.stderr}\n"

@@ -25,6 +25,7 @@ from ray_on_ecs import arguments, logs, sdk, secrets
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.node import notice
+from ray_on_ecs.node.labels import instance_id
 from ray_on_ecs.periodic import run_every
 from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
@@ -40,6 +41,7 @@ from ray_on_ecs.run.launcher import Launcher, Process, Start
 from ray_on_ecs.run.local_gpus import gpu_name
 from ray_on_ecs.run.metrics import MetricsRecorder, ReportReader
 from ray_on_ecs.run.process import ProcessOptions, scripts_lock, wait_for_end
+from ray_on_ecs.run.stacks import Stacks, last_collective
 from ray_on_ecs.run.supervisor import GRACE_SECONDS, KILL_SECONDS
 from ray_on_ecs.storage import layout
 from ray_on_ecs.storage.run_storage import RunStorage
@@ -372,8 +374,16 @@ class ScriptWorker:
                 script.pass_on_recommendation()
                 next_notice = time.monotonic() + notice.POLL_SECONDS
             self._report_script(process)
-            if exchange.directive.wants_stacks and exchange.status.stacks is None:
-                exchange.report(stacks=process.dump())
+            wanted, known = exchange.directive.stacks, exchange.status.stacks
+            if wanted and (known is None or known.request != wanted):
+                exchange.report(stacks=self._stacks(script, wanted))
+
+    def _stacks(self, script: Script, request: str = "") -> Stacks:
+        """Read the script's stacks."""
+        instance, host = instance_id(), self._place.host
+        node = ", ".join(name for name in (instance, host) if name and host != Place.host)
+        joined = last_collective(script.exchange)
+        return Stacks(request, script.process.dump(), node=node, joined=joined)
 
     def _report_script(self, process: Process) -> None:
         """Report how the script is doing, and pass on what the driver says of the others."""
@@ -398,7 +408,8 @@ class ScriptWorker:
             return
         directive = exchange.directive
         if directive.generation == exchange.status.generation and directive.action == "abort":
-            exchange.report(stacks=process.stacks())
+            read = self._stacks(script)  # before it ends
+            exchange.report(stacks=replace(read, words=process.stacks()))
         else:
             ends_at = partial(self._ends_at, script, time.time() + GRACE_SECONDS)
             grace = min(GRACE_SECONDS, (ends_at() - time.time()) / 2)  # of a short notice, half is for a save

@@ -27,7 +27,8 @@ PACKAGES = "packages.json"
 CURVES = "curves.png"
 # The first bytes of such a picture: a browser that opens it runs nothing.
 PNG = b"\x89PNG\r\n\x1a\n"
-STACKS_FOLDER = "stalls"
+# Stacks of all ranks, in a folder for each hang and each request; in it, STACKS has them by groups.
+STACKS_FOLDER, STACKS = "stalls", "stacks.txt"
 # A log file per command on the run, named by its start time.
 LOGS = "logs"
 # The files that a user's script has created or changed in its working directory: FILES is the manifest of the last

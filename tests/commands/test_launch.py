@@ -194,7 +194,7 @@ def test_hanging_script_leaves_its_stacks(launch: Start, head: Head) -> None:
     flags = ("--num-workers", "1", "--run-name", "stuck", "--hang-timeout", "20", "--max-restarts", "0")
     status, out, err = end(launch(*flags, "stuck.py"))
     assert status == 1, out + err
-    assert err.startswith("ray-on-ecs: training failed: no progress for 20 s; see ")
+    assert err.startswith("ray-on-ecs: training failed: no progress for 20 s: the script is in stuck, stuck.py:")
     [stacks] = (head.storage / "stuck" / "stalls").glob("*/rank_0.txt")
     assert "in stuck" in stacks.read_text()
     assert json.loads((head.storage / "stuck" / "error.json").read_text())["next"].endswith(" stuck.py")

@@ -91,6 +91,27 @@ def test_script_needs_no_ray(laptop: Start, home: Path, tmp_path: Path) -> None:
     assert result["metrics"] is None
 
 
+@pytest.mark.smoke
+def test_stacks_of_a_run_that_goes_on_are_shown(laptop: Start, tmp_path: Path) -> None:
+    def end(*words: str) -> tuple[str, str]:
+        process = laptop(*words)
+        out, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, out + err
+        return out, err
+
+    log = tmp_path / "code" / "results" / "first" / "status.json"
+    end("run", "--local", "--detach", "--run-name", "first", "train.py", "wait")
+    until(lambda: log.exists() and end("logs", "--local", "first")[0].count("large.tar") == 2)
+    out, err = end("debug", "--local", "first")
+    number = SCRIPT.splitlines().index("    time.sleep(0.1)") + 1
+    assert out.splitlines()[0] in (
+        f"all 2 ranks are in train.py:{number}",
+        "the stacks of all 2 ranks can't be read (this node does not allow ptrace, which py-spy needs)",
+    ), out + err
+    assert len(list((tmp_path / "code" / "results" / "first" / "stalls").glob("*/rank_*.txt"))) == 2
+    assert end("stop", "--local", "first")[1].startswith("run first is stopped")
+
+
 @pytest.mark.ray
 def test_ray_ends_with_the_last_ray_program(laptop: Start, home: Path, tmp_path: Path) -> None:
     def run(name: str, waits_for: Path) -> subprocess.Popen[str]:

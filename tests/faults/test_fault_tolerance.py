@@ -22,7 +22,6 @@ import pytest
 from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, NOTICES_FILE, REBALANCE, SPOT_ACTION
 from ray_on_ecs.node import notice
 from ray_on_ecs.node.protection import AGENT_VARIABLE
-from ray_on_ecs.run.failure_report import NO_STACKS
 from tests import failing_monitor
 from tests.aws import BUCKET
 from tests.disturbed_run import AT_ONCE, CLASSIFIER, FOLDER_VARIABLE, DisturbedRun, S3Run
@@ -270,17 +269,18 @@ def test_stalled_run_stores_all_stacks_and_can_resume(start: Start, uninterrupte
     run = start("stall", "--max-restarts", "0", "--hang-timeout", str(STALL_SECONDS))
     run.wait_for_steps(MIDDLE)
     frozen = run.ranks[0]
+    rank = int(frozen.environ()["RANK"])
     frozen.suspend()
     assert run.finish() == 1, run.log
     assert have_ended([frozen]), "it would keep the GPU"
     [folder] = (run.folder / "stalls").iterdir()
     stacks = {each.name: each.read_text() for each in folder.iterdir()}
-    assert set(stacks) == {"rank_0.txt", "rank_1.txt"}
-    said = [each for each in stacks.values() if each != NO_STACKS]
-    assert len(said) == 1
-    assert "image_classifier.py" in said[0]
+    assert set(stacks) == {"stacks.txt", "rank_0.txt", "rank_1.txt"}
+    assert "image_classifier.py" in stacks[f"rank_{1 - rank}.txt"]
     error = json.loads(run.read("error.json"))
-    assert error["what"] == f"no progress for {STALL_SECONDS} s"
+    assert error["what"].startswith(f"no progress for {STALL_SECONDS} s: ")
+    assert "is stopped by a signal (SIGSTOP)" in error["what"]
+    assert error["rank"] == rank
     assert error["stacks"] == str(folder)
     assert f"see {run.folder}/error.json" in run.log
     run.start("--hang-timeout", "600")

@@ -34,6 +34,7 @@ from ray_on_ecs.run.last_words import TRACEBACK, LastWords
 from ray_on_ecs.run.launcher import Process, Start
 from ray_on_ecs.run.mpi import agent
 from ray_on_ecs.run.process import STACK_SECONDS, ProcessOptions, ScriptProcess
+from ray_on_ecs.run.stacks import ProcessStacks
 from ray_on_ecs.signals import SIGNALLED
 
 # Answers of an mpirun to --version, with its version.
@@ -238,9 +239,9 @@ class MpiNode(ExitStack):
         if self._daemon:
             self._daemon.kill()
 
-    def dump(self) -> str:
-        """Return the stacks of the program's processes on this node."""
-        return self._daemon.dump() if self._daemon else ""
+    def dump(self) -> tuple[ProcessStacks, ...]:
+        """Return the stacks of the program's processes on this node, which run on."""
+        return self._daemon.dump() if self._daemon else ()
 
     def stacks(self) -> str:
         """Send SIGABRT to the program's processes on this node; what they write then is mpirun's output."""

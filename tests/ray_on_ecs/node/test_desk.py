@@ -17,9 +17,9 @@ from botocore.retries.standard import ExponentialBackoff
 
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs import machine, remote
-from ray_on_ecs.jobs.documents import REQUESTS, RUN, STOP, Documents
+from ray_on_ecs.jobs.documents import REQUESTS, RUN, STACKS, STOP, Documents
 from ray_on_ecs.jobs.machine import MachineJobs
-from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, Job
+from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, STACKS_REQUEST, Job
 from ray_on_ecs.jobs.remote import RemoteJobs
 from ray_on_ecs.node import desk
 from ray_on_ecs.node.desk import Desk
@@ -702,3 +702,44 @@ def test_stop_is_read_before_the_driver_starts(place: Place) -> None:
     head = place.head()
     work(head, lambda: place.listed().get("mine", {}).get("status") == "STOPPED")
     assert sys.platform != "linux" or len(place.starts()) <= 1
+
+
+def test_request_for_stacks_reaches_the_driver(place: Place) -> None:
+    head = place.head()
+    place.request()
+    work(head, place.starts)
+    asked = threading.Thread(target=place.user().ask_stacks, args=["mine", "20261129-180000-00ff"])
+    asked.start()
+    work(head, lambda: not asked.is_alive())
+    [job] = place.heads[-1].list_jobs()
+    assert place.heads[-1].log_file(job).with_name(STACKS_REQUEST).read_text() == "20261129-180000-00ff"
+    assert place.listed()["mine"]["status"] not in ENDED
+    assert not place.documents.requests()
+
+
+@pytest.mark.parametrize("job", ["mine", "absent"])
+def test_request_for_stacks_of_a_job_that_has_ended_is_dropped(place: Place, job: str) -> None:
+    head = place.head()
+    place.request()
+    work(head, place.starts)
+    place.end()
+    work(head, lambda: place.listed()["mine"]["status"] in ENDED)
+    place.documents.write_request(JANE, STACKS, jobs=[job])
+    work(head, lambda: not place.documents.requests())
+    assert len(place.starts()) == 1
+
+
+def test_refused_request_for_stacks_is_an_error(place: Place) -> None:
+    head, errors = place.head(), []
+    work(head, lambda: head.is_current)
+
+    def ask() -> None:
+        with pytest.raises(UsageError, match="is not a request"):
+            place.user().ask_stacks(1, "20261129-180000-00ff")  # ty: ignore[invalid-argument-type]
+        errors.append(True)
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    work(head, lambda: not asked.is_alive())
+    assert errors
+    assert not place.documents.requests()

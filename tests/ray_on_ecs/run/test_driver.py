@@ -16,6 +16,8 @@ import pytest
 
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, ScriptError, StorageError, TrainingError
+from ray_on_ecs.jobs.driver_parent import FOLDER_VARIABLE
+from ray_on_ecs.jobs.record import STACKS_REQUEST
 from ray_on_ecs.run import driver as module
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.allocation import WorkerAllocation
@@ -37,6 +39,8 @@ from ray_on_ecs.run.group import (
 from ray_on_ecs.run.homes import Home
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.patience import ask
+from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
+from ray_on_ecs.run.stacks_request import SILENT
 from ray_on_ecs.run.supervisor import GRACE_SECONDS
 from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, write_snapshot
@@ -98,7 +102,7 @@ class Workers:
         elif not worker.is_stored:
             status = -6 if directive.action == "abort" else -15
             if worker.started_at and worker.status is None:
-                self.tell(rank, status=status, ended_at=200.0, stacks=f"of rank {rank}")
+                self.tell(rank, status=status, ended_at=200.0, stacks=Stacks(words=f"of rank {rank}"))
             self.tell(rank, has_ended=True, is_stored=True)
 
     def tell(self, rank: int, **changes: Any) -> None:
@@ -262,6 +266,7 @@ def hang(run: Run) -> None:
         run.workers.tell(rank, step=1, silent_seconds=1000.0)
 
 
+UNREAD = "the stacks of all 2 ranks can't be read (the script runs no Python process)"
 RESTARTS = "restarting from the beginning (failure 1 in a row, --max-restarts is 3)"
 EVENTS: dict[str, tuple[Callable[[Run], None], str, bool]] = {
     "script fails": (
@@ -286,7 +291,7 @@ EVENTS: dict[str, tuple[Callable[[Run], None], str, bool]] = {
     ),
     "worker has an error": (end_with_error, f"training failed on rank 1: no space left; {RESTARTS}", False),
     "notice": (give_notice, "nodes are being reclaimed; restarting from the beginning", False),
-    "hang": (hang, f"training failed: no progress for 600 s, stacks in STACKS; {RESTARTS}", True),
+    "hang": (hang, f"training failed: no progress for 600 s: {UNREAD}, stacks in STACKS; {RESTARTS}", True),
     "room": (make_room, "there is room for more workers; restarting with them", False),
 }
 # Scripts that have not started don't hang, and a run does not grow before it runs.
@@ -421,7 +426,7 @@ def test_silence_after_reported_steps_is_a_hang(
     if ends:
         assert run.decide()
         [folder] = (tmp_path / "mine" / "stalls").iterdir()
-        assert [file.read_text() for file in sorted(folder.iterdir())] == ["of rank 0", "of rank 1"]
+        assert [file.read_text() for file in sorted(folder.glob("rank_*"))] == ["of rank 0", "of rank 1"]
 
 
 def test_worker_that_has_finished_has_no_stacks(run: Run, tmp_path: Path) -> None:
@@ -431,19 +436,74 @@ def test_worker_that_has_finished_has_no_stacks(run: Run, tmp_path: Path) -> Non
     assert run.step().action == "abort"
     assert run.decide()
     [folder] = (tmp_path / "mine" / "stalls").iterdir()
-    assert [file.name for file in folder.iterdir()] == ["rank_0.txt"]
+    assert {file.name for file in folder.iterdir()} == {"rank_0.txt", "stacks.txt"}
 
 
 def test_silent_script_without_steps_continues(run: Run) -> None:
     run.until("running")
     for rank in range(2):
         run.workers.tell(rank, silent_seconds=1000.0)
-    assert run.step().wants_stacks
+    run.step()
+    request = run.step().stacks
+    assert request
     for rank in range(2):
-        run.workers.tell(rank, stacks=f"of rank {rank}")
+        run.workers.tell(rank, stacks=Stacks(request))
     assert run.step(3).action == "run"
     assert len(run.said) == 1
     assert "has been silent for 1000 s" in run.said[0]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a command asks the driver for stacks."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path / STACKS_REQUEST
+
+
+REQUEST_ID = "20261129-180000-00ff"
+READ = ProcessStacks(1, threads=(Thread("MainThread", (Frame("load_batch", "/home/me/data.py", 88),)),))
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_stacks_that_a_command_asks_for_are_stored(asked: Path, tmp_path: Path, state: str) -> None:
+    run = Run(tmp_path)
+    run.workers.is_at_work = state == "running"
+    run.until(state)
+    asked.write_text(REQUEST_ID)
+    assert run.step().stacks == REQUEST_ID
+    if state == "running":
+        for rank in range(2):
+            run.workers.tell(rank, stacks=Stacks(REQUEST_ID, (READ,)))
+        run.step()
+    where = "are in load_batch, data.py:88" if state == "running" else "have not started"
+    folder = tmp_path / "mine" / "stalls" / REQUEST_ID
+    assert (folder / "stacks.txt").read_text().startswith(f"all 2 ranks {where}\n")
+    assert run.said == [f"stacks for ray-on-ecs debug: all 2 ranks {where} ({folder})"]
+    told = run.step()
+    assert (told.action, told.stacks, run.state) == ("run", "", state)
+
+
+def test_request_for_stacks_never_ends_a_run(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    run = Run(tmp_path)
+    run.until("running")
+    monkeypatch.setattr(RunStorage, "write", fail)
+    asked.write_text(REQUEST_ID)
+    run.workers.tell(0, stacks=Stacks(REQUEST_ID, (READ,)))
+    run.workers.tell(1, has_ended=True, status=0)
+    assert run.step(2).action == "run"
+    assert "they could not be stored (no space)" in run.said[0]
+
+
+def test_hang_ends_while_stacks_are_asked_for(asked: Path, run: Run) -> None:
+    run.until("running")
+    asked.write_text(REQUEST_ID)
+    run.step()
+    hang(run)
+    assert run.step().action == "abort"
+    assert run.decide()
 
 
 @pytest.mark.parametrize("settings", [{}, {"hang_timeout": 5.0}])
@@ -674,7 +734,10 @@ ENDS: dict[str, tuple[Callable[[Run], None], str]] = {
         lambda run: run.workers.fail(),
         f"training failed on rank 1: train.py ended with exit status 1: RuntimeError: x; {RESTARTS}",
     ),
-    "hung": (hang, f"training failed: no progress for 600 s, stacks in STACKS; {RESTARTS}"),
+    "hung": (
+        hang,
+        f"training failed: no progress for 600 s: all 2 ranks have not answered, stacks in STACKS; {RESTARTS}",
+    ),
     "lost": (
         lambda run: lose(run, 1, with_places=True),
         f"training failed on rank 1: a process of the run ended; {RESTARTS}",
@@ -738,7 +801,7 @@ def test_workers_are_polled_while_the_storage_is_slow(
         monkeypatch.setattr(module, "newest_stored", call_slowly)
     if wait == "stacks of a silent script":
         for rank in range(2):
-            run.workers.tell(rank, silent_seconds=1000.0, stacks="of it")
+            run.workers.tell(rank, silent_seconds=1000.0, stacks=Stacks(SILENT))
         run.step()
         happens = run.step
     else:

@@ -10,9 +10,10 @@ from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.run import failure_report
 from ray_on_ecs.run.failure_policy import Failure, Raise
-from ray_on_ecs.run.group import Peer, WorkerStatus
+from ray_on_ecs.run.group import Peer, WorkerRank, WorkerStatus
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.memory import OUT_OF_MEMORY
+from ray_on_ecs.run.stacks import Frame, ProcessStacks, Stacks, Thread
 from ray_on_ecs.storage.run_storage import RunStorage
 from tests.settings import parse
 
@@ -24,9 +25,23 @@ def run(tmp_path: Path) -> tuple[RunConfig, RunStorage]:
 
 
 def test_stacks_of_all_ranks_are_stored(run: tuple[RunConfig, RunStorage]) -> None:
-    folder = failure_report.store_stacks({0: "waits in all_reduce", 1: ""}, run[1])
+    frame = Frame("train", "/home/me/train.py", 7)
+    processes = (ProcessStacks(12, name="python", state="sleeping", threads=(Thread("MainThread", (frame,)),)),)
+    workers = {
+        0: WorkerStatus(started_at=1.0, stacks=Stacks(processes=processes, node="i-0abc, 10.0.2.7")),
+        1: WorkerStatus(started_at=1.0),
+        2: WorkerStatus(started_at=1.0, status=0, has_ended=True),
+    }
+    places = failure_report.picture_of(workers, [WorkerRank(rank, 3) for rank in range(3)], run[0])
+    folder = failure_report.store_stacks(places, workers, run[1])
     stored = {each.name: each.read_text() for each in Path(folder).iterdir()}
-    assert stored == {"rank_0.txt": "waits in all_reduce", "rank_1.txt": failure_report.NO_STACKS}
+    stack = "process 12 (python, sleeping)\n  thread MainThread\n    train (/home/me/train.py:7)\n"
+    summary = stored.pop("stacks.txt")
+    assert stored == {"rank_0.txt": stack, "rank_1.txt": failure_report.NO_STACKS}
+    assert summary.startswith(
+        "rank 0 (i-0abc, 10.0.2.7) is in train, train.py:7; rank 1 has not answered; "
+        "rank 2 has ended with exit status 0\n"
+    )
 
 
 def test_error_names_file_and_command_to_continue(run: tuple[RunConfig, RunStorage]) -> None:

@@ -16,8 +16,8 @@ import pytest
 from ray_on_ecs import secrets
 from ray_on_ecs.run import process as module
 from ray_on_ecs.run import supervisor
-from ray_on_ecs.run.launcher import NodeProcess
 from ray_on_ecs.run.process import KEPT_CHARACTERS, ProcessOptions, ScriptProcess, wait_for_end
+from ray_on_ecs.run.stacks import NO_RIGHTS
 from ray_on_ecs.tracking.shown_log import MARK_CHARACTERS, MAX_CHARACTERS
 from tests.local_cluster import have_ended
 from tests.waiting import LIMIT_SECONDS, until
@@ -279,18 +279,18 @@ def test_program_of_a_node_leaves_the_stacks_of_its_processes(tmp_path: Path) ->
     lines: list[str] = []
     (tmp_path / "rank.py").write_text("import time\ndef stuck():\n    print('here')\n    time.sleep(600)\nstuck()\n")
     options = ProcessOptions({**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}, tmp_path, lines.append)
-    with NodeProcess(["sh", "-c", f"{sys.executable} rank.py & wait"], options) as process:
+    with ScriptProcess(["sh", "-c", f"RANK=3 {sys.executable} rank.py & wait"], options) as process:
         until(lambda: lines)
-        stacks = process.stacks()
-    assert "stuck" in stacks or "Permission" in stacks, stacks
-    assert process.poll() is not None
+        [found] = process.dump()
+    assert found.rank == 3
+    assert found.fault == NO_RIGHTS or found.threads[0].frames[0].function == "stuck"
 
 
 def test_stacks_are_read_while_the_script_runs(start: Start, lines: list[str]) -> None:
     process = start("import threading\ndef stuck():\n  print('here')\n  threading.Event().wait()\nstuck()")
     until(lambda: lines)
-    stacks = process.dump()
-    assert "stuck" in stacks or "Permission" in stacks, stacks
+    [found] = process.dump()
+    assert found.fault == NO_RIGHTS or "stuck" in [frame.function for frame in found.threads[0].frames]
     assert process.poll() is None
 
 

@@ -16,6 +16,7 @@ from ray_on_ecs.run.group import Directive, Peer, WorkerRank, WorkerStatus
 from ray_on_ecs.run.mpi import launcher
 from ray_on_ecs.run.mpi.launcher import OF_EVERY_RANK, MpiLauncher, MpiNode, MpiRun, last_words, runner
 from ray_on_ecs.run.process import ProcessOptions, ScriptProcess
+from ray_on_ecs.run.stacks import NO_RIGHTS
 from tests.local_cluster import OPEN_MPI, have_ended
 from tests.starts import start_of
 from tests.waiting import LIMIT_SECONDS, until
@@ -166,6 +167,9 @@ def test_sigterm_reaches_the_program_with_a_grace_period(start: Callable[..., No
 def test_hanging_program_leaves_stacks(start: Callable[..., Nodes]) -> None:
     nodes = start("def stuck():\n    say('ready')\n    time.sleep(600)\nstuck()\n")
     until(lambda: nodes.say("ready 0", "ready 1", "ready 2", "ready 3"), why=lambda: nodes.text)
+    found = {each.rank: each for node in (nodes.run, nodes.second) for each in node.dump() if each.rank is not None}
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all("stuck" in str(each.threads) or each.fault == NO_RIGHTS for each in found.values())
     assert "in stuck" in nodes.run.stacks()
 
 
