@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ray_on_ecs.contract import INSTANCE_FILE_VARIABLE, INSTANCE_ID
 from ray_on_ecs.run import flight_recorder
 
 # A distribution with this name and one entry point, which `import torch` calls.
@@ -50,6 +53,7 @@ class Reading:
         p2p: The number of sends and receives since the reading before, as between the stages of a pipeline.
         arrivals: The collectives that the rank has joined since the reading before, or the last of them: the key of the
             group, the number in it, and when the rank joined it (Unix time), in the order of joining.
+        instance: The ID of its EC2 instance, if that is known.
     """
 
     rank: int
@@ -57,6 +61,7 @@ class Reading:
     groups: Mapping[str, tuple[int, ...]]
     p2p: int
     arrivals: Sequence[tuple[str, int, float]]
+    instance: str = ""
 
 
 def last(folder: Path) -> Last | None:
@@ -74,6 +79,7 @@ def readings(folder: Path) -> list[Reading]:
             {key: tuple(ranks) for key, ranks in document["groups"].items()},
             document["p2p"],
             [(key, sequence, began) for key, sequence, began in document["arrivals"]],
+            _instance(),
         )
         for document in _documents(folder)
         if document["number"]
@@ -92,6 +98,15 @@ def install(folder: Path) -> Path:
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (path / f"{NAME}.py").write_bytes(Path(flight_recorder.__file__).read_bytes())
     return path
+
+
+@cache
+def _instance() -> str:
+    """Return the ID of this EC2 instance; nothing elsewhere."""
+    try:
+        return str(json.loads(Path(os.environ[INSTANCE_FILE_VARIABLE]).read_text())[INSTANCE_ID])
+    except (LookupError, OSError, TypeError, ValueError):
+        return ""
 
 
 def _documents(folder: Path) -> list[dict[str, Any]]:

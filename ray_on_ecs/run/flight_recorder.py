@@ -22,7 +22,7 @@ LOOK_SECONDS = 2.0
 # All ranks read at multiples of this, by the clock: a reading holds up the script, and so it does once for all ranks.
 READ_SECONDS = 4
 STILL_LOOKS = 2  # with nothing new, after which a rank counts as waiting, and its last collective is read
-# A reading takes 30 ms of CPU time with 2000 collectives. It may take this share of the time, else the interval doubles.
+# A reading of 2000 collectives takes 30 ms of CPU time. It may take this share of the time, else the interval doubles.
 SHARE = 0.005
 # The most collectives of one reading: the driver compares those of all ranks.
 MOST, LEAST, OF_ALL_RANKS = 400, 50, 20_000
@@ -62,7 +62,7 @@ class Reader:
         self._p2p = 0
         self._groups: dict[str, list[int]] = {}
         self._records: dict[str, int] = {}  # by recorder, the last one that was read
-        self._sequences: dict[str, tuple[int, int]] = {}  # by group, its last number, and how often it began again
+        self._sequences: dict[str, tuple[int, int, int]] = {}  # by group: last number, new beginnings, others
         self._status, self._read_status = b"", b""
         self._looks = 0  # since the status has changed
         self._due = 0.0
@@ -124,10 +124,12 @@ class Reader:
         """Take a collective; a group of the same name that was made again counts from 1 again."""
         name, sequence = entry["process_group"][0], entry["collective_seq_id"]
         group = f"{recorder}/{name}"
-        before, times = self._sequences.get(group, (0, 0))
+        before, times, others = self._sequences.get(group, (0, 0, 0))
         if sequence <= before:
             times += 1
-        self._sequences[group] = (sequence, times)
+        elif recorder == "gloo":  # it notes no sends and receives, but counts them among the operations
+            self._p2p += max(entry["op_id"] - sequence - others, 0)
+        self._sequences[group] = (sequence, times, entry["op_id"] - sequence)
         began = entry["time_created_ns"] / 1e9
         self._arrivals.append((f"{group}/{times}", sequence, began))
         self._last = {

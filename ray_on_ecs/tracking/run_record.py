@@ -27,6 +27,7 @@ from ray_on_ecs.tracking.cost import Earlier, InstanceCost, InstanceKind, cost_o
 from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait, slow_in
 from ray_on_ecs.tracking.starts import Start, Starts, starts_in
 
 WRITE_SECONDS, LOG_SECONDS = 10.0, 60.0  # each write of a log stores all of it
@@ -77,6 +78,8 @@ class Status(TypedDict):
     error: str | None  # why the run failed, on one line
     next: str  # the command that resumes the run
     pool: NotRequired[Pool]  # missing without a stack, and if the run chooses none
+    slow: NotRequired[list[SlowTime]]  # of all commands; missing, as `waits`, if the script joins no collectives
+    waits: NotRequired[list[Wait]]  # now, by rank
     pools: NotRequired[list[str]]  # names of all in which the run has waited or trained, in order
 
 
@@ -93,6 +96,8 @@ class RunRecord:
         self.restarts: list[Restarted] = []
         self.starts = Starts()
         self.extents: list[dict[str, Any]] = []
+        self.slow: list[SlowTime] = []
+        self.waits: list[Wait] = []
         self._storage = storage
         self._next = shlex.join(config.next_command())
         self._started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
@@ -199,6 +204,8 @@ class RunRecord:
             status["line"] = self.line
         if self.pool:
             status["pool"], status["pools"] = self.pool, self.pools
+        if self.waits or self.slow:
+            status["slow"], status["waits"] = self.slow, self.waits
         return status
 
     @contextmanager
@@ -211,6 +218,7 @@ class RunRecord:
                 self.earlier = earlier_of(before)
                 self.restarts[:0] = _restarts_in(before)
                 self.starts.follow(starts_in(before))
+                self.slow[:0] = slow_in(before)
                 self.extents += before["extents"]
                 earlier = before.get("pools")
                 names = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []
