@@ -25,7 +25,7 @@ STILL_LOOKS = 2  # with nothing new, after which a rank counts as waiting, and i
 # A reading of 2000 collectives takes 30 ms of CPU time. It may take this share of the time, else the interval doubles.
 SHARE = 0.005
 # The most collectives of one reading: the driver compares those of all ranks.
-MOST, LEAST, OF_ALL_RANKS = 400, 50, 20_000
+MOST, LEAST, OF_ALL_RANKS = 400, 50, 2000
 _lock = threading.Lock()  # held during a look
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
+from itertools import pairwise
 
 from ray_on_ecs.run.collectives import Reading
 from ray_on_ecs.run.group import Place
@@ -21,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Evidence: so many collectives, over such a time, of which a single pause does not make up most of the waiting.
 MIN_COLLECTIVES, MIN_SECONDS, MIN_WAITS = 200, 20.0, 20
-WINDOW_SECONDS = 60.0
+# The window is as long, or longer for slow steps. A rank is named once it has been slow for the second time.
+WINDOW_SECONDS, HOLD_SECONDS = 30.0, 20.0
 # A slow rank is the last to this share of the collectives in which ranks wait, the longest 90 % of all waiting.
 LAST_SHARE, LONG_SHARE = 0.8, 0.9
 # The others wait for it this share of the time; an episode is over below the second one.
@@ -30,9 +34,10 @@ WAIT_SHARE, OVER_SHARE = 0.1, 0.05
 CLOCK_SECONDS = 0.005
 # The sends and receives for each collective from which on ranks count as stages of a pipeline, which wait by design.
 PIPELINE = 0.05
-LOOK_SECONDS = 4.0
-# Arrivals that are compared at once, and how long one of them waits for those of the other ranks.
-MOST_ARRIVALS, PENDING_SECONDS = 40_000, 600.0
+# A look at the ranks, and the share of the driver's time that looks may take.
+LOOK_SECONDS, LOOK_SHARE = 4.0, 0.02
+# The arrivals that are compared at once, or the collectives of many ranks; and how long one waits for all its arrivals.
+MOST_ARRIVALS, MOST_COLLECTIVES, PENDING_SECONDS = 40_000, 500, 600.0
 SHOWN_RANKS = 8
 
 Interval = tuple[float, float]
@@ -52,12 +57,12 @@ class Collective:
     sequence: int
     arrivals: Mapping[int, float]
 
-    @property
+    @cached_property
     def first(self) -> float:
         """When the first rank joined it."""
         return min(self.arrivals.values())
 
-    @property
+    @cached_property
     def last(self) -> float:
         """When the last rank joined it."""
         return max(self.arrivals.values())
@@ -88,13 +93,11 @@ def waits_of(collectives: Sequence[Collective]) -> dict[int, float]:
     """Return the share of the time that each rank waits in these collectives."""
     waits: dict[int, list[Interval]] = {}
     covered: list[Interval] = []
-    before: Collective | None = None
-    for each in sorted(collectives, key=lambda each: (each.group, each.sequence)):
-        for rank, at in each.arrivals.items():
-            waits.setdefault(rank, []).append((at, each.last))
-        if before and (before.group, before.sequence + 1) == (each.group, each.sequence):
-            covered.append((before.first, each.first))
-        before = each
+    for each, following in pairwise(sorted(collectives, key=lambda each: (each.group, each.sequence))):
+        if (each.group, each.sequence + 1) == (following.group, following.sequence):
+            covered.append((each.first, following.first))
+            for rank, at in each.arrivals.items():
+                waits.setdefault(rank, []).append((at, each.last))
     seconds = _length(covered)
     return {rank: min(_length(spans) / seconds, 1.0) for rank, spans in waits.items()} if seconds > 0 else {}
 
@@ -121,8 +124,8 @@ def find(
     if not inside or not outside or (gap := min(outside) - max(inside)) <= wait_share:
         return None
     shared = [each for each in collectives if not each.arrivals.keys().isdisjoint(unit)]
-    long = _long_waits([(_wait(each), each.wait_for(unit)) for each in shared])
-    last_share = sum(for_unit > 0 for _, for_unit in long) / max(len(long), 1)
+    long = _long_waits([(wait, True) if (wait := each.wait_for(unit)) else (_wait(each), False) for each in shared])
+    last_share = sum(is_last for _, is_last in long) / max(len(long), 1)
     if len(long) < MIN_WAITS or last_share <= LAST_SHARE or statistics.median(wait for wait, _ in long) < least:
         return None
     return Slow(unit, last_share, gap)
@@ -134,8 +137,8 @@ def _wait(collective: Collective) -> float:
     return last - before
 
 
-def _long_waits(waits: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the longest waits that make up most of the waiting."""
+def _long_waits(waits: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
+    """Return the longest waits that make up most of the waiting, each with a mark."""
     waits.sort(reverse=True)
     rest, count = LONG_SHARE * sum(wait for wait, _ in waits), 0
     while count < len(waits) and rest > 0:
@@ -171,13 +174,14 @@ class SlowRanks:
         self.waits: list[Wait] = []
         self._times = times
         self._slow: Slow | None = None
+        self._found: tuple[frozenset[int], float] | None = None  # and since when
         self._collectives: list[Collective] = []
         self._pending: dict[tuple[str, int, tuple[int, ...]], dict[int, float]] = {}
         self._numbers: dict[int, int] = {}  # of the last reading, by rank
         self._pipelined: set[int] = set()
         self._nodes: dict[int, str] = {}  # by rank
         self._names: dict[int, str] = {}  # of the node, by rank
-        self._clocks: dict[str, float] = {}  # by node
+        self._clocks: dict[int, float] = {}  # by rank
         self._steps: list[tuple[float, int]] = []
         self._look_at = 0.0
 
@@ -185,15 +189,16 @@ class SlowRanks:
         """Take a rank's reading from its place; `clock` is how far its node's clock is behind, at most."""
         rank, node = reading.rank, place.node_id
         self._nodes[rank] = node
-        self._names[rank] = ", ".join(filter(None, (reading.instance, place.host)))
-        self._clocks[node] = min(self._clocks.get(node, clock), clock)
+        self._names[rank] = ", ".join(filter(None, (reading.instance, place.host if place.node_id else "")))
+        self._clocks[rank] = clock
         if self._numbers.get(rank) == reading.number:
             return
         self._numbers[rank] = reading.number
         self._pipelined.discard(rank)
         if reading.p2p > PIPELINE * len(reading.arrivals):
             self._pipelined.add(rank)
-        offset = self._clocks[node] if len(set(self._nodes.values())) > 1 else 0.0
+        of_node = [self._clocks[other] for other, its_node in self._nodes.items() if its_node == node]
+        offset = min(of_node) if len(set(self._nodes.values())) > 1 else 0.0
         for group, sequence, at in reading.arrivals:
             self._arrive(group, reading.groups.get(group, ()), sequence, rank, at + offset)
 
@@ -211,7 +216,7 @@ class SlowRanks:
         """Look for a slow rank; the step is where the script is, if it says so."""
         if now < self._look_at or not self._numbers:
             return
-        self._look_at = now + LOOK_SECONDS
+        began = time.monotonic()
         self._forget(now)
         if step is not None:
             self._steps = [(at, of) for at, of in self._steps if at > now - WINDOW_SECONDS and of <= step]
@@ -219,13 +224,16 @@ class SlowRanks:
         self._note_waits()
         found = self._find()
         if self._slow and (found is None or found.ranks != self._slow.ranks):
-            logger.info(f"{self._describe(self._slow)} no longer last to the collectives")
+            logger.info(f"the others no longer wait for {self._describe(self._slow)}")
             self.end(now)
-        if found and not self._slow:
+        if found is None or self._found is None or found.ranks != self._found[0]:
+            self._found = (found.ranks, now) if found else None
+        elif not self._slow and now - self._found[1] >= HOLD_SECONDS:
             self._slow = found
-            line = f"{self._describe(found)} last to {self._how(found)}"
+            line = f"{self._describe(found)} come{'s' * (len(found.ranks) == 1)} last to {self._how(found)}"
             logger.warning(line)
             self._times.append({"since": _iso(now), "until": None, "what": line})
+        self._look_at = now + max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE)
 
     def end(self, now: float) -> None:
         """End the episode that is under way."""
@@ -242,7 +250,7 @@ class SlowRanks:
         """Forget what is older than the window, or more than the evidence needs."""
         self._pending = {key: at for key, at in self._pending.items() if max(at.values()) > now - PENDING_SECONDS}
         self._collectives.sort(key=lambda each: each.last)
-        kept = self._collectives[-max(MOST_ARRIVALS // len(self._numbers), MIN_COLLECTIVES) :]
+        kept = self._collectives[-max(MOST_ARRIVALS // len(self._numbers), MOST_COLLECTIVES) :]
         recent = [each for each in kept[:-MIN_COLLECTIVES] if each.last > now - WINDOW_SECONDS]
         self._collectives = recent + kept[-MIN_COLLECTIVES:]
 
@@ -260,28 +268,28 @@ class SlowRanks:
         return None
 
     def _describe(self, slow: Slow) -> str:
-        """Return the ranks with their node and the verb: `rank 5 (i-0abc, 10.0.2.7) comes`."""
+        """Return the ranks with their node: `rank 5 (i-0abc, 10.0.2.7)`."""
         ranks = sorted(slow.ranks)
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         node = self._names.get(ranks[0])
-        return f"{who} ({node}) come{'s' * (len(ranks) == 1)}" if node else f"{who} come{'s' * (len(ranks) == 1)}"
+        return f"{who} ({node})" if node else who
 
     def _how(self, slow: Slow) -> str:
-        last = f"{slow.last_share:.0%} of the collectives in which ranks wait".replace("%", " %")
+        last = f"{slow.last_share:.0%} of the collectives in which others wait".replace("%", " %")
         if len(self._steps) > 1 and self._steps[-1][1] > self._steps[0][1]:
             (began, first), (ended, latest) = self._steps[0], self._steps[-1]
             step = 1000 * (ended - began) / (latest - first)
-            return f"{last}, {slow.wait_share * step:.0f} of {step:.0f} ms a step"
-        return f"{last}, which takes {100 * slow.wait_share:.0f} % of the time"
+            return f"{last}; they wait for it {slow.wait_share * step:.0f} of {step:.0f} ms a step"
+        return f"{last}; they wait for it {100 * slow.wait_share:.0f} % of the time"
 
 
 def _independent(collectives: Sequence[Collective]) -> list[list[Collective]]:
     """Return the collectives of ranks that wait for each other, at once or by way of others."""
     parts: list[set[int]] = []
-    for ranks in {frozenset(each.arrivals) for each in collectives}:
+    for ranks in {each.group: each.arrivals.keys() for each in collectives}.values():
         joined = [part for part in parts if not part.isdisjoint(ranks)]
         parts = [part for part in parts if part.isdisjoint(ranks)] + [set(ranks).union(*joined)]
-    return [[each for each in collectives if not part.isdisjoint(each.arrivals)] for part in parts]
+    return [[each for each in collectives if next(iter(each.arrivals)) in part] for part in parts]
 
 
 def _grouped(ranks: Sequence[int], nodes: Mapping[int, str]) -> list[frozenset[int]]:
