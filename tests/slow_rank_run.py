@@ -13,7 +13,7 @@ from pathlib import Path
 from ray_on_ecs import sdk
 from ray_on_ecs.run import collectives
 from ray_on_ecs.run.group import Place
-from ray_on_ecs.run.slow_ranks import SlowRanks
+from ray_on_ecs.run.slow_ranks import LOOK_SECONDS, SlowRanks
 from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait
 
 SCRIPT = Path(__file__).with_name("slow_rank_script.py")
@@ -43,12 +43,18 @@ def run(case: str, folder: Path, *, count: int = 4, slow: int = 1, seconds: floa
     processes = [_start(case, folders[rank], rank, count, slow, seconds, variables) for rank in range(count)]
     times: list[SlowTime] = []
     slow_ranks = SlowRanks(times)
+
+    def take() -> None:
+        for reading in (reading for each in folders for reading in collectives.readings(each)):
+            slow_ranks.take(reading, Place(), 0.0)
+
     try:
         while any(process.poll() is None for process in processes):
             time.sleep(POLL_SECONDS)
-            for reading in (reading for each in folders for reading in collectives.readings(each)):
-                slow_ranks.take(reading, Place(), 0.0)
+            take()
             slow_ranks.look(time.time(), None)
+        take()
+        slow_ranks.look(time.time() + LOOK_SECONDS, None)
     finally:
         for process in processes:
             with suppress(ProcessLookupError):

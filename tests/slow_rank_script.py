@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,9 @@ def main() -> None:
     if CASE in ("hog", "throttled"):
         {"hog": hog, "throttled": throttle}[CASE]()
     KINDS.get(CASE, ddp)()
+    if "READ_AT_END" in os.environ:  # sooner than its thread does
+        reader: Any = import_module("ray_on_ecs_flight_recorder")
+        reader.Reader(os.environ[reader.FOLDER_VARIABLE]).look(time.time())
     dist.destroy_process_group()
 
 

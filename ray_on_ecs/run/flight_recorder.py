@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 FOLDER_VARIABLE = "RAY_ON_ECS_SDK_DIR"  # of ray_on_ecs.sdk, which may not be installed here
@@ -45,10 +46,10 @@ def _run(folder: str, stop: threading.Event) -> None:
     reader = Reader(folder)
     try:
         while not stop.wait(LOOK_SECONDS - time.time() % LOOK_SECONDS):
-            with _lock:
+            with _lock, suppress(OSError):  # a full disk
                 reader.look(time.time())
     except Exception:
-        pass  # another version of PyTorch, a full disk: the script must not see it
+        pass  # such as another version of PyTorch: the script must not see it
 
 
 class Reader:
