@@ -53,12 +53,12 @@ def _spin(parent: int) -> None:
 
 
 def throttle() -> None:
-    """Stop this process for two thirds of the time."""
+    """Stop this process for most of the time."""
     if IS_SLOW and not os.fork():
         parent = os.getppid()
         while os.getppid() == parent:
             os.kill(parent, signal.SIGSTOP)
-            time.sleep(2 * PAUSE)
+            time.sleep(6 * PAUSE)
             os.kill(parent, signal.SIGCONT)
             time.sleep(PAUSE)
         os._exit(0)
