@@ -18,6 +18,7 @@ from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait
 
 SCRIPT = Path(__file__).with_name("slow_rank_script.py")
 POLL_SECONDS = 0.5
+SAMPLED = ('SAMPLED = ("nccl",)', 'SAMPLED = ("nccl", "gloo")')
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,19 @@ class Outcome:
     last: list[collectives.Last | None]
 
 
-def run(case: str, folder: Path, *, count: int = 4, slow: int = 1, seconds: float = 45, **variables: str) -> Outcome:
-    """Run some ranks of the script to their end, and compare them meanwhile."""
+def run(
+    case: str,
+    folder: Path,
+    *,
+    count: int = 4,
+    slow: int = 1,
+    seconds: float = 45,
+    sampled: bool = False,
+    **variables: str,
+) -> Outcome:
+    """Run some ranks of the script to their end, and compare them meanwhile; `sampled` reads Gloo as if it was NCCL."""
     folders = [folder / f"rank-{rank}" for rank in range(count)]
-    processes = [_start(case, folders[rank], rank, count, slow, seconds, variables) for rank in range(count)]
+    processes = [_start(case, folders[rank], rank, count, slow, seconds, sampled, variables) for rank in range(count)]
     times: list[SlowTime] = []
     slow_ranks = SlowRanks(times)
 
@@ -64,15 +74,19 @@ def run(case: str, folder: Path, *, count: int = 4, slow: int = 1, seconds: floa
 
 
 def _start(
-    case: str, folder: Path, rank: int, count: int, slow: int, seconds: float, variables: dict[str, str]
+    case: str, folder: Path, rank: int, count: int, slow: int, seconds: float, sampled: bool, variables: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     folder.mkdir()
+    path = collectives.install(folder)
+    if sampled:
+        code = path / f"{collectives.NAME}.py"
+        code.write_text(code.read_text().replace(*SAMPLED))
     environment = {
         **os.environ,
         "TORCH_FR_BUFFER_SIZE": "2000",
         "RANK": str(rank),
         "WORLD_SIZE": str(count),
-        "PYTHONPATH": str(collectives.install(folder)),
+        "PYTHONPATH": str(path),
         sdk.FOLDER_VARIABLE: str(folder),
         **variables,
     }

@@ -28,11 +28,11 @@ class Last:
     """The last collective that a rank has joined.
 
     Attributes:
-        kind: Its name, such as `all_reduce`.
+        kind: Its name, such as `all_reduce`; nothing with NCCL, which does not say it.
         sequence: Its number in its process group, from 1.
         group: The name of the group; `0` or `default_pg` is all ranks.
         began: When the rank joined it (Unix time).
-        is_done: True if it had ended at the last look, at most some seconds ago.
+        is_done: True if it is known to have ended, at the last look some seconds ago; with NCCL it is not known.
     """
 
     kind: str

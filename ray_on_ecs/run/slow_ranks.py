@@ -8,7 +8,6 @@ last rank does. A rank that itself waits for the slow one, as in another process
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ WINDOW_SECONDS, HOLD_SECONDS = 30.0, 20.0
 LAST_SHARE, LONG_SHARE = 0.8, 0.9
 # The others wait for it this share of the time; an episode is over below the second one.
 WAIT_SHARE, OVER_SHARE = 0.1, 0.05
-# Clocks of different nodes are known to some milliseconds: shorter waits between nodes are no evidence.
-CLOCK_SECONDS = 0.005
+# Between nodes, only what is longer counts as a wait: clocks are known to 5 ms, and counters are read every 10 ms.
+MARGIN_SECONDS = 0.015
 # The sends and receives for each collective from which on ranks count as stages of a pipeline, which wait by design.
 PIPELINE = 0.05
 # A look at the ranks, and the share of the driver's time that looks may take.
@@ -68,10 +67,10 @@ class Collective:
         return max(self.arrivals.values())
 
     def wait_for(self, ranks: frozenset[int]) -> float:
-        """Return how long the others wait for the last of these ranks, in seconds."""
+        """Return how long the others wait for the last of these ranks, in seconds; less than 0 if they don't."""
         others = [at for rank, at in self.arrivals.items() if rank not in ranks]
         own = [at for rank, at in self.arrivals.items() if rank in ranks]
-        return max(max(own) - max(others), 0.0) if own and others else 0.0
+        return max(own) - max(others) if own and others else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,21 +88,24 @@ class Slow:
     wait_share: float
 
 
-def waits_of(collectives: Sequence[Collective]) -> dict[int, float]:
-    """Return the share of the time that each rank waits in these collectives."""
+def waits_of(collectives: Sequence[Collective], margin: float = 0.0) -> dict[int, float]:
+    """Return the share of the time that each rank waits in these collectives, longer than a margin in each."""
     waits: dict[int, list[Interval]] = {}
     covered: list[Interval] = []
     for each, following in pairwise(sorted(collectives, key=lambda each: (each.group, each.sequence))):
         if (each.group, each.sequence + 1) == (following.group, following.sequence):
             covered.append((each.first, following.first))
             for rank, at in each.arrivals.items():
-                waits.setdefault(rank, []).append((at, each.last))
+                waits.setdefault(rank, []).append((at, max(each.last - margin, at)))
     seconds = _length(covered)
     return {rank: min(_length(spans) / seconds, 1.0) for rank, spans in waits.items()} if seconds > 0 else {}
 
 
 def find(
-    collectives: Sequence[Collective], units: Iterable[frozenset[int]], wait_share: float = WAIT_SHARE, least: float = 0
+    collectives: Sequence[Collective],
+    units: Iterable[frozenset[int]],
+    wait_share: float = WAIT_SHARE,
+    margin: float = 0.0,
 ) -> Slow | None:
     """Return the slow one of some units, each a set of ranks; None if there is none, or too little evidence.
 
@@ -111,24 +113,30 @@ def find(
         collectives: Collectives of ranks that wait for each other.
         units: The ranks by which to look: each one by itself, or those of each node.
         wait_share: The share of the time that the others must wait for it.
-        least: The median wait that is evidence, in seconds.
+        margin: The seconds of each wait that don't count.
     """
     if len(collectives) < MIN_COLLECTIVES or _span(collectives) < MIN_SECONDS:
         return None
-    waits = waits_of(collectives)
+    waits = waits_of(collectives, margin)
     fewest = min(waits, key=lambda rank: waits[rank], default=None)
     unit = next((unit for unit in units if fewest in unit), frozenset())
-    inside, outside = [], []
-    for rank, share in waits.items():
-        (inside if rank in unit else outside).append(share)
-    if not inside or not outside or (gap := min(outside) - max(inside)) <= wait_share:
+    if _gap(waits, unit) <= wait_share:
         return None
     shared = [each for each in collectives if not each.arrivals.keys().isdisjoint(unit)]
-    long = _long_waits([(wait, True) if (wait := each.wait_for(unit)) else (_wait(each), False) for each in shared])
+    for_unit = [each.wait_for(unit) - margin for each in shared]
+    for_others = [_wait(each) - margin for each in shared]
+    long = _long_waits([(max(of, other), of > 0) for of, other in zip(for_unit, for_others, strict=True)])
     last_share = sum(is_last for _, is_last in long) / max(len(long), 1)
-    if len(long) < MIN_WAITS or last_share <= LAST_SHARE or statistics.median(wait for wait, _ in long) < least:
+    if len(long) < MIN_WAITS or last_share <= LAST_SHARE:
         return None
-    return Slow(unit, last_share, gap)
+    return Slow(unit, last_share, _gap(waits_of(collectives), unit))
+
+
+def _gap(waits: Mapping[int, float], unit: frozenset[int]) -> float:
+    """Return how much more all other ranks wait than each of a unit; 0 without others."""
+    outside = [share for rank, share in waits.items() if rank not in unit]
+    inside = [share for rank, share in waits.items() if rank in unit]
+    return min(outside) - max(inside) if inside and outside else 0.0
 
 
 def _wait(collective: Collective) -> float:
@@ -139,7 +147,7 @@ def _wait(collective: Collective) -> float:
 
 def _long_waits(waits: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
     """Return the longest waits that make up most of the waiting, each with a mark."""
-    waits.sort(reverse=True)
+    waits = sorted((each for each in waits if each[0] > 0), reverse=True)
     rest, count = LONG_SHARE * sum(wait for wait, _ in waits), 0
     while count < len(waits) and rest > 0:
         rest -= waits[count][0]
@@ -260,10 +268,10 @@ class SlowRanks:
             if not self._pipelined.isdisjoint(ranks):
                 continue
             of_nodes = _grouped(ranks, self._nodes)
-            least = CLOCK_SECONDS if len(of_nodes) > 1 else 0.0
+            margin = MARGIN_SECONDS if len(of_nodes) > 1 else 0.0
             for units in ([frozenset([rank]) for rank in ranks], of_nodes):
                 share = OVER_SHARE if self._slow and self._slow.ranks in units else WAIT_SHARE
-                if slow := find(collectives, units, share, least):
+                if slow := find(collectives, units, share, margin):
                     return slow
         return None
 

@@ -19,7 +19,7 @@ value = torch.ones(1)
 
 def look() -> None:
     """Print the last reading."""
-    reader._due = 0.0
+    reader._look_at = reader._due = 0.0
     reader.look(time.time())
     print((FOLDER / f"rank-{RANK}" / f"collectives-{RANK}.json").read_text(), flush=True)
 

@@ -125,21 +125,33 @@ def test_reader_outlasts_a_full_disk_alone(monkeypatch: pytest.MonkeyPatch) -> N
             raise error
 
     monkeypatch.setattr(flight_recorder.Reader, "look", look)
-    monkeypatch.setattr(flight_recorder, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder, "LOOK_SECONDS", 0.02)
     flight_recorder._run("", threading.Event())
     assert len(looks) == 3
 
 
-CASES = {"backward": "rank 1", "tensor parallel loader": "rank 1", "jitter": ""}
+LIMITS = {"MIN_COLLECTIVES": 40, "MIN_SECONDS": 1.0, "MIN_WAITS": 10, "HOLD_SECONDS": 0.0, "LOOK_SECONDS": 0.0}
 
 
-@pytest.mark.parametrize(("case", "named"), CASES.items(), ids=CASES)
-def test_slow_rank_of_a_training_is_named(
-    case: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = {"MIN_COLLECTIVES": 40, "MIN_SECONDS": 1.0, "MIN_WAITS": 10, "HOLD_SECONDS": 0.0, "LOOK_SECONDS": 0.0}
-    for name, value in limits.items():
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little evidence is enough."""
+    for name, value in LIMITS.items():
         monkeypatch.setattr(slow_ranks, name, value)
+
+
+@pytest.mark.parametrize(
+    ("case", "named"), [("backward", "rank 1"), ("tensor parallel loader", "rank 1"), ("jitter", None)]
+)
+@pytest.mark.usefixtures("short")
+def test_slow_rank_of_a_training_is_named(case: str, named: str | None, tmp_path: Path) -> None:
     outcome = run(case, tmp_path, seconds=4, READ_AT_END="1")
     assert outcome.statuses == [0] * 4
     assert {each["what"].partition(" comes")[0] for each in outcome.times} == ({named} if named else set())
+
+
+@pytest.mark.usefixtures("short")
+def test_slow_rank_is_named_by_the_counters_of_nccl(tmp_path: Path) -> None:
+    outcome = run("forward", tmp_path, count=3, seconds=10, sampled=True)
+    assert {each["what"].partition(" comes")[0] for each in outcome.times} == {"rank 1"}
+    assert all(last and (last.kind, last.is_done) == ("", False) for last in outcome.last)

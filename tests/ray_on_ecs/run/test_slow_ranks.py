@@ -199,8 +199,8 @@ def test_clocks_of_nodes_blame_nobody(driver: Driver) -> None:
 
 
 def test_waits_below_the_clocks_error_are_no_evidence(driver: Driver) -> None:
-    program = data_parallel(lambda rank, step: 0.005 + 0.003 * (rank == 2))
-    driver.watch(simulate(program, 8000), places=OWN_NODES)
+    program = data_parallel(lambda rank, step: 0.02 + 0.012 * (rank == 2))
+    driver.watch(simulate(program, 3000), places=OWN_NODES)
     assert driver.lines == []
 
 
