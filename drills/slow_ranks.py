@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Slow ranks, which must be named, and healthy ones.")
     parser.add_argument("cases", nargs="*", default=[*SLOW, *HEALTHY], metavar="CASE", help=", ".join(SLOW + HEALTHY))
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=80)
     options = parser.parse_args()
     are_right = [_is_right(case, options.ranks, options.seconds) for case in options.cases]
     print(f"{sum(are_right)} of {len(are_right)} as they should be")

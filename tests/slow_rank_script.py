@@ -58,7 +58,7 @@ def throttle() -> None:
         parent = os.getppid()
         while os.getppid() == parent:
             os.kill(parent, signal.SIGSTOP)
-            time.sleep(6 * PAUSE)
+            time.sleep(20 * PAUSE)
             os.kill(parent, signal.SIGCONT)
             time.sleep(PAUSE)
         os._exit(0)
@@ -106,8 +106,8 @@ def ddp() -> None:
     model = DistributedDataParallel(Model(), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     objects = [[number] for number in range(100_000)] if IS_SLOW and CASE == "garbage" else []
-    batch = torch.ones(1024 if IS_SLOW and CASE == "batch" else 64, 256)
-    repeats = 20 if IS_SLOW and CASE == "batch" else 1
+    batch = torch.ones(512 if IS_SLOW and CASE == "batch" else 64, 256)
+    repeats = 8 if IS_SLOW and CASE == "batch" else 1
     for step in steps():
         if IS_SLOW:
             BEFORE_STEP.get(CASE, bool)(step)

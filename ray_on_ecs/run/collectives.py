@@ -19,6 +19,7 @@ from ray_on_ecs.run import flight_recorder
 # A distribution with this name and one entry point, which `import torch` calls.
 # https://docs.pytorch.org/docs/stable/accelerator/autoload.html
 NAME = "ray_on_ecs_flight_recorder"
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # 0 switches it off
 ENTRY_POINTS = f"[torch.backends]\nray_on_ecs = {NAME}:start\n"
 METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1\n"
 

@@ -98,8 +98,8 @@ class ScriptEnvironment:
         return variables | self._recording(variables, exchange)
 
     def _recording(self, variables: Mapping[str, str], exchange: Path) -> dict[str, str]:
-        """Return the variable by which the script's collectives are read, unless their recorder is switched off."""
-        if self.config.driver or variables[nccl_interface.FLIGHT_RECORDER[0]] == "0":
+        """Return the variable by which the script's collectives are read, unless that is switched off."""
+        if self.config.driver or variables.get(collectives.AUTOLOAD) == "0":
             return {}
         paths = variables.get("PYTHONPATH"), str(collectives.install(exchange))
         return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -43,8 +43,8 @@ def test_variables_match_torchrun(tmp_path: Path) -> None:
     [
         ([], "{0}/autoload"),
         (["PYTHONPATH=src:lib"], "src:lib:{0}/autoload"),
-        (["TORCH_FR_BUFFER_SIZE=0", "PYTHONPATH=src"], "src"),
-        (["TORCH_FR_BUFFER_SIZE=0"], None),
+        (["TORCH_DEVICE_BACKEND_AUTOLOAD=0", "PYTHONPATH=src"], "src"),
+        (["TORCH_DEVICE_BACKEND_AUTOLOAD=0"], None),
     ],
 )
 def test_reader_of_collectives_is_last_on_the_path(
