@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 MIN_COLLECTIVES, MIN_SECONDS, MIN_WAITS = 200, 20.0, 20
 # The window is as long, or longer for slow steps. A rank is named once it has been slow for the second time.
 WINDOW_SECONDS, HOLD_SECONDS = 30.0, 20.0
-# A slow rank is the last to this share of the collectives in which ranks wait, the longest 90 % of all waiting.
-LAST_SHARE, LONG_SHARE = 0.8, 0.9
+# This share of all waiting is for the slow rank; of that, the longest 90 % count. On busy CPUs all ranks wait for each
+# other between the waits for the slow one.
+LAST_SHARE, LONG_SHARE = 0.6, 0.9
 # The others wait for it this share of the time; an episode is over below the second one.
 WAIT_SHARE, OVER_SHARE = 0.1, 0.05
 # Between nodes, only what is longer counts as a wait: clocks are known to 5 ms, and counters are read every 10 ms.
@@ -79,7 +80,7 @@ class Slow:
 
     Attributes:
         ranks: A rank, or all those of a node.
-        last_share: The share of the collectives in which ranks wait to which one of them is the last.
+        last_share: The share of the waiting that is for one of them.
         wait_share: The share of the time that the others wait for them.
     """
 
@@ -126,9 +127,10 @@ def find(
     for_unit = [each.wait_for(unit) - margin for each in shared]
     for_others = [_wait(each) - margin for each in shared]
     long = _long_waits([(max(of, other), of > 0) for of, other in zip(for_unit, for_others, strict=True)])
-    last_share = sum(is_last for _, is_last in long) / max(len(long), 1)
-    if len(long) < MIN_WAITS or last_share <= LAST_SHARE:
+    waited = [wait for wait, is_last in long if is_last]
+    if len(waited) < MIN_WAITS or sum(waited) <= LAST_SHARE * sum(wait for wait, _ in long):
         return None
+    last_share = sum(waited) / sum(wait for wait, _ in long)
     return Slow(unit, last_share, _gap(waits_of(collectives), unit))
 
 
@@ -238,7 +240,7 @@ class SlowRanks:
             self._found = (found.ranks, now) if found else None
         elif not self._slow and now - self._found[1] >= HOLD_SECONDS:
             self._slow = found
-            line = f"{self._describe(found)} come{'s' * (len(found.ranks) == 1)} last to {self._how(found)}"
+            line = f"{self._describe(found)} {self._how(found)}"
             logger.warning(line)
             self._times.append({"since": _iso(now), "until": None, "what": line})
         self._look_at = now + max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE)
@@ -283,12 +285,13 @@ class SlowRanks:
         return f"{who} ({node})" if node else who
 
     def _how(self, slow: Slow) -> str:
-        last = f"{slow.last_share:.0%} of the collectives in which others wait".replace("%", " %")
+        come, them = ("comes", "it") if len(slow.ranks) == 1 else ("come", "them")
+        last = f"{come} last to the collectives: {100 * slow.last_share:.0f} % of the waiting is for {them}"
         if len(self._steps) > 1 and self._steps[-1][1] > self._steps[0][1]:
             (began, first), (ended, latest) = self._steps[0], self._steps[-1]
             step = 1000 * (ended - began) / (latest - first)
-            return f"{last}; they wait for it {slow.wait_share * step:.0f} of {step:.0f} ms a step"
-        return f"{last}; they wait for it {100 * slow.wait_share:.0f} % of the time"
+            return f"{last}, {slow.wait_share * step:.0f} of {step:.0f} ms a step"
+        return f"{last}, {100 * slow.wait_share:.0f} % of the time"
 
 
 def _independent(collectives: Sequence[Collective]) -> list[list[Collective]]:

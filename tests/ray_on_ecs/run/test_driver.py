@@ -805,10 +805,7 @@ def test_slow_rank_is_said_and_recorded(run: Run, clock: Clock) -> None:
             run.workers.tell(rank, readings=[Reading(rank, number, {"gloo/0/0": (0, 1)}, 0, arrivals, f"i-{rank}")])
         clock.now += 4
         run.step()
-    line = (
-        "rank 1 (i-1, 127.0.0.1) comes last to 100 % of the collectives in which others wait; "
-        "they wait for it 50 % of the time"
-    )
+    line = "rank 1 (i-1, 127.0.0.1) comes last to the collectives: 100 % of the waiting is for it, 50 % of the time"
     assert run.said == [line]
     assert [(each["what"], each["until"]) for each in run.record.status()["slow"]] == [(line, None)]
     assert [(each["rank"], each["share"]) for each in run.record.status()["waits"]] == [(0, 0.5), (1, 0.0)]
