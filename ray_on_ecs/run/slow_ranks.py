@@ -261,7 +261,8 @@ class SlowRanks:
         self._pending = {key: at for key, at in self._pending.items() if max(at.values()) > now - PENDING_SECONDS}
         self._collectives.sort(key=lambda each: each.last)
         kept = self._collectives[-max(MOST_ARRIVALS // len(self._numbers), MOST_COLLECTIVES) :]
-        recent = [each for each in kept[:-MIN_COLLECTIVES] if each.last > now - WINDOW_SECONDS]
+        since = kept[-1].last - WINDOW_SECONDS if kept else now  # the readings are up to half a minute old
+        recent = [each for each in kept[:-MIN_COLLECTIVES] if each.last > since]
         self._collectives = recent + kept[-MIN_COLLECTIVES:]
 
     def _find(self) -> Slow | None:

@@ -74,23 +74,26 @@ class Driver:
         clocks: Sequence[float] = (),
         p2p: int = 0,
         step_seconds: float = 0,
+        seconds: int = 4,
     ) -> None:
         """Take all arrivals; each rank's clock is behind by so much."""
         begin = min(parts[0][2] for parts in arrivals.values() if parts)
         end = max(parts[-1][2] for parts in arrivals.values() if parts)
-        for number in range(1, int((end - begin) / 4) + 2):
+        for number in range(1, int((end - begin) / seconds) + 2):
             for rank, parts in arrivals.items():
-                since = begin + 4 * (number - 1)
+                since = begin + seconds * (number - 1)
                 found = [
                     (group, sequence, at - (clocks[rank] if clocks else 0.0))
                     for group, sequence, at in parts
-                    if since <= at < since + 4
+                    if since <= at < since + seconds
                 ][-flight_recorder.MOST :]
                 groups = {group: tuple(json.loads(group.split("/")[1])) for group, _, _ in found}
                 reading = Reading(rank, number, groups, p2p * len(found), found, instance=f"i-{rank}")
                 self.ranks.take(reading, places[rank] if places else Place(), clocks[rank] if clocks else 0.0)
-            step = round(4 * number / step_seconds) if step_seconds else None
-            self.ranks.look(begin + 4 * number + 1e-6, step)
+            for look in range(4, seconds + 1, 4):
+                now = seconds * number + look
+                step = round(now / step_seconds) if step_seconds else None
+                self.ranks.look(begin + now, step)
 
 
 @pytest.fixture
@@ -127,6 +130,11 @@ def test_slow_rank_is_named(program: Program, driver: Driver) -> None:
 def test_wait_is_told_in_steps(driver: Driver) -> None:
     driver.watch(simulate(data_parallel(lambda rank, step: 0.014 + 0.104 * (rank == 2)), 800), step_seconds=0.118)
     assert "comes last to the collectives: 100 % of the waiting is for it, 104 of 118 ms a step" in driver.lines[0]
+
+
+def test_readings_may_be_rare(driver: Driver) -> None:
+    driver.watch(simulate(data_parallel(late(2)), 1500), seconds=32)
+    assert [line.split(" comes")[0] for line in driver.lines] == ["rank 2 (i-2)"]
 
 
 PAIRS = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in ALL}
