@@ -140,9 +140,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slow_ranks, name, value)
 
 
-@pytest.mark.parametrize(
-    ("case", "named"), [("backward", "rank 1"), ("tensor parallel loader", "rank 1"), ("jitter", None)]
-)
+@pytest.mark.parametrize(("case", "named"), [("backward", "rank 1"), ("jitter", None)])
 @pytest.mark.usefixtures("short")
 def test_slow_rank_of_a_training_is_named(case: str, named: str | None, tmp_path: Path) -> None:
     outcome = run(case, tmp_path, seconds=4, READ_AT_END="1")
