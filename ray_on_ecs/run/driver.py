@@ -34,6 +34,7 @@ from ray_on_ecs.run.instance_hours import InstanceHours
 from ray_on_ecs.run.nodes import Nodes
 from ray_on_ecs.run.patience import ask
 from ray_on_ecs.run.restarts import Restarts
+from ray_on_ecs.run.slow_ranks import SlowRanks
 from ray_on_ecs.run.stacks_request import SILENT, StacksRequest
 from ray_on_ecs.run.stuck import Picture
 from ray_on_ecs.run.summary import print_header, print_summary, print_what_stays, publish_files
@@ -97,6 +98,8 @@ def run(admitted: Admission) -> dict[str, Any]:
         summary |= {"restarts": record.restarts, "starts": record.starts.documents(time.time())}
         if record.pool:
             summary |= {"pool": record.pool, "pools": record.pools}
+        if record.waits:
+            summary |= {"slow": record.slow, "waits": record.waits}
         result = write_results(storage, config, of_code, summary, cost_of(driver.hours.by_kind), record.earlier)
         print_summary(result, config, storage)
     return result
@@ -247,6 +250,7 @@ class RunDriver:
         self._take_reports(of_start)
         if self._state in ("starting", "running"):
             self._time_start(group, of_start)
+        self._compare_ranks(group, of_start)
         self._last = {**self._last, **of_start}  # a worker that is lost by now may be to blame
         if self._stacks.are_there(of_start):
             self._answer_request(group, of_start)
@@ -294,6 +298,17 @@ class RunDriver:
             generation = self._directive.generation
             self.monitor.update(generation, first.step, first.metrics, first.url, first.guess, first.steps)
             self._restarts.look(first.extent)
+
+    def _compare_ranks(self, group: Group, workers: WorkerStatuses) -> None:
+        """Look for a rank that the others wait for."""
+        if self._state != "running":
+            return
+        for rank, worker in workers.items():
+            for reading in worker.readings:
+                self._slow_ranks.take(reading, group.places[rank], worker.clock)
+        guess = self.monitor.guess.get("step")
+        self._slow_ranks.look(time.time(), guess if self.monitor.step is None else self.monitor.step)
+        self._record.waits = self._slow_ranks.waits
 
     def _time_start(self, group: Group, of_start: WorkerStatuses) -> None:
         """Note the moments of a start on new workers, for its timeline."""
@@ -460,6 +475,7 @@ class RunDriver:
         self._ended_for: Reason | None = None
         self._failure: Failure | None = None
         self._nodes = Nodes(mpi=self._config.mpi)
+        self._slow_ranks = SlowRanks(self._record.slow)
         self._has_stacks = self._has_errors = False
         self._last: WorkerStatuses = {}
         logger.debug(f"start {generation} of the scripts")
@@ -470,6 +486,7 @@ class RunDriver:
         self._ended_for = reason
         self._state = "ending"
         self._record.starts.end()
+        self._slow_ranks.end(time.time())
         action: Literal["end", "abort"] = "abort" if reason == "hung" else "end"
         left = self._limit.end_seconds
         self._ends_at, end_at = time.monotonic() + left, min(end_at, time.time() + left)

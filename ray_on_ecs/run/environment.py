@@ -12,7 +12,7 @@ from pathlib import Path
 from ray_on_ecs import sdk
 from ray_on_ecs.config import RunConfig
 from ray_on_ecs.rules import OF_LAUNCHER
-from ray_on_ecs.run import nccl_interface
+from ray_on_ecs.run import collectives, nccl_interface
 from ray_on_ecs.storage.run_storage import RunStorage
 
 # True if the process group's store is served already, so that rank 0's script does not serve it.
@@ -78,7 +78,7 @@ class ScriptEnvironment:
         base = {name: value for name, value in without_ray(os.environ).items() if not re.fullmatch(OF_LAUNCHER, name)}
         head = self.cluster.rpartition(":")[0] or "127.0.0.1"
         programs = [str(Path(python).parent) for python in (self.python, sys.executable)]  # of the packages
-        return {
+        variables = {
             **base,
             **nccl_interface.variables(head, base),
             **({"RAY_ADDRESS": self.cluster} if self.cluster else {}),
@@ -95,6 +95,14 @@ class ScriptEnvironment:
             **self.config.variables,
             **self.secrets,
         }
+        return variables | self._recording(variables, exchange)
+
+    def _recording(self, variables: Mapping[str, str], exchange: Path) -> dict[str, str]:
+        """Return the variable by which the script's collectives are read, unless that is switched off."""
+        if self.config.driver or variables.get(collectives.AUTOLOAD) == "0":
+            return {}
+        paths = variables.get("PYTHONPATH"), str(collectives.install(exchange))
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def wandb_variables(self, rank: int) -> dict[str, str]:
         """Return the variables with which `wandb.init()` continues a W&B run after restarts, unless the user sets them.

@@ -15,7 +15,7 @@ DRIVER_LOST_SECONDS = 600.0
 # A waiting process looks more often than this, unless it is stopped.
 PAUSE_SECONDS = 10.0
 # Changes of these wait for the next poll; any other change answers the driver at once.
-UNHURRIED = ("silent_seconds", "step", "metrics", "guess", "extent")
+UNHURRIED = ("silent_seconds", "step", "metrics", "guess", "extent", "readings")
 
 
 class Silence:
@@ -77,7 +77,7 @@ class Exchange:
                 self.poll_number, self.directive = number, directive
             self._news.notify_all()
             self._news.wait_for(lambda: self._version != known or self._polls != own, seconds)
-            return self._version, self.status
+            return self._version, replace(self.status, clock=time.time())
 
     def report(self, **changes: Any) -> None:
         """Change the status."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ray_on_ecs.run.collectives import Reading
 from ray_on_ecs.run.extent import Extent
 from ray_on_ecs.run.last_words import LastWords
 from ray_on_ecs.run.stacks import Stacks
@@ -118,6 +119,8 @@ class WorkerStatus:
         steps: From rank 0: the steps of the training, reported or printed; None before the first.
         url: From rank 0: the page of the run at an experiment tracker.
         extent: From rank 0: where this start began, and how far it is.
+        readings: Of each rank of its script, the last reading of the collectives that it has joined.
+        clock: When it answered (Unix time), by its clock; in the driver, how far that is behind the driver's, at most.
         is_prepared: True once the packages of --requirements can be installed, as far as it depends on this worker: the
             first one of a node has brought the code, and rank 0 has resolved them.
         daemons: With --mpi, the commands of the daemons that rank 0's mpirun wants on the other nodes, by their ranks.
@@ -151,6 +154,8 @@ class WorkerStatus:
     steps: Steps | None = None
     url: str | None = None
     extent: Extent = field(default_factory=Extent)
+    readings: Sequence[Reading] = ()
+    clock: float = 0.0
     is_prepared: bool = False
     daemons: Mapping[int, str] = field(default_factory=dict)
     daemon_status: int | None = None

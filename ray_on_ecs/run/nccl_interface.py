@@ -14,7 +14,7 @@ import psutil
 from ray_on_ecs.node.ports import source_address_for
 
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-# The number of collectives that NCCL's flight recorder keeps for the report of a hang.
+# The number of collectives that PyTorch's flight recorder keeps, for the report of a hang and to find slow ranks.
 FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "2000")
 
 

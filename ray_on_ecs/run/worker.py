@@ -27,7 +27,7 @@ from ray_on_ecs.errors import ScriptError, TrainingError, one_line
 from ray_on_ecs.node import notice
 from ray_on_ecs.node.labels import instance_id
 from ray_on_ecs.periodic import run_every
-from ray_on_ecs.run import gpu_check, inputs, nccl_interface, packages, tcp_store
+from ray_on_ecs.run import collectives, gpu_check, inputs, nccl_interface, packages, tcp_store
 from ray_on_ecs.run.advice import advice
 from ray_on_ecs.run.code.archive import Code
 from ray_on_ecs.run.environment import AGENT_STORE, ScriptEnvironment
@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 # The metrics are stored before a snapshot that begins after them: see QUIET_SECONDS of the run's folder.
 METRICS_SECONDS = 2.0
+READINGS_SECONDS = 1.0  # between two looks for new readings of the collectives
 # How long SIGTERM waits for a moment at which the script does not write a file, and the time between two looks: a file
 # that was written before the first is older than a tick of the disk's clock at the second, and so counts as whole.
 REST_SECONDS, LOOK_SECONDS = 2.0, TICK_SECONDS + 0.01
@@ -361,7 +362,7 @@ class ScriptWorker:
     def _look_after(self, script: Script) -> None:
         """Look after the script until it has ended and all of its node have, or the driver wants it to end."""
         exchange, process = self.exchange, script.process
-        next_metrics = next_notice = 0.0
+        next_metrics = next_notice = next_reading = 0.0
         while exchange.is_to_run and not exchange.status.has_ended:
             if process.wait(POLL_SECONDS) is not None and not process.has_ended(exchange.directive):
                 time.sleep(POLL_SECONDS)  # the daemon of mpirun has ended, and mpirun has not
@@ -373,6 +374,9 @@ class ScriptWorker:
             if time.monotonic() >= next_notice:
                 script.pass_on_recommendation()
                 next_notice = time.monotonic() + notice.POLL_SECONDS
+            if time.monotonic() >= next_reading:
+                exchange.report(readings=collectives.readings(script.exchange))
+                next_reading = time.monotonic() + READINGS_SECONDS
             self._report_script(process)
             wanted, known = exchange.directive.stacks, exchange.status.stacks
             if wanted and (known is None or known.request != wanted):

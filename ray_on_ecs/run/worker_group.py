@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -32,6 +34,8 @@ POLL_SECONDS = 0.25
 ANSWER_SECONDS = 0.5
 # An actor whose node is out of reach for a while answers again; one that does not for so long is lost.
 WORKER_LOST_SECONDS = 120.0
+# The last answers of a worker by which its clock is compared.
+CLOCK_ANSWERS = 200
 # Between two looks for more room of an elastic run; a start of more workers costs it some seconds each time.
 GROW_SECONDS = 60.0
 # How long the last lines of the workers may take.
@@ -64,6 +68,7 @@ class Member:
         self.polls = 0  # that are under way
         self.poll_at = 0.0
         self.silence = Silence()
+        self.clocks: deque[float] = deque(maxlen=CLOCK_ANSWERS)
 
 
 class RayGroup:
@@ -173,8 +178,9 @@ class RayGroup:
                 self._lose(rank, reason_of(cause))
             else:
                 member.silence.end()
+                member.clocks.append(time.time() - status.clock)  # the quickest answer is nearest to the truth
                 if version >= member.version:  # of two answers the older one may arrive last
-                    member.version, member.status = version, status
+                    member.version, member.status = version, replace(status, clock=min(member.clocks))
 
     def _lose(self, rank: int, reason: str) -> None:
         if rank not in self.lost:

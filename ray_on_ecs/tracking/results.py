@@ -83,7 +83,7 @@ def write_results(
         "code": dict(code),
         "files": files,
     }
-    document |= {key: summary[key] for key in ("pool", "pools") if key in summary}
+    document |= {key: summary[key] for key in ("pool", "pools", "slow", "waits") if key in summary}
     storage.write_json(layout.RESULT, document)
     return document
 

@@ -31,6 +31,7 @@ from ray_on_ecs.tracking.end import End, EndLog, Steps, end_in, end_of
 from ray_on_ecs.tracking.report import write_report
 from ray_on_ecs.tracking.run_log import RunLog
 from ray_on_ecs.tracking.run_monitor import RunMonitor
+from ray_on_ecs.tracking.slow_ranks import SlowTime, Wait, slow_in
 from ray_on_ecs.tracking.starts import Start, Starts, starts_in
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ class Status(TypedDict):
     error: str | None  # why the run failed, or reached its limit, on one line
     next: str  # the command that resumes the run
     pool: NotRequired[Pool]  # missing without a stack, and if the run chooses none
+    slow: NotRequired[list[SlowTime]]  # of all commands; missing, as `waits`, if the script joins no collectives
+    waits: NotRequired[list[Wait]]  # now, by rank
     pools: NotRequired[list[str]]  # names of all in which the run has waited or trained, in order
 
 
@@ -113,6 +116,8 @@ class RunRecord:
         self.restarts: list[Restarted] = []
         self.starts = Starts()
         self.extents: list[dict[str, Any]] = []
+        self.slow: list[SlowTime] = []
+        self.waits: list[Wait] = []
         self._storage = storage
         self._config = config
         self._next = shlex.join(config.next_command())
@@ -235,6 +240,8 @@ class RunRecord:
             status["line"] = self.line
         if self.pool:
             status["pool"], status["pools"] = self.pool, self.pools
+        if self.waits or self.slow:
+            status["slow"], status["waits"] = self.slow, self.waits
         return status
 
     def _end(self, monitor: RunMonitor, status: Status) -> End | None:
@@ -259,6 +266,7 @@ class RunRecord:
                 self.earlier = earlier_of(before)
                 self.restarts[:0] = _restarts_in(before)
                 self.starts.follow(starts_in(before))
+                self.slow[:0] = slow_in(before)
                 self.extents += before["extents"]
                 earlier = before.get("pools")
                 names = [name for name in earlier if isinstance(name, str)] if isinstance(earlier, list) else []

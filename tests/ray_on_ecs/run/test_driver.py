@@ -22,6 +22,7 @@ from ray_on_ecs.run import driver as module
 from ray_on_ecs.run.admission import Admission
 from ray_on_ecs.run.allocation import WorkerAllocation
 from ray_on_ecs.run.code.archive import Code
+from ray_on_ecs.run.collectives import Reading
 from ray_on_ecs.run.document import RunDocument
 from ray_on_ecs.run.driver import RunDriver
 from ray_on_ecs.run.extent import Extent
@@ -856,6 +857,24 @@ def test_whole_run_counts_its_steps_over_restarts(run: Run) -> None:
     assert (run.driver.monitor.steps_made, run.driver.monitor.history) == (5, [{"loss": 1}])
     assert group.told[-1].action == "leave"
     assert len(run.said) == 1
+
+
+def test_slow_rank_is_said_and_recorded(run: Run, clock: Clock) -> None:
+    run.until("running")
+    for number in range(1, 16):
+        for rank in range(2):
+            times = [clock.now + 0.1 * step + 0.05 * rank for step in range(40)]
+            arrivals = [("gloo/0/0", 40 * number + step, at) for step, at in enumerate(times)]
+            run.workers.tell(rank, readings=[Reading(rank, number, {"gloo/0/0": (0, 1)}, 0, arrivals, f"i-{rank}")])
+        clock.now += 4
+        run.step()
+    line = "rank 1 (i-1, 127.0.0.1) comes last to the collectives: 100 % of the waiting is for it, 50 % of the time"
+    assert run.said == [line]
+    assert [(each["what"], each["until"]) for each in run.record.status()["slow"]] == [(line, None)]
+    assert [(each["rank"], each["share"]) for each in run.record.status()["waits"]] == [(0, 0.5), (1, 0.0)]
+    run.workers.finish()
+    run.until("ended")
+    assert run.record.slow[0]["until"] == "1970-01-01T00:17:40+00:00"
 
 
 # The clock of these tests is at 1000, and a driver's request for workers at 900.

@@ -38,6 +38,26 @@ def test_variables_match_torchrun(tmp_path: Path) -> None:
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE"} <= same
 
 
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ([], "{0}/autoload"),
+        (["PYTHONPATH=src:lib"], "src:lib:{0}/autoload"),
+        (["TORCH_DEVICE_BACKEND_AUTOLOAD=0", "PYTHONPATH=src"], "src"),
+        (["TORCH_DEVICE_BACKEND_AUTOLOAD=0"], None),
+    ],
+)
+def test_reader_of_collectives_is_last_on_the_path(
+    settings: list[str], path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    environment = start_of(tmp_path).environment
+    config = replace(environment.config, env=tuple(settings))
+    found = replace(environment, config=config).variables({}, tmp_path).get("PYTHONPATH")
+    assert found == (path and path.format(tmp_path))
+    assert (tmp_path / "autoload").exists() == str(found).endswith("autoload")
+
+
 def test_ranks_sizes_and_addresses(tmp_path: Path) -> None:
     found = start_of(tmp_path, nodes=(0, 0, 1, 1), rank=RANK_3, number=2).torchrun_variables()
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("3", "4", "1", "2")

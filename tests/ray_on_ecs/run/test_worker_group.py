@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ class FakeRay:
         polls: The number of polls.
         lost: The error that the actors' polls raise.
         of_others: The state of the placement groups but the first.
+        clocks: The actors' clocks when they answer.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class FakeRay:
         self.polls = 0
         self.lost: Exception | None = None
         self.of_others = "PENDING"
+        self.clocks: Iterator[float] = itertools.repeat(0.0)
         self._groups: list[object] = []
         self._located = 0
 
@@ -100,7 +103,7 @@ class FakeRay:
     def _answer(self) -> tuple[int, WorkerStatus]:
         if self.lost:
             raise self.lost
-        return 1, WorkerStatus(generation=0)
+        return 1, WorkerStatus(generation=0, clock=next(self.clocks))
 
 
 @pytest.fixture
@@ -183,6 +186,13 @@ def test_error_of_a_poll_loses_the_worker(ray: FakeRay, error: Exception) -> Non
     ray.fails["kill"] = error
     poll(group)
     assert set(group.lost) == {0, 1}
+
+
+def test_clock_of_a_worker_is_compared_by_its_quickest_answer(ray: FakeRay) -> None:
+    ray.clocks = itertools.cycle([worker_group.time.time() - behind for behind in (5.9, 5.1, 5.0, 7.0)])
+    group = begun(1)
+    poll(group, 8)
+    assert group.poll(Directive())[0].clock == pytest.approx(5.0)
 
 
 def test_worker_out_of_reach_is_asked_at_intervals(ray: FakeRay) -> None:

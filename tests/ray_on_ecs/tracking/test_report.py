@@ -259,6 +259,16 @@ def test_report_has_the_parts_of_each_start(write: Callable[..., str], document:
     ) in shown
 
 
+@pytest.mark.parametrize("document", ["status", "result"])
+def test_report_has_the_slow_ranks(write: Callable[..., str], document: str) -> None:
+    times = [{"since": "2026-11-23T18:15:00+00:00", "until": None, "what": "rank 1 comes last"}]
+    found = {"slow": times, "waits": [{"rank": 1, "node": "i-1", "share": 0.02}]}
+    given = {"status": STATUS} if document == "status" else {"status": STATUS, "result": RESULT}
+    shown = text(write(**given | {document: {**given[document], **found}}))
+    assert "Slow ranks\n2026-11-23 18:15:00 UTC\nrank 1 comes last\n" in shown
+    assert "Waits in collectives\nrank 1 (i-1)\nwaits 2.0 % of the time\n" in shown
+
+
 def test_page_names_pool_type_and_zone(write: Callable[..., str]) -> None:
     chosen = {
         "name": "h100",
