@@ -36,35 +36,21 @@ class FileRecord(TypedDict):
 
 
 class _Required(TypedDict):
-    """Keys of all manifests.
+    """Keys of all manifests."""
 
-    Attributes:
-        format: The version of the folder's format.
-        step: Completed optimizer steps.
-        epoch: Completed epochs.
-        metrics: The metrics of an epoch that ends with this step; else empty.
-        world_size: The number of ranks that saved it.
-        config: The settings of the training.
-        files: The files by name.
-    """
-
-    format: int
-    step: int
-    epoch: int
-    metrics: dict[str, float]
-    world_size: int
-    config: dict[str, Any]
-    files: dict[str, FileRecord]
+    format: int  # version of the folder's format
+    step: int  # completed optimizer steps
+    epoch: int  # completed epochs
+    metrics: dict[str, float]  # those of an epoch that ends with this step; else empty
+    world_size: int  # the number of ranks that saved it
+    config: dict[str, Any]  # the settings of the training
+    files: dict[str, FileRecord]  # by name
 
 
 class Manifest(_Required, total=False):
-    """Manifest of a checkpoint.
+    """Manifest of a checkpoint."""
 
-    Attributes:
-        left_out: The number of frozen parameters that it lacks.
-    """
-
-    left_out: int
+    left_out: int  # the number of frozen parameters that it lacks
 
 
 class Progress(NamedTuple):

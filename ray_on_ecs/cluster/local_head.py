@@ -53,23 +53,14 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class LocalHead:
-    """Head on this machine.
+    """Head on this machine."""
 
-    Attributes:
-        url: The URL of its dashboard.
-        address: The `HOST:PORT` at which drivers join it.
-        token: Ray's token.
-        pid: The process ID of `ray start`.
-        started: The identity of that process, as its ID may be reused.
-        folder: The folder of its log, with Ray's temporary folder in it; only this user can open it.
-    """
-
-    url: str
-    address: str
-    token: str
-    pid: int
-    started: str
-    folder: str
+    url: str  # URL of its dashboard
+    address: str  # `HOST:PORT` at which drivers join it
+    token: str  # Ray's token
+    pid: int  # process ID of `ray start`
+    started: str  # identity of that process, as its ID may be reused
+    folder: str  # folder of its log, with Ray's temporary folder in it; only this user can open it
 
     @property
     def variables(self) -> dict[str, str]:

@@ -26,42 +26,26 @@ LONG = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class ScaleIn:
-    """Scale-in of one kind of node.
+    """Scale-in of one kind of node."""
 
-    Attributes:
-        line: What stops idle nodes, or keeps them running.
-        is_hindered: True if something other than the configuration keeps them running.
-        fix: The command that ends that.
-    """
-
-    line: str
-    is_hindered: bool = False
-    fix: str = ""
+    line: str  # what stops idle nodes, or keeps them running
+    is_hindered: bool = False  # True if something other than the configuration keeps them running
+    fix: str = ""  # the command that ends that
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """AWS's answers about the scale-in of one kind of node.
-
-    Attributes:
-        kind: The kind of node.
-        scale: Its node group in the stack's description.
-        service: Its ECS service, or None if that is not known.
-        alarm: The alarm that stops idle nodes; empty if there is none, None if that is not known.
-        target: Its scalable target; empty if there is none, None if that is not known.
-        suspended: The processes of its Auto Scaling group that are suspended.
-        idle: The nodes that run nothing, and their cost, in words; empty if there are none.
-        names: The names for commands: region, resource, group and alarm.
-    """
+    """AWS's answers about the scale-in of one kind of node."""
 
     kind: str
-    scale: NodeGroup
-    service: Service | None = None
+    scale: NodeGroup  # its node group in the stack's description
+    service: Service | None = None  # None if that is not known
+    # Alarm that stops idle nodes; empty if there is none, None if that is not known.
     alarm: Mapping[str, Any] | None = None
-    target: Mapping[str, Any] | None = None
-    suspended: Sequence[str] = ()
-    idle: str = ""
-    names: Mapping[str, str]
+    target: Mapping[str, Any] | None = None  # its scalable target; empty if there is none, None if that is not known
+    suspended: Sequence[str] = ()  # processes of its Auto Scaling group that are suspended
+    idle: str = ""  # nodes that run nothing, and their cost, in words; empty if there are none
+    names: Mapping[str, str]  # names for commands: region, resource, group and alarm
 
 
 def describe(facts: Facts) -> ScaleIn | None:

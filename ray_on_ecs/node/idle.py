@@ -97,17 +97,11 @@ class Idle:
 
 @dataclass(frozen=True)
 class Sleep:
-    """Sleep of this head.
+    """Sleep of this head."""
 
-    Attributes:
-        wake: What wakes it.
-        idle: Its idle time.
-        request: Publishes a request for the next head; any error if that fails.
-    """
-
-    wake: Wake
+    wake: Wake  # what wakes it
     idle: Idle
-    request: Callable[[], None]
+    request: Callable[[], None]  # publishes a request for the next head; any error if that fails
 
 
 def start(idle: Idle, any_under_way: Callable[[], bool], is_up: threading.Event) -> None:

@@ -64,32 +64,21 @@ EVENT_STATES = {"active": True, "completed": False, "canceled": False}
 
 @dataclass(frozen=True)
 class End:
-    """End of the instance.
+    """End of the instance."""
 
-    Attributes:
-        what: A clause for the log.
-        at: Its time (Unix time), or None if AWS does not name it.
-        is_event: True for a scheduled event, for which neither ECS nor EC2 Auto Scaling replaces the instance.
-    """
-
-    what: str
-    at: float | None
+    what: str  # a clause for the log
+    at: float | None  # its time (Unix time), or None if AWS does not name it
+    # True for a scheduled event, for which neither ECS nor EC2 Auto Scaling replaces the instance.
     is_event: bool = False
 
 
 @dataclass(frozen=True)
 class Notices:
-    """Notices of AWS for an instance.
+    """Notices of AWS for an instance."""
 
-    Attributes:
-        ends: Its end by EC2 or EC2 Auto Scaling.
-        events: Interruptions that EC2 has scheduled, often days ahead.
-        recommendation: The time of EC2's recommendation to replace it, as EC2 writes it, or nothing.
-    """
-
-    ends: tuple[End, ...] = ()
-    events: tuple[End, ...] = ()
-    recommendation: str = ""
+    ends: tuple[End, ...] = ()  # its end by EC2 or EC2 Auto Scaling
+    events: tuple[End, ...] = ()  # interruptions that EC2 has scheduled, often days ahead
+    recommendation: str = ""  # time of EC2's recommendation to replace it, as EC2 writes it, or nothing
 
     def end(self, now: float) -> End | None:
         """Return the end that leaves the least time, of those that have begun or are near."""

@@ -72,27 +72,16 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Answers of ECS and Auto Scaling about one kind of worker.
+    """Answers of ECS and Auto Scaling about one kind of worker."""
 
-    Attributes:
-        count: The service's desired count.
-        rollout: The rollout state of its deployments: COMPLETED, FAILED or IN_PROGRESS.
-        capacity: The group's desired capacity.
-        least: The group's minimum size.
-        most: The group's maximum size.
-        suspended: The group's suspended processes.
-        members: The group's instances.
-        hosts: ECS's description by instance ID; None if it was not asked.
-    """
-
-    count: int
-    rollout: str = COMPLETED
-    capacity: int
-    least: int = 0
-    most: int
-    suspended: frozenset[str] = frozenset()
-    members: tuple[Member, ...] = ()
-    hosts: Mapping[str, Host] | None = None
+    count: int  # the service's desired count
+    rollout: str = COMPLETED  # rollout state of its deployments: COMPLETED, FAILED or IN_PROGRESS
+    capacity: int  # the group's desired capacity
+    least: int = 0  # the group's minimum size
+    most: int  # the group's maximum size
+    suspended: frozenset[str] = frozenset()  # the group's suspended processes
+    members: tuple[Member, ...] = ()  # the group's instances
+    hosts: Mapping[str, Host] | None = None  # ECS's description by instance ID; None if it was not asked
 
 
 @dataclass(frozen=True)
