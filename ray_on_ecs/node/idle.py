@@ -22,7 +22,7 @@ from pathlib import Path
 from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, NOTEBOOK_PORT, SLEEP_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.documents import Wake
-from ray_on_ecs.node import api, ports, resource_state
+from ray_on_ecs.node import ports, resource_state
 from ray_on_ecs.node.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def start(idle: Idle, any_under_way: Callable[[], bool], is_up: threading.Event)
     processes = Processes(PROC)
     checks = {
         "the jobs": lambda: "a job is under way" if any_under_way() else "",
-        "the nodes": lambda: beside_the_head(resource_state.read_nodes(_own_gcs())),
+        "the nodes": lambda: beside_the_head(resource_state.read_nodes(ports.own_gcs())),
         "the connections": lambda: connection(PROC),
         "the processes": processes.reason,
     }
@@ -144,12 +144,6 @@ def beside_the_head(nodes: Sequence[object]) -> str:
     if not nodes:
         raise ValueError("Ray does not list the head")
     return "Ray has workers" if len(nodes) > 1 else ""
-
-
-def _own_gcs() -> str:
-    address = ports.own_gcs()
-    api.check_gcs(address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    return address
 
 
 def connection(proc: Path) -> str:

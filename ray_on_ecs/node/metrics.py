@@ -80,7 +80,7 @@ def publish(namespace: str, idle: Idle | None = None) -> None:
         raise
     cloudwatch.put_metric_data(Namespace=namespace, MetricData=[*data, *(of_idle(idle) if idle else [])])
     try:
-        nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
+        nodes = api.ask(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
     except OSError as cause:
         raise OSError(f"only the GPU utilization: {cause}") from cause  # the other metrics are published
     if data := utilization(nodes):
@@ -89,10 +89,8 @@ def publish(namespace: str, idle: Idle | None = None) -> None:
 
 def of_demand() -> list[Datum]:
     """Return the metrics of all kinds of worker; any of Ray's errors if it does not answer."""
-    own_address = ports.own_gcs()
-    api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     info = read_cluster_info()
-    current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    current = demand.read(ports.own_gcs(), info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
     needs = numbers.as_alarms_see(info, current.needs) if info else current.needs
     logger.debug(f"metrics: {needs}")
     return [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]

@@ -22,7 +22,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
 from ray_on_ecs.errors import failure_of
 from ray_on_ecs.jobs.record import RUN, THEN_STOP, Job, goes_on, last_jobs
-from ray_on_ecs.node import api, demand, numbers, ports
+from ray_on_ecs.node import demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
 from ray_on_ecs.node.outage import Outage
@@ -97,10 +97,8 @@ class Scaler:
 
     def look_at_ray(self) -> None:
         """Look at the demand and scale; any of Ray's or boto3's errors if one doesn't answer."""
-        address = ports.own_gcs()
-        api.check_gcs(address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
         if (info := read_cluster_info()) and info["cluster"]:
-            current = demand.read(address, info, has_cpu_workers=False)
+            current = demand.read(ports.own_gcs(), info, has_cpu_workers=False)
             self._name_unmet(current.unmet)
             self.look(info, current.needs)
 

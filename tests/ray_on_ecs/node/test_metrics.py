@@ -60,13 +60,18 @@ def used_node(*, gpus: float = 0, cpus: float = 8, used: bool = True, **labels: 
     )
 
 
+def set_state(monkeypatch: pytest.MonkeyPatch, state: ResourceState) -> None:
+    """Have the GCS, as long as it answers, tell this state."""
+    monkeypatch.setattr(resource_state, "read", lambda gcs: api.check_gcs(gcs) or state)
+
+
 @pytest.fixture
 def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a CPU worker with eight CPUs and needs ten."""
     nodes = [used_node(gpus=1), used_node(gpus=2), used_node(pool="cpu-workers"), used_node(cpus=0)]
     pending = ((Request({"GPU": 1}), 2), (Request({"CPU": 2}), 1))
     found = ResourceState(nodes=tuple(nodes), pending=pending)
-    monkeypatch.setattr(resource_state, "read", lambda gcs: found)
+    set_state(monkeypatch, found)
     monkeypatch.setattr(cluster_info, "_answers", {})
     for name in (CPU_WORKERS_VARIABLE, CLUSTER_INFO_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -121,7 +126,7 @@ def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     in_b = Condition(ZONE_LABEL, ("us-west-2b",))
     found = ResourceState(nodes=nodes, pending=((Request({"GPU": 1}, (in_b,)), 9),))
-    monkeypatch.setattr(resource_state, "read", lambda gcs: found)
+    set_state(monkeypatch, found)
     monkeypatch.setattr(metrics, "read_cluster_info", lambda: info)
 
 
