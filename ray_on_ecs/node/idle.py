@@ -84,9 +84,7 @@ class Idle:
             if late:
                 self._busy_at = now
             hung = [each for each in late if each in self._noted_at]  # the others are starting
-            cause = f"the thread of the {hung[0]} hangs" if hung else None
-            if line := self._outage.note(cause, now):
-                logger.warning(line)
+            self._outage.note(f"the thread of the {hung[0]} hangs" if hung else None, now)
             return round((now - self._busy_at) / 60, 2)
 
     @property
@@ -123,8 +121,7 @@ def watch(idle: Idle, checks: Mapping[str, Callable[[], str]], is_up: threading.
     while True:
         reason, failure = look(checks)
         idle.note(MACHINE, reason or failure)
-        if line := outage.note(failure or None, time.monotonic()):
-            logger.warning(line)
+        outage.note(failure or None, time.monotonic())
         time.sleep(LOOK_SECONDS)
 
 

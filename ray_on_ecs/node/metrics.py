@@ -25,11 +25,12 @@ from ray_on_ecs.contract import (
     KIND_DIMENSION,
     WORKERS,
 )
-from ray_on_ecs.errors import failure_of, one_line
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.documents import Wake
 from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.idle import Idle
+from ray_on_ecs.node.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +51,11 @@ def start(idle: Idle | None = None) -> None:
 
 def repeat(work: Callable[[], None]) -> None:
     """Call `work` every minute, starting after a minute, and print when it begins to fail and recovers."""
-    due = time.monotonic()
-    failing = False
+    outage, due = Outage("metrics: the publication", seconds=0), time.monotonic()
     while True:
         due += PUBLISH_SECONDS  # from start to start, so that every minute has a value
         time.sleep(max(0.0, due - time.monotonic()))
-        cause = failure_of(work)
-        if cause and not failing:
-            logger.warning(f"metrics: not published ({cause})")
-        if failing and not cause:
-            logger.warning("metrics: published again")  # the level, and so the stream, of its begin
-        failing = cause is not None
+        outage.attempt(work, time.monotonic())
 
 
 def publish(namespace: str, idle: Idle | None = None) -> None:

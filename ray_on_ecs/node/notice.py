@@ -27,7 +27,7 @@ from ray_on_ecs.contract import (
     SCHEDULED_EVENTS,
     SPOT_ACTION,
 )
-from ray_on_ecs.errors import failure_of
+from ray_on_ecs.node.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Watch:
         self._deadline: float | None = None
         self._is_released = self._is_replaced = False
         self._releasing: threading.Thread | None = None
-        self._failing: set[str] = set()
+        self._outages: dict[str, Outage] = {}
 
     def run(self) -> None:
         """Poll until the process ends."""
@@ -207,14 +207,7 @@ class Watch:
         self._releasing.join(POLL_SECONDS)
 
     def _try(self, what: str, call: Callable[[], object]) -> bool:
-        failure = failure_of(call)
-        if failure and what not in self._failing:
-            self._failing.add(what)
-            logger.warning(f"{what} has failed ({failure}); trying again every second")
-        elif not failure and what in self._failing:
-            self._failing.remove(what)
-            logger.warning(f"{what} works")
-        return failure is None
+        return self._outages.setdefault(what, Outage(what, seconds=0)).attempt(call, time.time())
 
     def _say(self, line: str) -> None:
         if line not in self._said:

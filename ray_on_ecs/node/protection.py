@@ -82,8 +82,7 @@ class Protection:
         cause = check_failure or update_failure
         if cause:
             logger.debug(f"the protection of this task has failed and is tried again ({cause})")
-        if line := self._outage.note(cause, now):
-            logger.warning(line)
+        self._outage.note(cause, now)
 
     def release(self) -> None:
         """Release the task for good, because it stops: ECS may refuse to stop a protected one.

@@ -20,7 +20,6 @@ from typing import Any
 from ray_on_ecs.aws import client
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
-from ray_on_ecs.errors import failure_of
 from ray_on_ecs.jobs.record import RUN, THEN_STOP, Job, goes_on, last_jobs
 from ray_on_ecs.node import demand, numbers, ports
 from ray_on_ecs.node.demand import Need
@@ -200,11 +199,7 @@ class Scaler:
 
     def try_to(self, what: str, call: Callable[[], None]) -> bool:
         """Call a function; print a failure that lasts, and its end. Return False if it fails."""
-        cause = failure_of(call)
-        outage = self._outages.setdefault(what, Outage(f"scaling: {what}"))
-        if line := outage.note(cause, self._now()):
-            logger.warning(line)
-        return cause is None
+        return self._outages.setdefault(what, Outage(f"scaling: {what}")).attempt(call, self._now())
 
     def _read_services(self, cluster: str, limits: Mapping[str, NodeGroup]) -> dict[str, dict[str, Any]]:
         """Return ECS's description of the active services, by kind of worker."""

@@ -319,10 +319,10 @@ def outcomes(*causes: str | None) -> Callable[[], None]:
     ("causes", "lines"),
     [
         ([None, None], []),
-        (["silent", "silent", "mute"], ["not published (OSError: silent)"]),
-        (["silent", "silent", None, None], ["not published (OSError: silent)", "published again"]),
-        (["a", None, "b"], ["not published (OSError: a)", "published again", "not published (OSError: b)"]),
-        (["several\nlines"], ["not published (OSError: several lines)"]),
+        (["silent", "silent", "mute"], ["has failed (OSError: silent)"]),
+        (["silent", "silent", None, None], ["has failed (OSError: silent)", "works again"]),
+        (["a", None, "b"], ["has failed (OSError: a)", "works again", "has failed (OSError: b)"]),
+        (["several\nlines"], ["has failed (OSError: several lines)"]),
     ],
 )
 def test_failure_and_recovery_cost_one_line_each(
@@ -331,7 +331,8 @@ def test_failure_and_recovery_cost_one_line_each(
     monkeypatch.setattr(metrics, "PUBLISH_SECONDS", 0.0)
     with pytest.raises(Enough):
         metrics.repeat(outcomes(*causes))
-    assert capsys.readouterr().err.splitlines() == [f"ray-head: metrics: {line}" for line in lines]
+    said = [line.removesuffix("; trying again") for line in capsys.readouterr().err.splitlines()]
+    assert said == [f"ray-head: metrics: the publication {line}" for line in lines]
 
 
 class Clock:
@@ -400,7 +401,7 @@ def test_head_runs_without_cloudwatch(tmp_path: Path) -> None:
         )
     assert status == 7
     [line] = (tmp_path / "said").read_text().splitlines()
-    assert line.startswith("ray-head: metrics: not published")
+    assert line.startswith("ray-head: metrics: the publication has failed")
 
 
 @pytest.mark.parametrize(("namespace", "threads"), [("mine", 1), ("", 0)], ids=["a namespace", "none"])
