@@ -84,9 +84,6 @@ class BackgroundSave:
 
     Each rank's thread writes its part and sends a record of it to rank 0's thread, which commits the checkpoint and
     sends the outcome to the others. All ranks must start the same copies in the same order.
-
-    Attributes:
-        error: The reason why the last copy could not be stored, or None.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class BackgroundSave:
         self._thread: threading.Thread | None = None
         self._number = 0
         self._is_given_up = threading.Event()
-        self.error: str | None = None
+        self.error: str | None = None  # why the last copy could not be stored
 
     @property
     def is_busy(self) -> bool:

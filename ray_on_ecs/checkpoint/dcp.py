@@ -60,24 +60,15 @@ class StagingPlanner(DefaultSavePlanner):
 
 
 class Writer(FileSystemWriter):
-    """Writer of a checkpoint's folder, with a heartbeat for each write; an OSError from it ends the write.
-
-    Attributes:
-        files: The written files by name.
-    """
+    """Writer of a checkpoint's folder, with a heartbeat for each write; an OSError from it ends the write."""
 
     def __init__(self, storage: RunStorage, folder: str, heartbeat: Callable[[], None] = lambda: None) -> None:
         super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # StagingPlanner has made the copies
-        self.files: dict[str, FileRecord] = {}
+        self.files: dict[str, FileRecord] = {}  # written so far, by name
         self.fs = _Folder(storage, heartbeat, self.files)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata, with the file and offset of each item.
-
-        Args:
-            metadata: The metadata of the global plan.
-            results: The written items of each rank.
-        """
+        """Write the metadata of the global plan, with the file and offset of each rank's written items."""
         metadata.storage_data = {}
         for rank_results in results:
             metadata.storage_data |= {result.index: result.storage_data for result in rank_results}

@@ -61,11 +61,7 @@ class Progress(NamedTuple):
 
 
 class CheckpointIndex:
-    """Checkpoints of a folder, on rank 0; the arguments are those of `Checkpointer`.
-
-    Attributes:
-        unreadable: The name and the format of a checkpoint of another version of this package, or None.
-    """
+    """Checkpoints of a folder, on rank 0; the arguments are those of `Checkpointer`."""
 
     def __init__(
         self,
@@ -82,6 +78,7 @@ class CheckpointIndex:
         self._say = say
         self._complete: dict[str, Manifest] = {}
         self._incomplete: set[str] = set()
+        # Name and format of a checkpoint of another version of this package.
         self.unreadable: tuple[str, int] | None = None
         for name in filter(step_order, storage.folders(PREFIX)):
             manifest = self._read(name)

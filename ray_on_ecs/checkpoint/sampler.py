@@ -49,11 +49,7 @@ class DistributedSampler(Sampler[int]):
             self.position = 0
 
     def counts_one_rank(self, samples: int) -> bool:
-        """Return True if, at the end of an epoch, the position seems to count one rank's samples instead of all.
-
-        Args:
-            samples: The samples of the last step.
-        """
+        """Return True if, after an epoch whose last step had these samples, the position seems to count one rank's."""
         missing = self._samples - self.position * self.world_size
         return self.world_size > 1 and abs(missing) < samples * self.world_size
 

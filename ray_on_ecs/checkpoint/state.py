@@ -33,9 +33,6 @@ EXTRA = "_extra_state"  # the last part of the key of a module's `get_extra_stat
 class TrainingState:
     """Objects of a training on one rank; the arguments are those of `Checkpointer`.
 
-    Attributes:
-        module: The module without DDP and torch.compile.
-
     Raises:
         TypeError: An object has no state, or FSDP1 shards the module.
         ValueError: The optimizer has a parameter that no module has, or two keys could be equal.
@@ -55,7 +52,7 @@ class TrainingState:
         self._trusts_pickle = trusts_pickle
         self._rank = rank
         self._world_size = world_size
-        self.module = unwrapped(model)
+        self.module = unwrapped(model)  # without DDP and torch.compile
         objects: dict[str, Any] = {MODEL: model}
         if optimizer is not None:
             objects[OPTIMIZER] = optimizer

@@ -26,13 +26,7 @@ PROGRESS_SECONDS = 5.0
 
 
 class Follower:
-    """Shows the log of a run until it ends, each line once.
-
-    Args:
-        cluster: The cluster of the run.
-        jobs: The jobs of the cluster.
-        run: Metadata that all jobs of the run share.
-    """
+    """Shows the log of a run until it ends, each line once; `run` is the metadata that all its jobs share."""
 
     def __init__(self, cluster: Cluster, jobs: Jobs, run: dict[str, str]) -> None:
         self._cluster, self._jobs = cluster, jobs

@@ -94,13 +94,10 @@ def read_services(
     groups: Mapping[str, Group | None] | None = None,
     kinds: Collection[str] | None = None,
 ) -> dict[str, Service]:
-    """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down.
+    """Return the service of each kind of node, by default of all, without missing and inactive ones.
 
-    Args:
-        stack: The stack.
-        info: Its description, with which the reasons also name what the Auto Scaling groups lack.
-        groups: The groups; None if AWS refuses them.
-        kinds: The kinds of node; by default all.
+    With `info` the reasons also name what the Auto Scaling groups lack; `groups` is None if AWS refuses them.
+    StackNotFound if the stack is down.
     """
     names = {kind: name for kind, name in stack.services.items() if kinds is None or kind in kinds}
     active, look = _describe_services(stack, [*names.values()]), looking(stack)

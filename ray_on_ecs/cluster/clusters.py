@@ -386,11 +386,7 @@ class LocalCluster(HeadCluster):
 class BucketCluster(RemoteCluster):
     """Cluster of which only the bucket is known.
 
-    Args:
-        address: `s3://BUCKET/clusters/CLUSTER`; `s3://BUCKET` if the bucket is one cluster's.
-
-    Raises:
-        UsageError: The address has another form.
+    Its address is `s3://BUCKET/clusters/CLUSTER`, or `s3://BUCKET` if the bucket is one cluster's; else UsageError.
     """
 
     starts_workers = True

@@ -48,15 +48,9 @@ def find_or_submit(
 ) -> str:
     """Return the ID of the run's active job, or else of a new one, and print it.
 
-    The document is written directly before the submission, so that it stays that of a run under way. If two commands
-    are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
-
-    Args:
-        jobs: What has the jobs.
-        run: The metadata that all its jobs share (`run_of`).
-        uri: The folder with its document.
-        upload: Stores the code, unless the run is under way; the result writes the document.
-        follows: The caller shows the log.
+    `run` is that of `run_of`, `uri` the folder with the document, and `upload` stores the code unless the run is under
+    way; its result writes the document, directly before the submission, so that it stays that of a run under way. If
+    two commands are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
 
     Raises:
         UsageError, ResourceError: The job is not accepted.

@@ -254,12 +254,7 @@ def _remember(head: LocalHead) -> None:
 
 
 def _end(head: LocalHead | None, folder: str) -> None:
-    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds.
-
-    Args:
-        head: The head.
-        folder: Its folder, which is deleted; empty if it stays.
-    """
+    """Kill a head and delete this folder, if any: its jobs have ended, and Ray's own end takes five seconds."""
     processes = head.processes if head else []
     for process in processes:
         with suppress(psutil.NoSuchProcess):

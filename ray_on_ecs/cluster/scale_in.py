@@ -123,12 +123,7 @@ def read(
 ) -> tuple[dict[str, ScaleIn], dict[str, str]]:
     """Return the scale-in of each kind of node, and the reasons of what AWS does not tell, by IAM action.
 
-    Args:
-        stack: The stack.
-        info: Its description.
-        services: Its services.
-        groups: Its Auto Scaling groups, as far as they are known.
-        nodes: Ray's nodes, or None if they are not known.
+    `groups` has the Auto Scaling groups that are known, and `nodes` is None if Ray's are not.
     """
     look = looking(stack)
     stopping = [

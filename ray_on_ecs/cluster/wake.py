@@ -37,12 +37,10 @@ class Denied(ResourceError):
 
 
 class Waker:
-    """Requests of one command for a head (see `jobs.remote.Waker`).
+    """Requests of one command for a head, and lines while it starts.
 
-    Args:
-        say: Prints a line.
-        phase: Returns what a head that starts waits for; empty if that is not known.
-        workers: Returns metrics that request the workers of a run, by the head's last state.
+    `phase` returns what a head that starts waits for, empty if that is not known, and `workers` the metrics that
+    request the workers of a run, by the head's last state.
     """
 
     def __init__(

@@ -68,16 +68,10 @@ CHUNK_BYTES = 2**20
 
 
 class MachineJobs:
-    """Jobs of this machine.
+    """Jobs of this machine, with their records in a folder, by default the user's; UsageError if it can't be made.
 
-    Args:
-        folder: The folder of their records; None for this user's on this machine.
-        ray: The variables by which the drivers that are submitted join Ray; empty for scripts, which need none.
-        ends_ray: True to end Ray on this machine with the last driver that uses it.
-        is_head: True on a cluster's head, which submits jobs again and then needs their secrets.
-
-    Raises:
-        UsageError: The folder can't be made.
+    `ray` has the variables by which drivers join Ray; a script needs none. With `ends_ray` Ray ends with the last
+    driver that uses it. A cluster's head submits jobs again, and then needs their secrets.
     """
 
     # Until `kill_job`: a driver that is asked to end gives its scripts 30 s, and its workers as long to store files.
@@ -125,18 +119,10 @@ class MachineJobs:
         return self._find(job_id)[1]
 
     def submit(self, uri: str, metadata: Mapping[str, str], job_id: str = "") -> str:
-        """Start the driver of a run; call it within `submitting`.
+        """Start the driver of a run, by its folder with the document; call it within `submitting`. Return the job's ID.
 
-        Args:
-            uri: The run's folder with its document.
-            metadata: The job's metadata, with the run's name.
-            job_id: An ID that is not taken; the next one of the run if it is empty.
-
-        Returns:
-            The job's ID.
-
-        Raises:
-            ResourceError: The job's folder can't be written; a local run's secrets are then deleted.
+        The job has this ID, which must not be taken, or the next one of the run. ResourceError if its folder can't be
+        written; a local run's secrets are then deleted.
         """
         taken = {job["submission_id"] for job in self.list_jobs()} | set(_document(self._folder / TAKEN).get("ids", ()))
         job_id = job_id or next_id(metadata["run_name"], taken)

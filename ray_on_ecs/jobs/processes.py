@@ -27,11 +27,7 @@ OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TO
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process that is started for jobs: this command's, without another cluster's.
-
-    Args:
-        own: The variables that are the process's own.
-    """
+    """Return the variables of a process of a job: this command's without another cluster's, and its `own`."""
     inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
     # `python` and `ray` are this environment's.
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"

@@ -45,12 +45,7 @@ class Waker(Protocol):
 class RemoteJobs:
     """Jobs of a cluster.
 
-    Args:
-        documents: The cluster's documents.
-        user: Returns the user's ID, `aws:userid`.
-        say: Prints a line about a wait.
-        secrets_of: Returns the store of a run's secrets, by the run's folder.
-        waker: Wakes the head.
+    `user` returns the user's ID, `aws:userid`; `secrets_of` the store of a run's secrets, by the run's folder.
     """
 
     # For a job that is asked to end: its driver writes a last checkpoint, and the head kills it after 70 s.

@@ -52,10 +52,7 @@ class Demand:
 def read(gcs_address: str, info: ClusterInfo | None, *, has_cpu_workers: bool) -> Demand:
     """Read the current demand from the GCS at `host:port`; any of Ray's errors if it doesn't answer in some seconds.
 
-    Args:
-        gcs_address: The address of the GCS.
-        info: The stack's workers; None if they are not known, and count as one kind with GPUs and one without.
-        has_cpu_workers: The stack can have CPU workers; not used if its workers are known.
+    Without `info`, the stack's workers count as one kind with GPUs and, if it can have CPU workers, one without.
     """
     return demand_of(resource_state.read(gcs_address), info, has_cpu_workers=has_cpu_workers)
 

@@ -60,12 +60,8 @@ KEPT_JOBS, KEPT_REFUSALS = 100, 50
 class Desk:
     """Thread of the head.
 
-    Args:
-        documents: The cluster's documents.
-        jobs: The drivers on this head.
-        ray: Returns the state of Ray; raises OSError if it does not answer.
-        can_start: Returns True once Ray is up: a driver that can't join it ends for good.
-        sleep: The sleep of the head; None if it does not sleep.
+    `ray` returns the state of Ray; OSError if it does not answer. `can_start` returns True once Ray is up: a driver
+    that can't join it ends for good. `sleep` is None for a head that does not sleep.
     """
 
     def __init__(

@@ -50,12 +50,7 @@ def wake_of_environment() -> Wake | None:
 
 
 class Idle:
-    """Idle time of this head, by the notes of the threads that look for work.
-
-    Args:
-        sources: The names of these threads.
-        now: Returns the monotonic time.
-    """
+    """Idle time of this head, by the notes of the threads (`sources`) that look for work."""
 
     def __init__(self, sources: Collection[str] = (DESK, MACHINE), now: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._now = sources, now

@@ -139,10 +139,8 @@ def start(
 class Watch:
     """Watch of this instance's notices.
 
-    Args:
-        release: Releases the task's protection for good.
-        drain: Has Ray drain the node until a deadline (Unix time), for a reason.
-        replace: Has EC2 Auto Scaling replace the instance.
+    `release` releases the task's protection for good, `drain` has Ray drain the node until a deadline (Unix time) for a
+    reason, and `replace` has EC2 Auto Scaling replace the instance.
     """
 
     def __init__(

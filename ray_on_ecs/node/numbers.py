@@ -216,15 +216,9 @@ def observe(view: View, memory: Memory, now: float, *, is_open: bool) -> Memory:
 def decide(
     need: Need, limits: NodeGroup, view: View, memory: Memory, now: float, left: int | None = None
 ) -> tuple[list[Call], Memory]:
-    """Return the calls to make, and the memory after this look.
+    """Return the calls to make, and the memory after this look, at this Unix time.
 
-    Args:
-        need: The demand for this kind of worker.
-        limits: The stack's description of it.
-        view: The answers of AWS.
-        memory: The observations of the looks before.
-        now: Unix time.
-        left: The number of workers that a run with --then-stop leaves, if one has just ended, or 0 if they give way.
+    `left` is the number of workers that a run with --then-stop leaves, if one has just ended, or 0 if they give way.
     """
     most = min(limits["max"], view.most)
     number = min(wanted(need, limits), most)

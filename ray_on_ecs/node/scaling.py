@@ -61,12 +61,8 @@ def pools_of(job: Job) -> list[str]:
 class Scaler:
     """Scaling of all kinds of workers.
 
-    Args:
-        list_jobs: Returns the head's jobs.
-        connect: Makes a client of an AWS service.
-        now: Returns the Unix time.
-        release: Tells the idle nodes to release their tasks.
-        pools_of: Returns the names of the pools that a job's run has used; none if they are not known.
+    `release` tells the idle nodes to release their tasks; `pools_of` returns the names of the pools that a job's run
+    has used, none if they are not known.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ class Nodes:
 def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: timedelta = timedelta()) -> str:
     """Return why nodes have not started, and the way out; empty if nothing is known to be wrong.
 
-    Args:
-        nodes: AWS's answers.
-        now: The time.
-        needed: The number of instances that a run waits for; by default those that the group asks for.
-        waited: How long it has waited.
+    `needed` is the number of instances that a run has waited for, by default those that the group asks for.
     """
     # A run that waits for GPUs in use does not wait for a deployment.
     failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service) else ""

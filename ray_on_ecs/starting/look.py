@@ -32,11 +32,7 @@ def ask_soon(service: str, operation: str, **arguments: Any) -> Any:
 
 
 class Look:
-    """One look at a cluster.
-
-    Attributes:
-        unknown: The reason why AWS has not answered a question, by IAM action.
-    """
+    """One look at a cluster; `unknown` has the reason why AWS has not answered a question, by IAM action."""
 
     def __init__(self, ask: Ask, cluster: str) -> None:
         self._ask, self._cluster = ask, cluster
@@ -125,13 +121,7 @@ def facts_of(info: ClusterInfo, kind: str) -> dict[str, Any]:
 
 
 class WorkersLook:
-    """Looks of a driver at the stack's workers of one kind.
-
-    Args:
-        info: The workers as the stack has them.
-        kind: The kind.
-        ask: Asks AWS.
-    """
+    """Looks of a driver at the stack's workers of one kind."""
 
     def __init__(self, info: ClusterInfo, kind: str, ask: Ask = ask_soon) -> None:
         self._info, self._kind, self._ask = info, kind, ask
