@@ -68,11 +68,6 @@ def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tu
         out.print(str(fetched))
 
 
-def fetch_run(cluster: Cluster, name: str, folder: str) -> None:
-    """Copy a run into a folder of its name (see `copy_run`), and say so on stderr."""
-    note(str(copy_run(cluster, name, Path(folder))))
-
-
 def copy_run(
     cluster: Cluster, name: str, folder: Path, *, checkpoints: bool = False, only: Sequence[str] = ()
 ) -> Fetched:

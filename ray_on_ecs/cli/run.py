@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -247,10 +248,10 @@ def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetc
     name = run["run_name"]
     status = Follower(cluster, jobs, run).follow(job_id)
     if fetch is not None:
-        from ray_on_ecs.cli.fetch import fetch_run
+        from ray_on_ecs.cli.fetch import copy_run
 
         try:
-            fetch_run(cluster, name, fetch)
+            note(str(copy_run(cluster, name, Path(fetch))))
         except TrainingError as cause:  # one that could not begin has no folder, and says itself why
             if not status:
                 raise

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -191,7 +192,7 @@ def read_hourly_usd(
     if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
     idle = {part: usd for part, usd in (stack.idle_hourly_usd or {}).items() if usd is not None}
-    return {HEAD: info["head_usd"], **idle, **hourly_usd(info, instances, aws.asking(stack))}
+    return {HEAD: info["head_usd"], **idle, **hourly_usd(info, instances, partial(aws.call, stack))}
 
 
 def _ray_lines(
@@ -239,16 +240,12 @@ def _node_group(nodes: Sequence[Node], group: NodeGroup | None = None) -> str:
     number = f"{len(nodes)} of {counted(group['max'], 'node')}" if group else counted(len(nodes), "node")
     text = f"{number} in {' or '.join(zones)}: " if zones else f"{number}: "
     if nodes or group is None:
-        types = Counter(_type(node) for node in nodes if node.instance_type)
+        markets = {None: "", SPOT: " on spot"}
+        named = [node for node in nodes if node.instance_type]
+        types = Counter(f"{node.instance_type}{markets.get(node.market, ' on demand')}" for node in named)
         return text + ", ".join([*(f"{number} x {name}" for name, number in types.items()), _usage(nodes)])
     size = f"{gpus_of(group)} x {group['gpu']}" if group["gpu"] else counted(group["units"], "CPU")
     return text + (f"{' or '.join(group['types'])} ({size})" if group["types"] else f"{size} each")
-
-
-def _type(node: Node) -> str:
-    """Return type and market of a node."""
-    market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
-    return f"{node.instance_type}{market}"
 
 
 def _usage(nodes: Sequence[Node]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.cluster import aws
@@ -57,7 +58,7 @@ class Group:
 def read_groups(stack: Stack, info: ClusterInfo) -> dict[str, Group | None]:
     """Return the Auto Scaling group of each kind of worker, None for a missing one; TrainingError if AWS refuses."""
     names = {kind: group["group"] for kind, group in info["groups"].items()}
-    answer = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[*names.values()])
+    answer = aws.call(stack, "autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[*names.values()])
     found = {group["AutoScalingGroupName"]: _group(group) for group in answer["AutoScalingGroups"]}
     return {kind: found.get(name) for kind, name in names.items()}
 
@@ -116,7 +117,7 @@ def _describe_services(stack: Stack, names: list[str]) -> dict[str, Any]:
     for start in range(0, len(names), MOST_SERVICES):
         which = {"cluster": stack.cluster_name, "services": names[start : start + MOST_SERVICES]}
         try:
-            found += aws.call("ecs", stack, "describe_services", **which)["services"]
+            found += aws.call(stack, "ecs", "describe_services", **which)["services"]
         except aws.Refused as refused:
             if refused.code == "ClusterNotFoundException":
                 raise aws.stack_not_found(stack) from refused
@@ -126,7 +127,7 @@ def _describe_services(stack: Stack, names: list[str]) -> dict[str, Any]:
 
 def looking(stack: Stack) -> Look:
     """Return a look at a stack with the user's credentials."""
-    return Look(aws.asking(stack), stack.cluster_name)
+    return Look(partial(aws.call, stack), stack.cluster_name)
 
 
 def _fault(

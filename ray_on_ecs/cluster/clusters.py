@@ -172,6 +172,7 @@ class RemoteCluster(Cluster):
     """Cluster whose head is reached through a bucket."""
 
     bucket: str
+    cluster_name: str  # which distinguishes it from others of the bucket
     _run: RunConfig | None = None  # that is about to be submitted
 
     @contextmanager
@@ -187,14 +188,9 @@ class RemoteCluster(Cluster):
         return workers_of(self.jobs().state()[0].ray)
 
     @property
-    @abstractmethod
-    def cluster_name(self) -> str:
-        """The name that distinguishes it from others of the bucket."""
-
-    @property
-    @abstractmethod
     def client_options(self) -> dict[str, Any]:
         """Options of clients of services other than S3."""
+        return self.s3_options()
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
         documents = Documents(Bucket(**self.s3_options()), f"{self.bucket}/{CLUSTERS_PREFIX}/{self.cluster_name}")
@@ -228,7 +224,7 @@ class StackCluster(RemoteCluster):
 
     def __init__(self, stack: Stack) -> None:
         self.stack = self._stack = stack
-        self.bucket = stack.bucket
+        self.bucket, self.cluster_name = stack.bucket, stack.cluster_name
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
 
@@ -265,19 +261,11 @@ class StackCluster(RemoteCluster):
 
         return head_phase(self._stack)
 
-    @property
-    def cluster_name(self) -> str:
-        return self._stack.cluster_name
-
-    @property
-    def client_options(self) -> dict[str, Any]:
-        return self.s3_options()
-
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        return self._secrets_in(uri, partial(aws.call, "ssm", self._stack))
+        return self._secrets_in(uri, partial(aws.call, self._stack, "ssm"))
 
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
         from ray_on_ecs.cluster.session import started

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.cluster import aws
@@ -17,7 +18,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import CPU_POOL
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.node.ray_status import Node
-from ray_on_ecs.pools import setting
+from ray_on_ecs.pools import listed, setting
 from ray_on_ecs.tracking.cost import InstanceKind, hourly_usd
 
 # A deployment that waits for no run ends within minutes.
@@ -107,11 +108,7 @@ def in_words(lines: Mapping[str, ScaleIn]) -> str:
     kinds: dict[str, list[str]] = {}
     for kind, each in lines.items():
         kinds.setdefault(each.line.replace(kind, "{}", 1), []).append(kind)
-    return "; ".join(line.replace("{}", _and(same), 1) for line, same in kinds.items())
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return "; ".join(line.replace("{}", listed(same), 1) for line, same in kinds.items())
 
 
 def read(
@@ -173,7 +170,7 @@ def _idle(stack: Stack, info: ClusterInfo, kind: str, nodes: Sequence[Node]) -> 
     said = counted_nodes(len(idle), f"idle {kind}")
     try:
         instances = [InstanceKind(node.instance_type, node.market, kind) for node in idle]
-        usd = sum(hourly_usd(info, instances, aws.asking(stack)).values())
+        usd = sum(hourly_usd(info, instances, partial(aws.call, stack)).values())
     except TrainingError:
         return f"{said} are billed"
     return f"{said} cost{'s' if len(idle) == 1 else ''} {usd:.2f} USD an hour"

@@ -9,13 +9,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
 from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets, was_lost
 from ray_on_ecs.storage.bucket import StorageFault
+
+if TYPE_CHECKING:
+    from ray_on_ecs.cluster.wake import Waker
 
 # A head writes its state every 10 s. After these times it may be away, and is silent.
 AWAY_SECONDS, SILENT_SECONDS = 20.0, 35.0
@@ -30,16 +33,6 @@ WITHDRAW_SECONDS = 10.0  # for the head to start a driver
 ACCEPT_SECONDS = 1800.0
 # A head whose idle time is so far from its end does not go to sleep while a command connects to it.
 AWAKE_MINUTES = 5.0
-
-
-class Waker(Protocol):
-    """Requests for a head that sleeps (cluster/wake.py), by its last state and the age of that."""
-
-    def ask(self, state: HeadState, age: float) -> None:
-        """Publish a request, before there is work for the head; TrainingError if it sleeps and AWS refuses."""
-
-    def wait(self, state: HeadState, age: float) -> bool:
-        """Publish it again if that is due; return True if this prints what the head waits for."""
 
 
 class RemoteJobs:

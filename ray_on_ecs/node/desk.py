@@ -183,7 +183,8 @@ class Desk:
         if not self._sleep:
             return
         with suppress(Exception):  # if that is not known, there may be some
-            if not (any(map(_is_left, self._list())) or self._documents.requests()):
+            is_left = any(job["status"] not in ENDED or is_lost(job) for job in self._list())
+            if not (is_left or self._documents.requests()):
                 return
         if cause := failure_of(self._sleep.request):
             logger.warning(f"the next head is not woken; a request of a user does that ({cause})")
@@ -521,11 +522,6 @@ class Desk:
         if line not in self._said:
             self._said.add(line)
             logger.warning(line)
-
-
-def _is_left(job: Job) -> bool:
-    """Return True if a job is under way, or is left to the next head."""
-    return job["status"] not in ENDED or is_lost(job)
 
 
 def _run_of(request: Request) -> dict[str, str]:

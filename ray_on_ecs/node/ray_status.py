@@ -24,8 +24,6 @@ from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.pools import ZONE_LABEL, kind_of_node
 
-__all__ = ["ALIVE", "HEAD", "WORKERS", "Node", "nodes_of", "read", "workers_of"]
-
 ALIVE = "ALIVE"
 HEAD = "head"
 
