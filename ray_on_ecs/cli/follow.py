@@ -14,6 +14,7 @@ from rich.text import Text
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run, resubmitted, say
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.jobs.record import ENDED, Job, under_way
 from ray_on_ecs.storage import layout
@@ -157,7 +158,6 @@ class _ProgressLine:
 
 def way_on(cluster: Cluster, name: str) -> str:
     """Return what is kept of a run that was stopped or killed, and how it continues."""
-    from ray_on_ecs.config import RunConfig
     from ray_on_ecs.run import document
     from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 

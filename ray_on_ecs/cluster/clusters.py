@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs import pools, secrets
 from ray_on_ecs.addresses import check_address
-from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster import aws, aws_status, session
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
@@ -37,10 +37,10 @@ from ray_on_ecs.node.ray_status import workers_of
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import keys_for
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
+from ray_on_ecs.storage.run_storage import RunStorage
 
 if TYPE_CHECKING:
     from ray_on_ecs.cluster.local_head import LocalHead
-    from ray_on_ecs.storage.run_storage import RunStorage
 
 # `head` in the image, where commands are for the container's own cluster; or a cluster's bucket.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
@@ -142,8 +142,6 @@ class Cluster(ABC):
 
     def storage(self, run_name: str, path: str = "") -> RunStorage:
         """Return the folder of a run, without creating it; `path` replaces the storage path."""
-        from ray_on_ecs.storage.run_storage import RunStorage
-
         return RunStorage.open(path or self.storage_path, run_name, **self.s3_options())
 
     def secrets_of(self, uri: str) -> secrets.Store:
@@ -246,20 +244,14 @@ class StackCluster(RemoteCluster):
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
         # Through the head's instance, from which every node is reachable.
-        from ray_on_ecs.cluster.session import forwarded_port
-
-        with forwarded_port(self._stack, host, port) as local:
+        with session.forwarded_port(self._stack, host, port) as local:
             yield local
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        from ray_on_ecs.cluster.aws_status import explain_head
-
-        return explain_head(self._stack) or cause
+        return aws_status.explain_head(self._stack) or cause
 
     def head_phase(self) -> str:
-        from ray_on_ecs.cluster.aws_status import head_phase
-
-        return head_phase(self._stack)
+        return aws_status.head_phase(self._stack)
 
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
@@ -268,9 +260,7 @@ class StackCluster(RemoteCluster):
         return self._secrets_in(uri, partial(aws.call, self._stack, "ssm"))
 
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
-        from ray_on_ecs.cluster.session import started
-
-        return started(self._stack, self._stack.shell_document, program=keys_for)
+        return session.started(self._stack, self._stack.shell_document, program=keys_for)
 
 
 class HeadCluster(Cluster):
