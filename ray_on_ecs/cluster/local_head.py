@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
+from filelock import FileLock
 
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.config import LOCAL_VARIABLE
@@ -167,8 +168,6 @@ def forget() -> None:
 @contextmanager
 def lock(what: str = "starts or ends Ray") -> Generator[None]:
     """Hold the lock for finding, starting and ending the head until the block ends; see `held`."""
-    from filelock import FileLock
-
     with held(FileLock(_file().with_suffix(".lock")), what):
         yield
 

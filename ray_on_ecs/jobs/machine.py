@@ -34,9 +34,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs import secrets
+from filelock import FileLock, Timeout
+
 from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.jobs import driver_parent, processes
 from ray_on_ecs.jobs.driver_parent import END, JOB, PROCESSES, identity, write
 from ray_on_ecs.jobs.processes import LOG
@@ -48,9 +49,9 @@ from ray_on_ecs.jobs.record import (
     STOPPED,
     SUCCEEDED,
     Job,
+    delete_secrets,
     is_lost,
     next_id,
-    stored_secrets,
 )
 from ray_on_ecs.private_folder import at_home, held, machine, place
 
@@ -85,8 +86,6 @@ class MachineJobs:
         ends_ray: bool = False,
         is_head: bool = False,
     ) -> None:
-        from filelock import FileLock
-
         self._ray, self._ends_ray, self._is_head = ray or {}, ends_ray, is_head
         try:
             self._folder = folder or at_home() / "jobs" / machine()
@@ -155,7 +154,7 @@ class MachineJobs:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
             if not self._is_head:
-                _delete_secrets(metadata)
+                delete_secrets(metadata)
             line = f"the driver can't be started in {self._folder} ({one_line(cause)})"
             ways_out = "free some space on the head" if self._is_head else WAYS_OUT
             cure = "try again on a less busy machine" if isinstance(cause, TimeoutError) else ways_out
@@ -263,12 +262,10 @@ class MachineJobs:
 
         With the lock: the secrets may already be those of another job of its run.
         """
-        from filelock import Timeout
-
         with suppress(OSError, Timeout), self._lock.acquire(timeout=0):
             if not _document(folder / END):
                 if not self._is_head:
-                    _delete_secrets(metadata)
+                    delete_secrets(metadata)
                 write(f"{folder / END}", {"status": None, "time": time.time()})
         return _document(folder / END)
 
@@ -291,14 +288,6 @@ class MachineJobs:
         ended = [folder for folder, job in jobs.items() if job is None or job["status"] in ENDED]
         for folder in ended[:-KEPT_JOBS]:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _delete_secrets(metadata: Mapping[str, str]) -> None:
-    """Delete the secrets of a job's run; if that is not possible, `stop` and `rm` do it."""
-    uri, *names = stored_secrets(metadata) or [""]
-    if names:
-        with suppress(OSError, TrainingError):
-            secrets.store(uri).delete(names)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
-from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets, was_lost
+from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, delete_secrets, was_lost
 from ray_on_ecs.storage.bucket import StorageFault
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RemoteJobs:
         try:
             self._ask()
         except BaseException:  # also Ctrl-C
-            self._delete_secrets(metadata)
+            delete_secrets(metadata, self._secrets_of)
             raise
         try:
             with _answers():  # also a write whose answer is lost may have succeeded
@@ -142,7 +142,7 @@ class RemoteJobs:
                 self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
             elif job is not None and not isinstance(end, UsageError):  # a refused one may be that of another command
                 self._say(f"the request of run {metadata['run_name']} is withdrawn")
-                self._delete_secrets(metadata)
+                delete_secrets(metadata, self._secrets_of)
             raise
 
     def awaken(self) -> None:
@@ -193,12 +193,6 @@ class RemoteJobs:
         except ResourceError as cause:
             self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
             return None
-
-    def _delete_secrets(self, metadata: Mapping[str, str]) -> None:
-        uri, *names = stored_secrets(metadata) or [""]
-        if names:
-            with suppress(OSError, TrainingError):  # `rm` does it
-                self._secrets_of(uri).delete(names)
 
     def _wait(
         self, found: Callable[[HeadState, float], str], *, is_patient: bool = False, does: str = "starts the run"

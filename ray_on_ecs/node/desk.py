@@ -480,7 +480,10 @@ class Desk:
         if not (is_due or self._has_changed or self._list() != self._state.jobs):
             return True
         if is_due:
-            self._state = replace(self._state, ray=self._read_ray())
+            ray: dict[str, Any] = {}
+            with suppress(OSError):  # it is starting, or busy
+                ray = self._ray()
+            self._state = replace(self._state, ray=ray)
         self._has_changed = True  # until it is written
         self._state = self._current()
         while (written := self._documents.write_head(self._state, self._version)) is None:
@@ -499,12 +502,6 @@ class Desk:
             return self._documents.read_head()
         except BrokenError as cause:
             return cause.version, HeadState() if cause.is_other_format else self._state
-
-    def _read_ray(self) -> dict[str, Any]:
-        try:
-            return self._ray()
-        except OSError:  # it is starting, or busy
-            return {}
 
     def _current(self) -> HeadState:
         idle_minutes = self._sleep.idle.minutes if self._sleep else 0.0

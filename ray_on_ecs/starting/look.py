@@ -82,14 +82,12 @@ class Look:
         if name and "activities" not in known:
             which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
             known["activities"] = self.listed("autoscaling", "describe_scaling_activities", "Activities", **which)
-        known["stopped"] = self._stopped(service) if service else None
+        if service:
+            which = {"serviceName": service.get("serviceName"), "desiredStatus": "STOPPED"}
+            arns = self.listed("ecs", "list_tasks", "taskArns", cluster=self._cluster, **which)
+            known["stopped"] = self._described("describe_tasks", "tasks", arns)
         known["instances"] = self._instances_of(provider) if (provider := provider_of(service)) else None
         return Nodes(service=service, group=group, unknown=self.unknown, **known)
-
-    def _stopped(self, service: Document) -> list[Document] | None:
-        which = {"serviceName": service.get("serviceName"), "desiredStatus": "STOPPED"}
-        arns = self.listed("ecs", "list_tasks", "taskArns", cluster=self._cluster, **which)
-        return self._described("describe_tasks", "tasks", arns)
 
     def _instances_of(self, provider: str) -> list[Document] | None:
         if self._instances is None:  # those of all kinds
