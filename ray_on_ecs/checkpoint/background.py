@@ -49,11 +49,7 @@ class Copy:
 
 
 def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, index: CheckpointIndex | None) -> Copy:
-    """Copy the state; all ranks must call it, rank 0 with the index of the checkpoints.
-
-    Raises:
-        DivergedError: A weight is not finite.
-    """
+    """Copy the state; all ranks call it, rank 0 with the index; DivergedError if a weight is not finite."""
     if state.left_out:  # of a sharded parameter, the part of one rank may have changed, and that of another not
         state.include(key for keys in ranks.broadcast(ranks.gather(state.touched())) for key in keys)
         manifest["left_out"] = state.left_out

@@ -85,11 +85,7 @@ class Reader(FileSystemReader):
         self.fs = _Folder(storage, sdk.alive, {})
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Read the metadata, without running code that another writer has put there.
-
-        Raises:
-            ValueError: It is not the metadata of a checkpoint.
-        """
+        """Read the metadata, without running code that another has put there; ValueError if it is not metadata."""
         with self.fs.create_stream(self.fs.concat_path(self.path, layout.METADATA), "rb") as stream:
             metadata = plain_pickle.load(cast(IO[bytes], stream))
         if not isinstance(metadata, Metadata):
@@ -141,11 +137,7 @@ class _Folder(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
-        """Open a file to read it (`rb`) or to write and hash it (`wb`).
-
-        Raises:
-            ValueError: The metadata name a file outside the folder.
-        """
+        """Open a file to read it (`rb`), or to write and hash it (`wb`); ValueError for one outside the folder."""
         if mode == "rb":
             if fault := fault_of(str(path)):
                 raise ValueError(f"{str(path)!r} {fault}")

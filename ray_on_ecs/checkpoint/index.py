@@ -123,11 +123,7 @@ class CheckpointIndex:
         return name
 
     def commit(self, name: str, manifest: Manifest) -> None:
-        """Make a checkpoint complete, and delete checkpoints outside the retention.
-
-        Raises:
-            OSError: A stored file is incomplete, or the storage can't be written.
-        """
+        """Make a checkpoint complete, and delete those outside the retention; OSError for an incomplete file."""
         sizes = self._storage.file_sizes(name)
         for file, record in manifest["files"].items():
             # Some S3-compatible stores keep the chunk signatures of a streamed upload in the object.

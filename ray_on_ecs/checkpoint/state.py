@@ -33,9 +33,8 @@ EXTRA = "_extra_state"  # the last part of the key of a module's `get_extra_stat
 class TrainingState:
     """Objects of a training on one rank; the arguments are those of `Checkpointer`.
 
-    Raises:
-        TypeError: An object has no state, or FSDP1 shards the module.
-        ValueError: The optimizer has a parameter that no module has, or two keys could be equal.
+    TypeError if an object has no state, or FSDP1 shards a module; ValueError if the optimizer has a parameter that no
+    module has, or two keys could be equal.
     """
 
     def __init__(
@@ -186,11 +185,7 @@ class TrainingState:
             np.random.set_state(state["numpy"])
 
     def restore(self, reader: Reader, world_size: int) -> None:
-        """Restore a checkpoint that `world_size` ranks have saved, without collectives.
-
-        Raises:
-            ValueError: It has another model, another optimizer or other objects, or one of them refuses its state.
-        """
+        """Restore a checkpoint of `world_size` ranks, without collectives; ValueError if it does not fit."""
         saved = reader.read_metadata().state_dict_metadata
         is_same_world_size = world_size == self._world_size
         rank_key = f"{RANKS}.{self._rank if is_same_world_size else 0}"

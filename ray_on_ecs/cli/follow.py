@@ -45,11 +45,9 @@ class Follower:
     def follow(self, job_id: str) -> int:
         """Show the log, also of jobs that the head submits in its place; return the driver's exit status.
 
-        Raises:
-            Interrupted: The user pressed Ctrl-C; the run continues.
-            UsageError: AWS or the head no longer accepts the credentials; the run continues.
-            ResourceError: The connection was lost, and could not be made again.
-            TrainingError: The exit status of the driver is unknown, or the head no longer lists the job.
+        The run goes on after Interrupted (Ctrl-C), UsageError (the credentials are no longer accepted) and
+        ResourceError (the connection was lost). TrainingError if the exit status is unknown, or the head no longer
+        lists the job.
         """
         self._job, job = job_id, None
         try:
@@ -73,11 +71,7 @@ class Follower:
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
     def _follow(self) -> Job:
-        """Show the log as long as the storage answers; return the last job.
-
-        Raises:
-            TrainingError: The head doesn't know the run.
-        """
+        """Show the log while the storage answers; return the last job, TrainingError if the run is not listed."""
         held = self._jobs
         listed = held.list_jobs()
         jobs = of_run(listed, self._run)

@@ -163,11 +163,7 @@ def _run(
 
 
 def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> RunConfig:
-    """Return the settings with the cluster's defaults, and with paths as its jobs need them.
-
-    Raises:
-        UsageError: An input is not there, or is empty.
-    """
+    """Return the settings with the cluster's defaults and with its paths; UsageError for an input that is not there."""
     changed: dict[str, Any] = {}
     if "storage_path" in given:
         changed["storage_path"] = cluster.storage_path = cluster.absolute(config.storage_path)
@@ -185,9 +181,7 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
 def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunConfig) -> dict[str, Any]:
     """Return the document of the run's earlier command, or an empty one; print the settings that this command lacks.
 
-    Raises:
-        UsageError: The run is finished, or had a secret that is missing now.
-        StorageError: The storage can't be read.
+    UsageError if the run is finished, or had a secret that is missing now; StorageError if the storage can't be read.
     """
     from ray_on_ecs.run import document
     from ray_on_ecs.run.run_secrets import check_repeated

@@ -85,10 +85,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
     """Return nodes that are alive, node groups, GPUs, numbers of jobs, queued runs, and the starts of the others.
 
-    `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None.
-
-    Raises:
-        TrainingError: The head's state can't be read.
+    `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None. TrainingError without its state.
     """
     held = cluster.jobs()
     seconds, ray, asleep_since = 0.0, {}, None
@@ -134,8 +131,7 @@ def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> tuple[list[dict[str, str
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
     """Return services, groups, scale-in and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
 
-    Raises:
-        StackNotFound: The stack is down.
+    StackNotFound if the stack is down.
     """
     unknown: dict[str, str] = {}
 
@@ -177,10 +173,7 @@ def read_hourly_usd(
 ) -> dict[str, float]:
     """Return the cost in USD per hour as it stands: of what runs without workers, by part, and of workers, by kind.
 
-    Workers that have not joined count.
-
-    Raises:
-        TrainingError: A price is not known, or AWS refuses the Spot prices.
+    Workers that have not joined count. TrainingError if a price is not known.
     """
     instances = [InstanceKind(node.instance_type, node.market, node.kind) for node in nodes if node.kind != HEAD]
     for kind, group in groups.items():

@@ -18,11 +18,9 @@ ATTEMPTS: int = 3
 
 
 def call(stack: Stack, service: str, method: str, /, **arguments: Any) -> Any:
-    """Call AWS. A key that its answer lacks, at any depth, raises ResourceError when it is looked up.
+    """Call AWS; UsageError for bad credentials, ResourceError if AWS can't be reached or refuses.
 
-    Raises:
-        UsageError: Credentials are missing or have expired.
-        ResourceError: AWS can't be reached, or refuses; the message has its code. Or another program answers.
+    A key that its answer lacks, at any depth, raises ResourceError when it is looked up: another program has answered.
     """
     with translated(service):
         return _answer(service, getattr(client_of(service, stack), method)(**arguments))

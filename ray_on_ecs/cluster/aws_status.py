@@ -161,11 +161,7 @@ def explain_head(stack: Stack) -> ResourceError | None:
 
 
 def head_phase(stack: Stack) -> str:
-    """Return what a head that starts waits for, with the usual time; empty if AWS does not tell all.
-
-    Raises:
-        StackNotFound: The stack is down.
-    """
+    """Return what a starting head waits for, with the usual time; empty if AWS does not say. Or StackNotFound."""
     try:
         service = next(iter(_describe_services(stack, [stack.services.get(HEAD, HEAD)]).values()), None)
     except StackNotFound:

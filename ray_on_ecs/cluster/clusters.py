@@ -87,8 +87,7 @@ class Cluster(ABC):
     def check_pools(self, config: RunConfig) -> RunConfig:
         """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError.
 
-        Returns:
-            The settings, without those that the environment gives for a cluster with pools, where there are none.
+        Return the settings, without those that the environment gives for a cluster with pools, where there are none.
         """
         for name in POOLS if not self.starts_workers else ():
             if (value := getattr(config, name)) == os.environ.get(environment_variable(name)):

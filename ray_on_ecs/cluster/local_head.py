@@ -107,9 +107,7 @@ def answers(head: LocalHead) -> bool:
 def start(cpus: int) -> LocalHead:
     """Start a head that only this user can reach; return it once its dashboard answers. It replaces the one before.
 
-    Raises:
-        UsageError: Ray is not installed.
-        ResourceError: Ray does not start.
+    UsageError if Ray is not installed, ResourceError if it does not start.
     """
     if find_spec("ray") is None:
         install = "pip install '.[local]' in the checkout of ray-on-ecs installs it"

@@ -61,9 +61,7 @@ class RemoteJobs:
     def state(self) -> tuple[HeadState, float]:
         """Return the head's state, and the seconds since it was written.
 
-        Raises:
-            HeadUnavailable: No head has written it yet.
-            UsageError: Another version has written it.
+        HeadUnavailable if no head has written it yet, UsageError if another version has.
         """
         with _answers():
             version, age = self._documents.head_age()
@@ -121,10 +119,8 @@ class RemoteJobs:
     def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
         """Request the run of a folder, and wait until the head has accepted it; return the job's ID.
 
-        Raises:
-            UsageError: The head refuses the request.
-            ResourceError: It does not accept it in time; the request is then withdrawn, and its secrets are deleted.
-            Interrupted: A user has stopped the run before.
+        UsageError if the head refuses it, and Interrupted if a user has stopped it before. If the head does not accept
+        it in time: ResourceError, and the request is withdrawn, and its secrets are deleted.
         """
         user, request = self._user(), uuid.uuid4().hex
         try:
@@ -225,12 +221,7 @@ class RemoteJobs:
         )
 
     def _answer(self, user: str, request: str, run: str, state: HeadState, age: float) -> str:
-        """Return the ID of the job that answers a request, empty if there is none yet.
-
-        Raises:
-            UsageError: The head refuses it.
-            Interrupted: A command has withdrawn it.
-        """
+        """Return the ID of the job that answers a request, empty if there is none yet; Interrupted once withdrawn."""
         if reason := state.refused.get(request):
             raise UsageError(reason)
         own = [job for job in state.jobs if job["metadata"].get(REQUEST) == request]
@@ -280,11 +271,7 @@ class RemoteJobs:
         return b"".join(parts).decode(errors="replace")
 
     def tail(self, job_id: str, show: Callable[[bytes], None], offset: int = 0) -> None:
-        """Show a job's log from an offset, as it is written, until the job has ended.
-
-        Raises:
-            HeadUnavailable: The head is silent; the log goes on from the same offset.
-        """
+        """Show a job's log from an offset to its end; HeadUnavailable if the head is silent: it goes on from there."""
         looked_at, ended_at, read_at, job = 0.0, 0.0, 0.0, self.job(job_id)
         while True:
             if time.monotonic() - looked_at > STATE_SECONDS:

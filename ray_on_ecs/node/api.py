@@ -73,12 +73,9 @@ def ask(
 ) -> Any:
     """Send a request, with a JSON body if there is one; return the JSON document, or the text.
 
-    It is given up after `timeout` seconds of silence, or if the body has not come within them, or within `longest`.
-    The token is this process's if it is None.
-
-    Raises:
-        TokenError: Ray refuses the token.
-        AnswerError: The server doesn't answer, refuses the request, or is not Ray.
+    It is given up after `timeout` seconds of silence, or if the body has not come within them, or within `longest`. The
+    token is this process's if it is None. TokenError if Ray refuses it; AnswerError if the server doesn't answer,
+    refuses the request, or is not Ray.
     """
     token = own_token() if token is None else token
     headers = {"Content-Type": "application/json", **bearer(token)}

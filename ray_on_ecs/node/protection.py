@@ -85,11 +85,7 @@ class Protection:
         self._outage.note(cause, now)
 
     def release(self) -> None:
-        """Release the task for good, because it stops: ECS may refuse to stop a protected one.
-
-        Raises:
-            OSError: The agent or ECS failed; another call tries it again.
-        """
+        """Release the task for good: ECS may refuse to stop a protected one. After an OSError it is to be repeated."""
         self._is_over = True
         self._update(time.monotonic())
 

@@ -48,11 +48,7 @@ class Node:
 
 
 def read() -> dict[str, Any]:
-    """Return the state of Ray, see above.
-
-    Raises:
-        OSError: Ray doesn't answer, or its answers have another form.
-    """
+    """Return the state of Ray, see above; OSError if it doesn't answer, or its answers have another form."""
     url = f"http://127.0.0.1:{ports.DASHBOARD}"
     status = api.below(url, api.ask(f"{url}/api/cluster_status"), "data", "clusterStatus") or {}
     listed = api.below(url, api.ask(f"{url}/api/v0/nodes?detail=1&limit=1000"), "data", "result", "result")

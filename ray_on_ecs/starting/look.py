@@ -22,11 +22,7 @@ Ask = Callable[..., Any]
 
 
 def ask_soon(service: str, operation: str, **arguments: Any) -> Any:
-    """Ask AWS as a driver, which gives up soon: it looks for room on the same thread, and will ask again.
-
-    Raises:
-        TrainingError: AWS refuses, or does not answer.
-    """
+    """Ask AWS as a driver, which gives up soon with a TrainingError: it waits on the same thread, and asks again."""
     with translated(service):
         return getattr(client(service, connect_seconds=2, read_seconds=3, attempts=1), operation)(**arguments)
 
