@@ -9,12 +9,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import psutil
 
 from ray_on_ecs.jobs.driver_parent import FOLDER_VARIABLE, PROCESSES
-
-if TYPE_CHECKING:
-    import psutil
 
 # In a job's folder.
 LOG = "log"
@@ -50,8 +48,6 @@ def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: flo
 
 def kill_all(folder: Path) -> None:
     """Kill all processes of a job, and wait until they have ended."""
-    import psutil
-
     deadline = time.monotonic() + KILL_SECONDS
     looks = 0  # that have found none: a process that is replaced by another program has no variables for a moment
     while looks < EMPTY_LOOKS and time.monotonic() < deadline:  # they may start others meanwhile
@@ -66,8 +62,6 @@ def kill_all(folder: Path) -> None:
 
 def _processes_of(folder: Path) -> list[psutil.Process]:
     """Return the processes of a job, without the driver's parent: a script's supervisor is not the driver's child."""
-    import psutil
-
     mark, found = os.path.realpath(folder), []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is another user's
