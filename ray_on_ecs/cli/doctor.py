@@ -236,12 +236,9 @@ def ray(findings: Findings) -> str:
 
 def cluster(findings: Findings) -> str:
     """Find the cluster that the flags or the environment name."""
-    try:
-        findings.cluster = choose(**findings.flags)
-        if isinstance(findings.cluster, RemoteCluster):
-            return f"{findings.cluster.cluster_name}, by {findings.cluster.name}"
-    except UsageError as cause:
-        raise Problem(str(cause)) from cause
+    findings.cluster = choose(**findings.flags)
+    if isinstance(findings.cluster, RemoteCluster):
+        return f"{findings.cluster.cluster_name}, by {findings.cluster.name}"
     return findings.cluster.name
 
 
