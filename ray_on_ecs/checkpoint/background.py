@@ -92,7 +92,7 @@ class BackgroundSave:
         self._thread: threading.Thread | None = None
         self._number = 0
         self._is_given_up = threading.Event()
-        self.error: str | None = None  # why the last copy could not be stored
+        self.error: str | None = None  # reason of the last copy that could not be stored
 
     @property
     def is_busy(self) -> bool:

@@ -196,7 +196,7 @@ class TrainingState:
         self._check_values(values, is_same_world_size)  # before anything is changed
         for prefix, module in self._modules.items():
             resize(prefix, module, saved, values.get("changed", ()))
-        tensors = self.targets(saved, self._left_out(values))
+        tensors = self.targets(saved, () if self._saves_frozen else values["left_out"])
         dcp.load(tensors, reader)
         self.apply(tensors, values)
         if is_same_world_size:
@@ -285,16 +285,6 @@ class TrainingState:
             return []
         parameters = {key for each in self._modules.items() for key, _ in named_parameters(*each)}
         return [key for key in changed if key not in parameters or (key in forms and key in self._first_forms)]
-
-    def _left_out(self, values: Mapping[str, Any]) -> Collection[str]:
-        """Return the keys that a checkpoint may lack."""
-        if self._saves_frozen:
-            return ()
-        if "left_out" in values:
-            return set(values["left_out"])
-        # An older version left out what was frozen in all modules when the Checkpointer was made.
-        parameters = [each for item in self._modules.items() for each in named_parameters(*item)]
-        return {key for key, parameter in parameters if not parameter.requires_grad}
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers, whose values may differ between the ranks, as in batch normalization."""

@@ -29,7 +29,7 @@ LONG = timedelta(minutes=10)
 class ScaleIn:
     """Scale-in of one kind of node."""
 
-    line: str  # what stops idle nodes, or keeps them running
+    line: str  # with the idle time, or the reason for which they keep running
     is_hindered: bool = False  # True if something other than the configuration keeps them running
     fix: str = ""  # the command that ends that
 

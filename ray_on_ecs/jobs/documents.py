@@ -47,7 +47,7 @@ class HeadState:
 
     # Its jobs and those of the heads before it, in the order of their start.
     jobs: list[Job] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)  # why requests were refused, by their IDs
+    refused: dict[str, str] = field(default_factory=dict)  # reasons by the IDs of the requests
     # Ray's version, nodes and GPUs (node/ray_status.py); empty while Ray does not answer.
     ray: dict[str, Any] = field(default_factory=dict)
     code: str = ""  # fingerprint of its code (node/labels.py)
@@ -70,7 +70,7 @@ class Request:
     user: str  # the user's ID, `aws:userid`, which is part of its path
     kind: str  # RUN or STOP
     content: Mapping[str, Any]  # the document
-    time: float  # when it was written (Unix time), and its age in seconds, both by the storage's clock
+    time: float  # of the write (Unix time), and the age in seconds, both by the storage's clock
     age: float
     path: str
 

@@ -92,7 +92,7 @@ class Idle:
 class Sleep:
     """Sleep of this head."""
 
-    wake: Wake  # what wakes it
+    wake: Wake
     idle: Idle
     request: Callable[[], None]  # publishes a request for the next head; any error if that fails
 

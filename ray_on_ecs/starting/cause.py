@@ -38,7 +38,7 @@ class Nodes:
     types: Sequence[str] = ()  # their instance types; nothing if they are not known
     gpus: int = 0  # GPUs of an instance
     elsewhere: int = 0  # running tasks of their pool in its other zones
-    unknown: Mapping[str, str] = field(default_factory=dict)  # why AWS has not answered, by IAM action
+    unknown: Mapping[str, str] = field(default_factory=dict)  # reasons of answers that are missing, by IAM action
 
 
 def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: timedelta = timedelta()) -> str:

@@ -149,10 +149,7 @@ def upload(folder: Path, address: str) -> None:
     store, path = open_filesystem(address)
 
     def copy(source: Path) -> None:
-        with (
-            source.open("rb") as reader,
-            store.writing(f"{path}/{source.relative_to(folder).as_posix()}") as writer,
-        ):
+        with source.open("rb") as reader, store.writing(f"{path}/{source.relative_to(folder).as_posix()}") as writer:
             shutil.copyfileobj(reader, writer, PIECE_BYTES)
 
     with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:
