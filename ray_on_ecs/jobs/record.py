@@ -52,6 +52,13 @@ KILL_STATUSES = {-number for number in (signal.SIGABRT, signal.SIGBUS, signal.SI
 INTERRUPTED = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM, -signal.SIGTERM)
 
 
+def pending(job_id: str, metadata: Mapping[str, str], start: float, uri: str = "") -> Job:
+    """Return a job whose driver has not started, which it does, or was asked to, at a time (Unix time)."""
+    times: dict[str, Any] = {"start_time": int(1000 * start), "end_time": None}
+    ids = {"submission_id": job_id, "metadata": dict(metadata), "uri": uri, "log": ""}
+    return {**ids, **times, "status": PENDING, "driver_exit_code": None, "message": None, "is_interrupted": False}
+
+
 def next_id(name: str, taken: Container[str]) -> str:
     """Return the name, or the first of the job IDs `name.2`, `name.3`, ... that is not taken."""
     if name not in taken:

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STOP, BrokenError, Documents, HeadState, Request
-from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, delete_secrets, was_lost
+from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, REQUEST, Job, delete_secrets, pending, was_lost
 from ray_on_ecs.storage.bucket import StorageFault
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class RemoteJobs:
             requests = [each for each in self._documents.requests() if not isinstance(each, tuple)]
         state, age = self.state()
         answered = {job["metadata"].get(REQUEST) for job in state.jobs} | state.refused.keys()
-        pending = [each for each in requests if each.kind == RUN and each.id not in answered]
-        return state, age, [*state.jobs, *map(_requested, pending)]
+        others = [each for each in requests if each.kind == RUN and each.id not in answered]
+        return state, age, [*state.jobs, *map(_requested, others)]
 
     def job(self, job_id: str) -> Job:
         """Return a job, or the one that answers a request of this ID."""
@@ -333,10 +333,8 @@ def _find(jobs: Sequence[Job], job_id: str) -> Job | None:
 
 def _requested(request: Request) -> Job:
     """Return the job of a request that the head has not accepted yet."""
-    times: dict[str, Any] = {"start_time": int(1000 * request.time), "end_time": None}
-    unknown = {"uri": "", "log": "", "driver_exit_code": None, "message": None, "is_interrupted": False}
     metadata = {**request.content["metadata"], "owner": request.owner, REQUEST: request.id}
-    return {"submission_id": request.id, "metadata": metadata, "status": PENDING, **times, **unknown}
+    return pending(request.id, metadata, request.time)
 
 
 def _ago(seconds: float) -> str:

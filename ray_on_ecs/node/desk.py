@@ -285,7 +285,8 @@ class Desk:
     def _drop(self, request: Request, reason: str) -> None:
         """Refuse a request for good, and delete its secrets unless a job of its run uses them."""
         if request.kind == RUN and not record.under_way(self._list(), _run_of(request)):
-            self._delete_secrets(self._job("", "", {**request.content["metadata"], REQUEST: request.id}))
+            metadata = {**request.content["metadata"], REQUEST: request.id}
+            self._delete_secrets(record.pending("", metadata, request.time))
         self._refuse(request.id, request.path, reason)
 
     def _refuse_broken(self, path: str, cause: BrokenError) -> None:
@@ -317,7 +318,7 @@ class Desk:
         job_id = next_id(run["run_name"], {job["submission_id"] for job in jobs})
         own = {OWNER: request.owner, SUBMITTED: f"{request.time:.3f}", REQUEST: request.id}
         metadata = {**request.content["metadata"], **own}
-        self._claim = [self._job(job_id, request.content["uri"], metadata)]
+        self._claim = [record.pending(job_id, metadata, time.time(), request.content["uri"])]
         try:
             if not self._write():
                 return
@@ -333,22 +334,6 @@ class Desk:
             self._claim = []
             self._has_changed = True
         self._documents.store.delete(request.path)
-
-    @staticmethod
-    def _job(job_id: str, uri: str, metadata: Mapping[str, str]) -> Job:
-        """Return the job of a driver that is about to start."""
-        return {
-            "submission_id": job_id,
-            "metadata": dict(metadata),
-            "uri": uri,
-            "log": "",
-            "status": record.PENDING,
-            "start_time": int(1000 * time.time()),
-            "end_time": None,
-            "driver_exit_code": None,
-            "message": None,
-            "is_interrupted": False,
-        }
 
     def _stop(self, wanted: str) -> None:
         """Stop a job, by its ID or its request's, and those that continue it; a lost one is not submitted again."""
