@@ -28,6 +28,7 @@ from ray_on_ecs.contract import (
     SPOT_ACTION,
 )
 from ray_on_ecs.node.outage import Outage
+from ray_on_ecs.tracking.starts import moment
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def parse(texts: object) -> Notices:
     return Notices(
         tuple(end for end in ends if end),
         tuple(filter(None, map(_event, events if isinstance(events, list) else ()))),
-        told_at if isinstance(told_at, str) and _iso(told_at) else "",
+        told_at if isinstance(told_at, str) and moment(told_at) else "",
     )
 
 
@@ -232,7 +233,7 @@ def _spot(notice: Any) -> End | None:
     action = notice.get("action") if isinstance(notice, dict) else None
     if not isinstance(action, str) or action not in SPOT_ACTIONS:
         return None
-    at = _iso(notice.get("time"))
+    at = moment(notice.get("time"))
     return End(f"EC2 {SPOT_ACTIONS[action]} this Spot Instance{_when(at)}", at)
 
 
@@ -249,13 +250,6 @@ def _event(event: Any) -> End | None:
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
     return End(f"{code} of this instance{_when(at)}", at, is_event=True) if is_due else None
-
-
-def _iso(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except (ValueError, OverflowError):
-        return None
 
 
 def _when(at: float | None) -> str:
