@@ -48,7 +48,7 @@ class Site:
 
     def ask(self, service: str, method: str, /, **arguments: Any) -> Any:
         """Call AWS; raise as `aws.call` does."""
-        return aws.call(service, self.stack, method, **arguments)
+        return aws.call(self.stack, service, method, **arguments)
 
     def ecs(self, method: str, /, **arguments: Any) -> Any:
         """Call ECS about the cluster."""

@@ -49,11 +49,7 @@ class Copy:
 
 
 def take_copy(state: TrainingState, manifest: Manifest, ranks: Collectives, index: CheckpointIndex | None) -> Copy:
-    """Copy the state; all ranks must call it, rank 0 with the index of the checkpoints.
-
-    Raises:
-        DivergedError: A weight is not finite.
-    """
+    """Copy the state; all ranks call it, rank 0 with the index; DivergedError if a weight is not finite."""
     if state.left_out:  # of a sharded parameter, the part of one rank may have changed, and that of another not
         state.include(key for keys in ranks.broadcast(ranks.gather(state.touched())) for key in keys)
         manifest["left_out"] = state.left_out
@@ -84,9 +80,6 @@ class BackgroundSave:
 
     Each rank's thread writes its part and sends a record of it to rank 0's thread, which commits the checkpoint and
     sends the outcome to the others. All ranks must start the same copies in the same order.
-
-    Attributes:
-        error: The reason why the last copy could not be stored, or None.
     """
 
     def __init__(
@@ -99,7 +92,7 @@ class BackgroundSave:
         self._thread: threading.Thread | None = None
         self._number = 0
         self._is_given_up = threading.Event()
-        self.error: str | None = None
+        self.error: str | None = None  # reason of the last copy that could not be stored
 
     @property
     def is_busy(self) -> bool:

@@ -87,11 +87,7 @@ class Collectives:
         return _value(message[: int(sizes[self.rank])])
 
     def send(self, rank: int, key: str, value: Any) -> None:
-        """Put a value into the store, for a rank to `receive`; thread-safe.
-
-        Raises:
-            OSError: Rank 0's process is gone.
-        """
+        """Put a value into the store, for a rank to `receive`; thread-safe. OSError if rank 0's process is gone."""
         try:
             self._store.set(f"{key}/{rank}", cast(Any, plain_pickle.dumps(value)))  # annotated as str, but takes bytes
         except RuntimeError as cause:
@@ -100,8 +96,7 @@ class Collectives:
     def receive(self, key: str) -> Any:
         """Wait for a value that was sent to this rank, and remove it from the store; thread-safe.
 
-        Raises:
-            OSError: Rank 0's process is gone, this rank is ending, or the value was not sent by a Checkpointer.
+        OSError if rank 0's process is gone, this rank is ending, or the value was not sent by a Checkpointer.
         """
         own_key = f"{key}/{self.rank}"
         try:

@@ -60,24 +60,15 @@ class StagingPlanner(DefaultSavePlanner):
 
 
 class Writer(FileSystemWriter):
-    """Writer of a checkpoint's folder, with a heartbeat for each write; an OSError from it ends the write.
-
-    Attributes:
-        files: The written files by name.
-    """
+    """Writer of a checkpoint's folder, with a heartbeat for each write; an OSError from it ends the write."""
 
     def __init__(self, storage: RunStorage, folder: str, heartbeat: Callable[[], None] = lambda: None) -> None:
         super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)  # StagingPlanner has made the copies
-        self.files: dict[str, FileRecord] = {}
+        self.files: dict[str, FileRecord] = {}  # written so far, by name
         self.fs = _Folder(storage, heartbeat, self.files)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata, with the file and offset of each item.
-
-        Args:
-            metadata: The metadata of the global plan.
-            results: The written items of each rank.
-        """
+        """Write the metadata of the global plan, with the file and offset of each rank's written items."""
         metadata.storage_data = {}
         for rank_results in results:
             metadata.storage_data |= {result.index: result.storage_data for result in rank_results}
@@ -94,11 +85,7 @@ class Reader(FileSystemReader):
         self.fs = _Folder(storage, sdk.alive, {})
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Read the metadata, without running code that another writer has put there.
-
-        Raises:
-            ValueError: It is not the metadata of a checkpoint.
-        """
+        """Read the metadata, without running code that another has put there; ValueError if it is not metadata."""
         with self.fs.create_stream(self.fs.concat_path(self.path, layout.METADATA), "rb") as stream:
             metadata = plain_pickle.load(cast(IO[bytes], stream))
         if not isinstance(metadata, Metadata):
@@ -150,11 +137,7 @@ class _Folder(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
-        """Open a file to read it (`rb`) or to write and hash it (`wb`).
-
-        Raises:
-            ValueError: The metadata name a file outside the folder.
-        """
+        """Open a file to read it (`rb`), or to write and hash it (`wb`); ValueError for one outside the folder."""
         if mode == "rb":
             if fault := fault_of(str(path)):
                 raise ValueError(f"{str(path)!r} {fault}")

@@ -38,10 +38,7 @@ def export_weights(
 
     The files are written in rounds of one file per rank: all ranks gather the tensors of the round, and each keeps the
     tensors of its file. Several files are named `model-00001-of-00003.safetensors` and so on, and get an index. A file
-    has at most `file_bytes`, unless a single tensor is larger.
-
-    Raises:
-        OSError: A file could not be written; all ranks raise it.
+    has at most `file_bytes`, unless a single tensor is larger. All ranks raise OSError if one could not be written.
     """
     tensors = _without_aliases(module)
     parameters = {key for key, _ in module.named_parameters(remove_duplicate=False)}

@@ -36,35 +36,21 @@ class FileRecord(TypedDict):
 
 
 class _Required(TypedDict):
-    """Keys of all manifests.
+    """Keys of all manifests."""
 
-    Attributes:
-        format: The version of the folder's format.
-        step: Completed optimizer steps.
-        epoch: Completed epochs.
-        metrics: The metrics of an epoch that ends with this step; else empty.
-        world_size: The number of ranks that saved it.
-        config: The settings of the training.
-        files: The files by name.
-    """
-
-    format: int
-    step: int
-    epoch: int
-    metrics: dict[str, float]
-    world_size: int
-    config: dict[str, Any]
-    files: dict[str, FileRecord]
+    format: int  # version of the folder's format
+    step: int  # completed optimizer steps
+    epoch: int  # completed epochs
+    metrics: dict[str, float]  # those of an epoch that ends with this step; else empty
+    world_size: int  # the number of ranks that saved it
+    config: dict[str, Any]  # the settings of the training
+    files: dict[str, FileRecord]  # by name
 
 
 class Manifest(_Required, total=False):
-    """Manifest of a checkpoint.
+    """Manifest of a checkpoint."""
 
-    Attributes:
-        left_out: The number of frozen parameters that it lacks.
-    """
-
-    left_out: int
+    left_out: int  # the number of frozen parameters that it lacks
 
 
 class Progress(NamedTuple):
@@ -75,11 +61,7 @@ class Progress(NamedTuple):
 
 
 class CheckpointIndex:
-    """Checkpoints of a folder, on rank 0; the arguments are those of `Checkpointer`.
-
-    Attributes:
-        unreadable: The name and the format of a checkpoint of another version of this package, or None.
-    """
+    """Checkpoints of a folder, on rank 0; the arguments are those of `Checkpointer`."""
 
     def __init__(
         self,
@@ -96,6 +78,7 @@ class CheckpointIndex:
         self._say = say
         self._complete: dict[str, Manifest] = {}
         self._incomplete: set[str] = set()
+        # Name and format of a checkpoint of another version of this package.
         self.unreadable: tuple[str, int] | None = None
         for name in filter(step_order, storage.folders(PREFIX)):
             manifest = self._read(name)
@@ -140,11 +123,7 @@ class CheckpointIndex:
         return name
 
     def commit(self, name: str, manifest: Manifest) -> None:
-        """Make a checkpoint complete, and delete checkpoints outside the retention.
-
-        Raises:
-            OSError: A stored file is incomplete, or the storage can't be written.
-        """
+        """Make a checkpoint complete, and delete those outside the retention; OSError for an incomplete file."""
         sizes = self._storage.file_sizes(name)
         for file, record in manifest["files"].items():
             # Some S3-compatible stores keep the chunk signatures of a streamed upload in the object.

@@ -15,22 +15,15 @@ RUN_VARIABLE = "RUN_URI"
 
 
 def open_folder(folder: str | os.PathLike[str] | None) -> RunStorage:
-    """Return a folder, by default `checkpoints`, without creating it.
+    """Return a folder, by default `checkpoints`, without creating it; ValueError if it can't be one.
 
     A relative path is in the run's folder in the storage, and outside a run in the working directory.
-
-    Raises:
-        ValueError: The path is not a folder, or its bucket can't be reached.
     """
     return _open(_in_run(CHECKPOINTS_FOLDER if folder is None else folder), "folder")
 
 
 def open_file(path: str | os.PathLike[str]) -> tuple[RunStorage, str]:
-    """Return the folder of a file, and the file's name; a relative path is in the run's folder in the storage.
-
-    Raises:
-        ValueError: The folder's bucket can't be reached.
-    """
+    """Return the folder of a file, as `open_folder` does, and the file's name."""
     folder, _, name = _in_run(path).rpartition("/")
     return _open(folder or "/.", "export"), name
 

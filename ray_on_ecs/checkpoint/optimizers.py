@@ -35,11 +35,7 @@ def group_names(prefix: str, optimizer: Optimizer, names: Mapping[int, str]) -> 
 
 
 def split(prefix: str, optimizer: Optimizer, names: Mapping[int, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of an optimizer's parameters by key, without copies, and its other values.
-
-    Raises:
-        ValueError: The state has an entry that PyTorch could not restore.
-    """
+    """Return an optimizer's tensors by key, without copies, and its other values; ValueError if PyTorch loses one."""
     named_groups = group_names(prefix, optimizer, names)
     in_order = [name for group in named_groups for name in group]
     if type(optimizer).state_dict is Optimizer.state_dict:

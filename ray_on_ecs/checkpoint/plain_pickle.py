@@ -91,12 +91,7 @@ def loads(data: bytes) -> Any:
 
 
 def load(file: IO[bytes]) -> Any:
-    """Return the value of a pickle in a file.
-
-    Raises:
-        OSError: It can't be read.
-        ValueError: It is not a pickle, or has another class than those listed here.
-    """
+    """Return the value of a pickle in a file; ValueError if it is not one, or has a class that is not listed here."""
     try:
         return _Unpickler(file).load()
     except OSError:
@@ -108,9 +103,7 @@ def load(file: IO[bytes]) -> Any:
 def load_saved(file: IO[bytes]) -> Any:
     """Return the value that `torch.save` has written: tensors, arrays, and the data that PyTorch's own loading accepts.
 
-    Raises:
-        OSError: It can't be read.
-        ValueError: It has a value of another class, or is damaged.
+    ValueError if it has a value of another class, or is damaged.
     """
     try:
         with torch.serialization.safe_globals(_classes_of_numpy()):
@@ -144,8 +137,7 @@ def unpack(packed: bytes, *, is_trusted: bool) -> Any:
 def plain(value: Any, key: str = "") -> Any:
     """Return a value that can be loaded: containers are copied, and NumPy's numbers become Python's.
 
-    Raises:
-        ValueError: It has a value that could not be saved or loaded; the message has the key of that.
+    ValueError with the key of a value that could not be saved or loaded.
     """
     try:
         return _plain(value, key, {})

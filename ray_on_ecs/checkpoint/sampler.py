@@ -49,11 +49,7 @@ class DistributedSampler(Sampler[int]):
             self.position = 0
 
     def counts_one_rank(self, samples: int) -> bool:
-        """Return True if, at the end of an epoch, the position seems to count one rank's samples instead of all.
-
-        Args:
-            samples: The samples of the last step.
-        """
+        """Return True if, after an epoch whose last step had these samples, the position seems to count one rank's."""
         missing = self._samples - self.position * self.world_size
         return self.world_size > 1 and abs(missing) < samples * self.world_size
 
@@ -65,11 +61,7 @@ class DistributedSampler(Sampler[int]):
         self._restore = restore if self.position else None
 
     def begin(self, minimum: int = 1) -> list[int]:
-        """Return the remaining indices of the epoch.
-
-        Raises:
-            RuntimeError: Fewer than the minimum remain for the second time: a loop would never end.
-        """
+        """Return the rest of the epoch; RuntimeError for fewer than the minimum again: a loop would never end."""
         if self._restore:
             self._restore()
         self._restore = None
@@ -122,11 +114,7 @@ class DistributedSampler(Sampler[int]):
         return {"epoch": self.epoch, "position": self.position, "samples": self._samples, "seed": self._seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position.
-
-        Raises:
-            ValueError: The data set has another length, or the seed is another one.
-        """
+        """Continue from a position; ValueError if the data set has another length, or the seed is another one."""
         for name, value in (("samples", self._samples), ("seed", self._seed)):
             if state[name] != value:
                 raise ValueError(f"the sampler's {name} was {state[name]}, and is {value} now")

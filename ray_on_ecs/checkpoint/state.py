@@ -33,12 +33,8 @@ EXTRA = "_extra_state"  # the last part of the key of a module's `get_extra_stat
 class TrainingState:
     """Objects of a training on one rank; the arguments are those of `Checkpointer`.
 
-    Attributes:
-        module: The module without DDP and torch.compile.
-
-    Raises:
-        TypeError: An object has no state, or FSDP1 shards the module.
-        ValueError: The optimizer has a parameter that no module has, or two keys could be equal.
+    TypeError if an object has no state, or FSDP1 shards a module; ValueError if the optimizer has a parameter that no
+    module has, or two keys could be equal.
     """
 
     def __init__(
@@ -55,7 +51,7 @@ class TrainingState:
         self._trusts_pickle = trusts_pickle
         self._rank = rank
         self._world_size = world_size
-        self.module = unwrapped(model)
+        self.module = unwrapped(model)  # without DDP and torch.compile
         objects: dict[str, Any] = {MODEL: model}
         if optimizer is not None:
             objects[OPTIMIZER] = optimizer
@@ -189,11 +185,7 @@ class TrainingState:
             np.random.set_state(state["numpy"])
 
     def restore(self, reader: Reader, world_size: int) -> None:
-        """Restore a checkpoint that `world_size` ranks have saved, without collectives.
-
-        Raises:
-            ValueError: It has another model, another optimizer or other objects, or one of them refuses its state.
-        """
+        """Restore a checkpoint of `world_size` ranks, without collectives; ValueError if it does not fit."""
         saved = reader.read_metadata().state_dict_metadata
         is_same_world_size = world_size == self._world_size
         rank_key = f"{RANKS}.{self._rank if is_same_world_size else 0}"
@@ -204,7 +196,7 @@ class TrainingState:
         self._check_values(values, is_same_world_size)  # before anything is changed
         for prefix, module in self._modules.items():
             resize(prefix, module, saved, values.get("changed", ()))
-        tensors = self.targets(saved, self._left_out(values))
+        tensors = self.targets(saved, () if self._saves_frozen else values["left_out"])
         dcp.load(tensors, reader)
         self.apply(tensors, values)
         if is_same_world_size:
@@ -293,16 +285,6 @@ class TrainingState:
             return []
         parameters = {key for each in self._modules.items() for key, _ in named_parameters(*each)}
         return [key for key in changed if key not in parameters or (key in forms and key in self._first_forms)]
-
-    def _left_out(self, values: Mapping[str, Any]) -> Collection[str]:
-        """Return the keys that a checkpoint may lack."""
-        if self._saves_frozen:
-            return ()
-        if "left_out" in values:
-            return set(values["left_out"])
-        # An older version left out what was frozen in all modules when the Checkpointer was made.
-        parameters = [each for item in self._modules.items() for each in named_parameters(*item)]
-        return {key for key, parameter in parameters if not parameter.requires_grad}
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the persistent buffers, whose values may differ between the ranks, as in batch normalization."""

@@ -38,11 +38,7 @@ CLUSTER_FLAGS = (
         envvar="RAY_ON_ECS_OUTPUTS",
         help="File with the outputs of the stack, for users without Pulumi (pulumi stack output --json > FILE).",
     ),
-    click.option(
-        "--local",
-        is_flag=True,
-        help="This machine.",
-    ),
+    click.option("--local", is_flag=True, help="This machine."),
     click.option("--compose", is_flag=True, help="Cluster of docker/compose.yaml."),
 )
 CLUSTER_NAMES = ("stack", "outputs", "local", "compose")

@@ -139,7 +139,7 @@ def stack(findings: Findings) -> str:
 def credentials(findings: Findings) -> str:
     """Call AWS with the user's credentials."""
     try:
-        caller = aws.call("sts", findings.stack, "get_caller_identity")
+        caller = aws.call(findings.stack, "sts", "get_caller_identity")
     except UsageError as cause:
         raise Problem(str(cause), LOG_IN) from cause
     return f"{caller['Arn']} in account {caller['Account']}"
@@ -215,7 +215,7 @@ def head_instance(findings: Findings) -> str:
     if not instance_id:
         raise Notice("the head has no task on an instance: it is starting; dashboard, notebook and shell need it")
     filters = [{"Key": "InstanceIds", "Values": [instance_id]}]
-    answer = aws.call("ssm", findings.stack, "describe_instance_information", Filters=filters)
+    answer = aws.call(findings.stack, "ssm", "describe_instance_information", Filters=filters)
     listed = answer["InstanceInformationList"]
     state = listed[0]["PingStatus"] if listed else "not registered"
     if state != "Online":
@@ -236,12 +236,9 @@ def ray(findings: Findings) -> str:
 
 def cluster(findings: Findings) -> str:
     """Find the cluster that the flags or the environment name."""
-    try:
-        findings.cluster = choose(**findings.flags)
-        if isinstance(findings.cluster, RemoteCluster):
-            return f"{findings.cluster.cluster_name}, by {findings.cluster.name}"
-    except UsageError as cause:
-        raise Problem(str(cause)) from cause
+    findings.cluster = choose(**findings.flags)
+    if isinstance(findings.cluster, RemoteCluster):
+        return f"{findings.cluster.cluster_name}, by {findings.cluster.name}"
     return findings.cluster.name
 
 

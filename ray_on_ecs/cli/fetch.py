@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich import filesize
@@ -19,10 +18,9 @@ from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.names import conflicts, folders_of, is_refused, leads_out, of_bare_repositories
 from ray_on_ecs.storage import layout
-
-if TYPE_CHECKING:
-    from ray_on_ecs.storage.disk import StoredFile
-    from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.disk import StoredFile
+from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.snapshot import keys_outside, read_snapshot, stored_files
 
 FOLDER = "runs"
 # The manifest of a script's files, and the folders that hold them.
@@ -66,11 +64,6 @@ def command(cluster: Cluster, run: str, folder: str, checkpoints: bool, only: tu
         print_json({**document, "bytes": fetched.size})
     else:
         out.print(str(fetched))
-
-
-def fetch_run(cluster: Cluster, name: str, folder: str) -> None:
-    """Copy a run into a folder of its name (see `copy_run`), and say so on stderr."""
-    note(str(copy_run(cluster, name, Path(folder))))
 
 
 def copy_run(
@@ -135,8 +128,6 @@ class _Listing:
 
 def _list(storage: RunStorage, target: Path) -> _Listing:
     """List a run's folder, as the target can have it; the files of the script are from the last snapshot."""
-    from ray_on_ecs.storage.snapshot import keys_outside, read_snapshot, stored_files
-
     snapshot = read_snapshot(storage)
     top = storage.listing()
     files = {name: info for name, info in top.files.items() if name not in OF_SNAPSHOTS}

@@ -14,6 +14,7 @@ from rich.text import Text
 from ray_on_ecs.cli.screen import note, out, show
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import Jobs, driver_exit_status, of_run, resubmitted, say
+from ray_on_ecs.config import RunConfig
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError, counted, one_line
 from ray_on_ecs.jobs.record import ENDED, Job, under_way
 from ray_on_ecs.storage import layout
@@ -27,13 +28,7 @@ PROGRESS_SECONDS = 5.0
 
 
 class Follower:
-    """Shows the log of a run until it ends, each line once.
-
-    Args:
-        cluster: The cluster of the run.
-        jobs: The jobs of the cluster.
-        run: Metadata that all jobs of the run share.
-    """
+    """Shows the log of a run until it ends, each line once; `run` is the metadata that all its jobs share."""
 
     def __init__(self, cluster: Cluster, jobs: Jobs, run: dict[str, str]) -> None:
         self._cluster, self._jobs = cluster, jobs
@@ -51,11 +46,9 @@ class Follower:
     def follow(self, job_id: str) -> int:
         """Show the log, also of jobs that the head submits in its place; return the driver's exit status.
 
-        Raises:
-            Interrupted: The user pressed Ctrl-C; the run continues.
-            UsageError: AWS or the head no longer accepts the credentials; the run continues.
-            ResourceError: The connection was lost, and could not be made again.
-            TrainingError: The exit status of the driver is unknown, or the head no longer lists the job.
+        The run goes on after Interrupted (Ctrl-C), UsageError (the credentials are no longer accepted) and
+        ResourceError (the connection was lost). TrainingError if the exit status is unknown, or the head no longer
+        lists the job.
         """
         self._job, job = job_id, None
         try:
@@ -79,11 +72,7 @@ class Follower:
         return f"run {self._name} continues as job {self._job}: {shows} shows its log"
 
     def _follow(self) -> Job:
-        """Show the log as long as the storage answers; return the last job.
-
-        Raises:
-            TrainingError: The head doesn't know the run.
-        """
+        """Show the log while the storage answers; return the last job, TrainingError if the run is not listed."""
         held = self._jobs
         listed = held.list_jobs()
         jobs = of_run(listed, self._run)
@@ -164,7 +153,6 @@ class _ProgressLine:
 
 def way_on(cluster: Cluster, name: str) -> str:
     """Return what is kept of a run that was stopped or killed, and how it continues."""
-    from ray_on_ecs.config import RunConfig
     from ray_on_ecs.run import document
     from ray_on_ecs.run.files.newest import has_stored, newest_stored, nothing_stored_line
 

@@ -8,19 +8,18 @@ import stat
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from rich import filesize
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from ray_on_ecs.cli.screen import note, notes
 from ray_on_ecs.errors import UsageError
 from ray_on_ecs.names import is_inside, leads_out, make_link, make_way
 from ray_on_ecs.storage import layout
-
-if TYPE_CHECKING:
-    from ray_on_ecs.storage.disk import StoredFile
-    from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.disk import Changed, StoredFile, make_ignored
+from ray_on_ecs.storage.filesystem import copy_each
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # A run that is under way replaces its files, perhaps while they are read.
 ATTEMPTS = 3
@@ -49,8 +48,6 @@ def check_room(target: Path, needed: int) -> None:
 
 def make_folder(target: Path) -> None:
     """Make the folder of a run, in one that git and uploads ignore if there is none yet."""
-    from ray_on_ecs.storage.disk import make_ignored
-
     make_ignored(target.parent)
     target.mkdir(exist_ok=True)
 
@@ -62,11 +59,6 @@ def copy_all(
 
     Returns the files that were deleted or replaced meanwhile, and are not copied.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    from ray_on_ecs.storage.disk import Changed
-    from ray_on_ecs.storage.filesystem import copy_each
-
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     make_folder(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
+from ray_on_ecs.cli.follow import Follower, way_on
 from ray_on_ecs.cli.screen import note, show
 from ray_on_ecs.cluster.clusters import Cluster, HeadCluster
 from ray_on_ecs.cluster.history import find_run, is_below
@@ -33,8 +34,6 @@ def command(cluster: Cluster, run: str, follow: bool, tail: int | None) -> int:
         jobs, cause = {}, fault
     else:
         if follow and active:
-            from ray_on_ecs.cli.follow import Follower
-
             if text and not tail:
                 _print(text, None)
             metadata = jobs[active[-1]]["metadata"]
@@ -71,8 +70,6 @@ def jobs_of(cluster: Cluster, head: Jobs, run: str, subcommand: str) -> dict[str
 
 def _exit_status(cluster: Cluster, run: str, jobs: dict[str, Job]) -> int:
     """Return the exit status of a run that has ended: its last job's, or that of the state in its folder."""
-    from ray_on_ecs.cli.follow import way_on
-
     if jobs:
         job_id, job = list(jobs.items())[-1]
         return driver_exit_status(job_id, job, cluster.storage(run), lambda: way_on(cluster, run))

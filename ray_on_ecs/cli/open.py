@@ -6,7 +6,6 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,9 +17,7 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import find_run
 from ray_on_ecs.errors import ResourceError, one_line
 from ray_on_ecs.storage import layout
-
-if TYPE_CHECKING:
-    from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 
 
 @click.command("open")

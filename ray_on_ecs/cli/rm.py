@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,9 +17,7 @@ from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.history import LOST_SECONDS, Folders, Job, RunInfo, find_run, list_folders, under_way
 from ray_on_ecs.errors import ResourceError, UsageError, counted, one_line
 from ray_on_ecs.storage import layout
-
-if TYPE_CHECKING:
-    from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # States of a run that a driver may still write to.
 BUSY = (*layout.UNDER_WAY, "starting")

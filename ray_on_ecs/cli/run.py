@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from ray_on_ecs import secrets
 from ray_on_ecs.cli.cluster_flags import chosen, cluster_flags
+from ray_on_ecs.cli.fetch import copy_run
+from ray_on_ecs.cli.follow import Follower, way_on
+from ray_on_ecs.cli.logs import Elsewhere, jobs_of
 from ray_on_ecs.cli.run_flags import (
     NEEDLESS,
     NEEDLESS_FLAGS,
@@ -29,6 +33,7 @@ from ray_on_ecs.cli.run_flags import (
 )
 from ray_on_ecs.cli.screen import note, print_json
 from ray_on_ecs.cli.script_name import ScriptName
+from ray_on_ecs.cli.stop import stop_run
 from ray_on_ecs.cluster.clusters import Cluster
 from ray_on_ecs.cluster.jobs import DEFAULT_MAX_RESUBMISSIONS, Jobs, find_or_submit, run_of
 from ray_on_ecs.config import OWNER, SETTINGS, SUBMITTED, RunConfig, user_name
@@ -40,9 +45,8 @@ from ray_on_ecs.run.inline_metadata import check_python
 from ray_on_ecs.run.local_gpus import count_gpus
 from ray_on_ecs.run.program.source import syntax_error
 from ray_on_ecs.signals import SIGNALLED
-
-if TYPE_CHECKING:
-    from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.bucket import NoBucket
+from ray_on_ecs.storage.run_storage import RunStorage
 
 ABOUT = """\
 Run SCRIPT on every GPU of the cluster, as torchrun would start it, and follow its output.
@@ -160,11 +164,7 @@ def _run(
 
 
 def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> RunConfig:
-    """Return the settings with the cluster's defaults, and with paths as its jobs need them.
-
-    Raises:
-        UsageError: An input is not there, or is empty.
-    """
+    """Return the settings with the cluster's defaults and with its paths; UsageError for an input that is not there."""
     changed: dict[str, Any] = {}
     if "storage_path" in given:
         changed["storage_path"] = cluster.storage_path = cluster.absolute(config.storage_path)
@@ -182,13 +182,10 @@ def _on_cluster(cluster: Cluster, config: RunConfig, given: Collection[str]) -> 
 def _earlier_command(storage: RunStorage, of_document: RunStorage, config: RunConfig) -> dict[str, Any]:
     """Return the document of the run's earlier command, or an empty one; print the settings that this command lacks.
 
-    Raises:
-        UsageError: The run is finished, or had a secret that is missing now.
-        StorageError: The storage can't be read.
+    UsageError if the run is finished, or had a secret that is missing now; StorageError if the storage can't be read.
     """
     from ray_on_ecs.run import document
     from ray_on_ecs.run.run_secrets import check_repeated
-    from ray_on_ecs.storage.bucket import NoBucket
     from ray_on_ecs.tracking.results import check_not_finished
 
     try:
@@ -221,10 +218,6 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
     except (KeyboardInterrupt, Interrupted, SystemExit) as end:  # the latter by a signal
         if not cluster.ends_with_command:
             raise
-        from ray_on_ecs.cli.follow import way_on
-        from ray_on_ecs.cli.logs import Elsewhere, jobs_of
-        from ray_on_ecs.cli.stop import stop_run
-
         was_under_way = False
         with contextlib.suppress(Elsewhere):
             jobs = cluster.jobs(note)
@@ -243,15 +236,11 @@ def _interruptible(cluster: Cluster, name: str) -> Generator[None]:
 
 def _follow(cluster: Cluster, jobs: Jobs, run: dict[str, str], job_id: str, fetch: str | None) -> int:
     """Show the log to its end, and fetch the results; return the run's exit status."""
-    from ray_on_ecs.cli.follow import Follower
-
     name = run["run_name"]
     status = Follower(cluster, jobs, run).follow(job_id)
     if fetch is not None:
-        from ray_on_ecs.cli.fetch import fetch_run
-
         try:
-            fetch_run(cluster, name, fetch)
+            note(str(copy_run(cluster, name, Path(fetch))))
         except TrainingError as cause:  # one that could not begin has no folder, and says itself why
             if not status:
                 raise

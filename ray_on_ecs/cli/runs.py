@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
 from ray_on_ecs.cli.cluster_flags import on_cluster
 from ray_on_ecs.cli.screen import Screen, note, out, print_json
@@ -13,9 +14,6 @@ from ray_on_ecs.cluster.history import Job, RunInfo, list_folders
 from ray_on_ecs.errors import TrainingError, counted
 from ray_on_ecs.tracking.end import End, at_end, duration, steps
 from ray_on_ecs.tracking.places import in_words
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 LIMIT = 20
 # rich cuts all columns of a table that is wider than its console, and takes a pipe for one of 80 columns.
@@ -74,10 +72,6 @@ def command(cluster: Cluster, limit: int, as_json: bool) -> None:
 
 def table(runs: list[RunInfo], longest_name: int = WIDTH, *, is_narrow: bool = False) -> Table:
     """Return a table with a row for each run."""
-    from rich.style import Style
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     shown.add_column("run", no_wrap=True)
     shown.add_column("state", no_wrap=True)

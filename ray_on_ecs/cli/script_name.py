@@ -36,12 +36,7 @@ CLOSE = 0.7
 
 
 class ScriptName:
-    """SCRIPT of a run.
-
-    Args:
-        config: The run's settings.
-        flags: The words that were typed before it.
-    """
+    """SCRIPT of a run, by its settings and the words that were typed before it."""
 
     def __init__(self, config: RunConfig, flags: Sequence[str]) -> None:
         self._config = config

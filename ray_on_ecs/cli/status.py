@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -85,10 +86,7 @@ def command(cluster: Cluster, as_json: bool) -> int:
 def read_jobs(cluster: Cluster) -> dict[str, Any]:
     """Return nodes that are alive, node groups, GPUs, jobs, queued runs, and of the others starts and progress.
 
-    `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None.
-
-    Raises:
-        TrainingError: The head's state can't be read.
+    `asleep_since` is the time at which the head has gone to sleep (ISO 8601), or None. TrainingError without its state.
     """
     held = cluster.jobs()
     seconds, ray, asleep_since = 0.0, {}, None
@@ -136,8 +134,7 @@ def read_runs(cluster: Cluster, jobs: Iterable[Job]) -> dict[str, list[dict[str,
 def read_aws(stack: Stack, nodes: Sequence[Node] | None) -> dict[str, Any]:
     """Return services, groups, scale-in and cost (with Ray's nodes) of a stack, and AWS's refusals by what was asked.
 
-    Raises:
-        StackNotFound: The stack is down.
+    StackNotFound if the stack is down.
     """
     unknown: dict[str, str] = {}
 
@@ -179,10 +176,7 @@ def read_hourly_usd(
 ) -> dict[str, float]:
     """Return the cost in USD per hour as it stands: of what runs without workers, by part, and of workers, by kind.
 
-    Workers that have not joined count.
-
-    Raises:
-        TrainingError: A price is not known, or AWS refuses the Spot prices.
+    Workers that have not joined count. TrainingError if a price is not known.
     """
     instances = [InstanceKind(node.instance_type, node.market, node.kind) for node in nodes if node.kind != HEAD]
     for kind, group in groups.items():
@@ -194,7 +188,7 @@ def read_hourly_usd(
     if info["head_usd"] is None:
         raise ResourceError("the stack has no price of a node")
     idle = {part: usd for part, usd in (stack.idle_hourly_usd or {}).items() if usd is not None}
-    return {HEAD: info["head_usd"], **idle, **hourly_usd(info, instances, aws.asking(stack))}
+    return {HEAD: info["head_usd"], **idle, **hourly_usd(info, instances, partial(aws.call, stack))}
 
 
 def _ray_lines(
@@ -244,16 +238,12 @@ def _node_group(nodes: Sequence[Node], group: NodeGroup | None = None) -> str:
     number = f"{len(nodes)} of {counted(group['max'], 'node')}" if group else counted(len(nodes), "node")
     text = f"{number} in {' or '.join(zones)}: " if zones else f"{number}: "
     if nodes or group is None:
-        types = Counter(_type(node) for node in nodes if node.instance_type)
+        markets = {None: "", SPOT: " on spot"}
+        named = [node for node in nodes if node.instance_type]
+        types = Counter(f"{node.instance_type}{markets.get(node.market, ' on demand')}" for node in named)
         return text + ", ".join([*(f"{number} x {name}" for name, number in types.items()), _usage(nodes)])
     size = f"{gpus_of(group)} x {group['gpu']}" if group["gpu"] else counted(group["units"], "CPU")
     return text + (f"{' or '.join(group['types'])} ({size})" if group["types"] else f"{size} each")
-
-
-def _type(node: Node) -> str:
-    """Return type and market of a node."""
-    market = "" if node.market is None else " on spot" if node.market == SPOT else " on demand"
-    return f"{node.instance_type}{market}"
 
 
 def _usage(nodes: Sequence[Node]) -> str:

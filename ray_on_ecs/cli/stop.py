@@ -53,13 +53,9 @@ def _stop_all(cluster: Cluster, head: Jobs) -> bool:
 
 
 def _stop(cluster: Cluster, head: Jobs, jobs: dict[str, Job], what: str) -> bool:
-    """Stop those jobs that are under way, and wait for the end of their runs; then delete what is left of all.
+    """Stop those jobs that are under way, wait for the end of their runs, and delete what is left of all.
 
-    Returns:
-        True if a job was under way.
-
-    Raises:
-        ResourceError: One has not ended in time, or AWS doesn't answer.
+    Return True if a job was under way; ResourceError if one has not ended in time, or AWS doesn't answer.
     """
     running = [job_id for job_id, job in jobs.items() if goes_on(job)]
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,28 +17,17 @@ READ_SECONDS: float = 30
 ATTEMPTS: int = 3
 
 
-def call(service: str, stack: Stack, method: str, /, **arguments: Any) -> Any:
-    """Call AWS. A key that its answer lacks, at any depth, raises ResourceError when it is looked up.
+def call(stack: Stack, service: str, method: str, /, **arguments: Any) -> Any:
+    """Call AWS; UsageError for bad credentials, ResourceError if AWS can't be reached or refuses.
 
-    Raises:
-        UsageError: Credentials are missing or have expired.
-        ResourceError: AWS can't be reached, or refuses; the message has its code. Or another program answers.
+    A key that its answer lacks, at any depth, raises ResourceError when it is looked up: another program has answered.
     """
     with translated(service):
-        return _answer(service, getattr(_client(service, stack), method)(**arguments))
+        return _answer(service, getattr(client_of(service, stack), method)(**arguments))
 
 
-def asking(stack: Stack) -> Callable[..., Any]:
-    """Return `call` with a stack: a function of service, method and arguments."""
-    return lambda service, method, /, **arguments: call(service, stack, method, **arguments)
-
-
-def endpoint(service: str, stack: Stack) -> str:
-    """Return the URL of a service."""
-    return _client(service, stack).meta.endpoint_url
-
-
-def _client(service: str, stack: Stack) -> Any:
+def client_of(service: str, stack: Stack) -> Any:
+    """Return the client of a service in a stack's region."""
     return client(service, region_name=stack.region, **limits())
 
 
@@ -80,7 +68,7 @@ def workers(stack: Stack) -> ClusterInfo:
 
 def _parameter(stack: Stack, name: str) -> str:
     try:
-        return call("ssm", stack, "get_parameter", Name=name, WithDecryption=True)["Parameter"]["Value"]
+        return call(stack, "ssm", "get_parameter", Name=name, WithDecryption=True)["Parameter"]["Value"]
     except Refused as cause:
         if cause.code == "ParameterNotFound":
             raise stack_not_found(stack) from cause
@@ -99,11 +87,11 @@ def head_instance(stack: Stack) -> str:
     """Return the EC2 instance of the head's task; without one, the instance in the outputs, which may be older."""
     cluster = stack.cluster_name
     with suppress(Refused, LookupError):
-        task_arns = call("ecs", stack, "list_tasks", cluster=cluster, serviceName=stack.services["head"])["taskArns"]
+        task_arns = call(stack, "ecs", "list_tasks", cluster=cluster, serviceName=stack.services["head"])["taskArns"]
         if task_arns:
-            tasks = call("ecs", stack, "describe_tasks", cluster=cluster, tasks=task_arns)["tasks"]
+            tasks = call(stack, "ecs", "describe_tasks", cluster=cluster, tasks=task_arns)["tasks"]
             arns = [task["containerInstanceArn"] for task in tasks if task.get("containerInstanceArn")]
-            response = call("ecs", stack, "describe_container_instances", cluster=cluster, containerInstances=arns[:1])
+            response = call(stack, "ecs", "describe_container_instances", cluster=cluster, containerInstances=arns[:1])
             return response["containerInstances"][0]["ec2InstanceId"]
     return stack.head_instance_id
 

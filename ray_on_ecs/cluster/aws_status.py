@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.cluster import aws
@@ -57,7 +58,7 @@ class Group:
 def read_groups(stack: Stack, info: ClusterInfo) -> dict[str, Group | None]:
     """Return the Auto Scaling group of each kind of worker, None for a missing one; TrainingError if AWS refuses."""
     names = {kind: group["group"] for kind, group in info["groups"].items()}
-    answer = aws.call("autoscaling", stack, "describe_auto_scaling_groups", AutoScalingGroupNames=[*names.values()])
+    answer = aws.call(stack, "autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[*names.values()])
     found = {group["AutoScalingGroupName"]: _group(group) for group in answer["AutoScalingGroups"]}
     return {kind: found.get(name) for kind, name in names.items()}
 
@@ -94,13 +95,10 @@ def read_services(
     groups: Mapping[str, Group | None] | None = None,
     kinds: Collection[str] | None = None,
 ) -> dict[str, Service]:
-    """Return the service of each kind of node, without missing and inactive ones; StackNotFound if it is down.
+    """Return the service of each kind of node, by default of all, without missing and inactive ones.
 
-    Args:
-        stack: The stack.
-        info: Its description, with which the reasons also name what the Auto Scaling groups lack.
-        groups: The groups; None if AWS refuses them.
-        kinds: The kinds of node; by default all.
+    With `info` the reasons also name what the Auto Scaling groups lack; `groups` is None if AWS refuses them.
+    StackNotFound if the stack is down.
     """
     names = {kind: name for kind, name in stack.services.items() if kinds is None or kind in kinds}
     active, look = _describe_services(stack, [*names.values()]), looking(stack)
@@ -119,7 +117,7 @@ def _describe_services(stack: Stack, names: list[str]) -> dict[str, Any]:
     for start in range(0, len(names), MOST_SERVICES):
         which = {"cluster": stack.cluster_name, "services": names[start : start + MOST_SERVICES]}
         try:
-            found += aws.call("ecs", stack, "describe_services", **which)["services"]
+            found += aws.call(stack, "ecs", "describe_services", **which)["services"]
         except aws.Refused as refused:
             if refused.code == "ClusterNotFoundException":
                 raise aws.stack_not_found(stack) from refused
@@ -129,7 +127,7 @@ def _describe_services(stack: Stack, names: list[str]) -> dict[str, Any]:
 
 def looking(stack: Stack) -> Look:
     """Return a look at a stack with the user's credentials."""
-    return Look(aws.asking(stack), stack.cluster_name)
+    return Look(partial(aws.call, stack), stack.cluster_name)
 
 
 def _fault(
@@ -163,11 +161,7 @@ def explain_head(stack: Stack) -> ResourceError | None:
 
 
 def head_phase(stack: Stack) -> str:
-    """Return what a head that starts waits for, with the usual time; empty if AWS does not tell all.
-
-    Raises:
-        StackNotFound: The stack is down.
-    """
+    """Return what a starting head waits for, with the usual time; empty if AWS does not say. Or StackNotFound."""
     try:
         service = next(iter(_describe_services(stack, [stack.services.get(HEAD, HEAD)]).values()), None)
     except StackNotFound:

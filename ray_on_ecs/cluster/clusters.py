@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray_on_ecs import pools, secrets
 from ray_on_ecs.addresses import check_address
-from ray_on_ecs.cluster import aws
+from ray_on_ecs.cluster import aws, aws_status, local_head, session
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.cluster.jobs import Jobs
 from ray_on_ecs.cluster.stack import Stack, find
@@ -37,10 +37,7 @@ from ray_on_ecs.node.ray_status import workers_of
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import keys_for
 from ray_on_ecs.storage.bucket import Bucket, StorageFault
-
-if TYPE_CHECKING:
-    from ray_on_ecs.cluster.local_head import LocalHead
-    from ray_on_ecs.storage.run_storage import RunStorage
+from ray_on_ecs.storage.run_storage import RunStorage
 
 # `head` in the image, where commands are for the container's own cluster; or a cluster's bucket.
 CLUSTER_VARIABLE, HEAD = "RAY_ON_ECS_CLUSTER", "head"
@@ -87,8 +84,7 @@ class Cluster(ABC):
     def check_pools(self, config: RunConfig) -> RunConfig:
         """Refuse pools or GPUs that the cluster does not have, as far as this machine knows: UsageError.
 
-        Returns:
-            The settings, without those that the environment gives for a cluster with pools, where there are none.
+        Return the settings, without those that the environment gives for a cluster with pools, where there are none.
         """
         for name in POOLS if not self.starts_workers else ():
             if (value := getattr(config, name)) == os.environ.get(environment_variable(name)):
@@ -142,8 +138,6 @@ class Cluster(ABC):
 
     def storage(self, run_name: str, path: str = "") -> RunStorage:
         """Return the folder of a run, without creating it; `path` replaces the storage path."""
-        from ray_on_ecs.storage.run_storage import RunStorage
-
         return RunStorage.open(path or self.storage_path, run_name, **self.s3_options())
 
     def secrets_of(self, uri: str) -> secrets.Store:
@@ -172,6 +166,7 @@ class RemoteCluster(Cluster):
     """Cluster whose head is reached through a bucket."""
 
     bucket: str
+    cluster_name: str  # which distinguishes it from others of the bucket
     _run: RunConfig | None = None  # that is about to be submitted
 
     @contextmanager
@@ -187,14 +182,9 @@ class RemoteCluster(Cluster):
         return workers_of(self.jobs().state()[0].ray)
 
     @property
-    @abstractmethod
-    def cluster_name(self) -> str:
-        """The name that distinguishes it from others of the bucket."""
-
-    @property
-    @abstractmethod
     def client_options(self) -> dict[str, Any]:
         """Options of clients of services other than S3."""
+        return self.s3_options()
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> RemoteJobs:
         documents = Documents(Bucket(**self.s3_options()), f"{self.bucket}/{CLUSTERS_PREFIX}/{self.cluster_name}")
@@ -228,7 +218,7 @@ class StackCluster(RemoteCluster):
 
     def __init__(self, stack: Stack) -> None:
         self.stack = self._stack = stack
-        self.bucket = stack.bucket
+        self.bucket, self.cluster_name = stack.bucket, stack.cluster_name
         self.name = f"stack {stack.name}"
         self.storage_path = stack.storage_path
 
@@ -250,39 +240,23 @@ class StackCluster(RemoteCluster):
     @contextmanager
     def forward(self, host: str, port: int) -> Generator[int]:
         # Through the head's instance, from which every node is reachable.
-        from ray_on_ecs.cluster.session import forwarded_port
-
-        with forwarded_port(self._stack, host, port) as local:
+        with session.forwarded_port(self._stack, host, port) as local:
             yield local
 
     def explain(self, cause: AnswerError) -> ResourceError:
-        from ray_on_ecs.cluster.aws_status import explain_head
-
-        return explain_head(self._stack) or cause
+        return aws_status.explain_head(self._stack) or cause
 
     def head_phase(self) -> str:
-        from ray_on_ecs.cluster.aws_status import head_phase
-
-        return head_phase(self._stack)
-
-    @property
-    def cluster_name(self) -> str:
-        return self._stack.cluster_name
-
-    @property
-    def client_options(self) -> dict[str, Any]:
-        return self.s3_options()
+        return aws_status.head_phase(self._stack)
 
     def s3_options(self) -> dict[str, Any]:
         return {**aws.limits(), "region_name": self._stack.region}
 
     def secrets_of(self, uri: str) -> secrets.Store:
-        return self._secrets_in(uri, partial(aws.call, "ssm", self._stack))
+        return self._secrets_in(uri, partial(aws.call, self._stack, "ssm"))
 
     def shell(self) -> AbstractContextManager[subprocess.Popen[Any]]:
-        from ray_on_ecs.cluster.session import started
-
-        return started(self._stack, self._stack.shell_document, program=keys_for)
+        return session.started(self._stack, self._stack.shell_document, program=keys_for)
 
 
 class HeadCluster(Cluster):
@@ -331,7 +305,7 @@ class LocalCluster(HeadCluster):
     name = "this machine"
     is_here = True
     ends_with_command = True
-    _ray: LocalHead | None = None
+    _ray: local_head.LocalHead | None = None
 
     def jobs(self, say: Callable[[str], None] = lambda _: None) -> MachineJobs:
         return MachineJobs(ray=self._ray.variables if self._ray else None, ends_ray=True)
@@ -346,8 +320,6 @@ class LocalCluster(HeadCluster):
                 say(f"{workers} workers share {counted(cpus, 'CPU')}")
             yield
             return
-        from ray_on_ecs.cluster import local_head
-
         with local_head.lock():
             self._ray = local_head.find()
             if self._ray is None or not local_head.answers(self._ray):
@@ -363,16 +335,12 @@ class LocalCluster(HeadCluster):
 
     def end_unused(self) -> None:
         """See Cluster: Ray, if the parent of the last driver was killed, or is about to end it."""
-        from ray_on_ecs.cluster import local_head
-
         if local_head.find():
             with local_head.lock():
                 local_head.end_unused()
 
     @contextmanager
     def _reach(self) -> Generator[Head]:
-        from ray_on_ecs.cluster import local_head
-
         started = local_head.find()
         if started is None:
             raise HeadGone("Ray is not running on this machine; a Ray program starts it")
@@ -386,11 +354,7 @@ class LocalCluster(HeadCluster):
 class BucketCluster(RemoteCluster):
     """Cluster of which only the bucket is known.
 
-    Args:
-        address: `s3://BUCKET/clusters/CLUSTER`; `s3://BUCKET` if the bucket is one cluster's.
-
-    Raises:
-        UsageError: The address has another form.
+    Its address is `s3://BUCKET/clusters/CLUSTER`, or `s3://BUCKET` if the bucket is one cluster's; else UsageError.
     """
 
     starts_workers = True

@@ -24,7 +24,7 @@ class Head:
 
     def get(self, path: str, *keys: str) -> Any:
         """Return the JSON document at a path of the dashboard, or what it has below these keys."""
-        return api.below(self.url, api.get(f"{self.url}{path}", REQUEST_SECONDS, self.token), *keys)
+        return api.below(self.url, api.ask(f"{self.url}{path}", REQUEST_SECONDS, self.token), *keys)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes, dead ones included."""
@@ -38,12 +38,12 @@ class Head:
     def submit(self, job_id: str, entrypoint: str, metadata: dict[str, str], **options: Any) -> None:
         """Submit a job; the options are those of Ray's Jobs API."""
         job = {"submission_id": job_id, "entrypoint": entrypoint, "metadata": metadata, **options}
-        answer = api.post(f"{self.url}/api/jobs/", job, JOB_SECONDS, self.token)
+        answer = api.ask(f"{self.url}/api/jobs/", JOB_SECONDS, self.token, method="POST", body=job)
         api.below(self.url, answer, "submission_id")
 
     def stop_job(self, job_id: str) -> None:
         """Ask a job to stop."""
-        answer = api.post(f"{self.url}/api/jobs/{quote(job_id)}/stop", None, JOB_SECONDS, self.token)
+        answer = api.ask(f"{self.url}/api/jobs/{quote(job_id)}/stop", JOB_SECONDS, self.token, method="POST")
         api.below(self.url, answer, "stopped")
 
     def log(self, job_id: str) -> str:

@@ -11,21 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import Any
 
-from ray_on_ecs.config import OWNER
+from ray_on_ecs.cluster.aws import stack_not_found
+from ray_on_ecs.cluster.clusters import Cluster
+from ray_on_ecs.config import OWNER, RunConfig
 from ray_on_ecs.errors import UsageError, one_line
 from ray_on_ecs.jobs.record import RUNNING, STOPPED, Job, goes_on
 from ray_on_ecs.rules import finite, is_run_name
 from ray_on_ecs.storage import layout
+from ray_on_ecs.storage.bucket import NoBucket, StorageFault
+from ray_on_ecs.storage.disk import Listing, StoredFile
+from ray_on_ecs.storage.lock import has_dead_owner
+from ray_on_ecs.storage.run_storage import RunStorage
 from ray_on_ecs.tracking.cost import total_seconds, total_usd
 from ray_on_ecs.tracking.end import End, end_in
 from ray_on_ecs.tracking.places import Places, gpu_in, places_in
-
-if TYPE_CHECKING:
-    from ray_on_ecs.cluster.clusters import Cluster
-    from ray_on_ecs.storage.disk import Listing, StoredFile
-    from ray_on_ecs.storage.run_storage import RunStorage
 
 # A driver writes its status every 10 s, and refreshes its lock every 15 s.
 LOST_SECONDS = 120.0
@@ -64,8 +66,6 @@ class RunInfo(Places):
 
 def find_run(cluster: Cluster, name: str) -> RunStorage:
     """Return the folder of a run; UsageError with the nearest names without one, and errors of `list_folders`."""
-    from difflib import get_close_matches
-
     names = sorted(filter(is_run_name, _list(cluster, cluster.storage("")).folders))
     if name in names:
         return cluster.storage(name)
@@ -115,8 +115,6 @@ class Folders:
         return lock is not None and self.now - lock.mtime_ns / 1e9 < LOST_SECONDS and not self._was_killed(name)
 
     def _was_killed(self, name: str) -> bool:
-        from ray_on_ecs.storage.lock import has_dead_owner  # it imports psutil
-
         return layout.LOCK in self.files.get(name, {}) and has_dead_owner(self.storage.sibling(name))
 
     def _run(self, name: str, job: Job | None, ended: Mapping[str, Job]) -> RunInfo:
@@ -196,14 +194,10 @@ def list_folders(cluster: Cluster, storage: RunStorage, names: Collection[str] |
 
 
 def _list(cluster: Cluster, storage: RunStorage) -> Listing:
-    from ray_on_ecs.storage.bucket import NoBucket, StorageFault
-
     try:
         return storage.listing()
     except NoBucket as cause:
         if cluster.stack:
-            from ray_on_ecs.cluster.aws import stack_not_found
-
             raise stack_not_found(cluster.stack) from cause
         raise UsageError(f"{cause}, or set RAY_ON_ECS_STORAGE_PATH to the folder or bucket with the runs") from cause
     except StorageFault as cause:
@@ -214,8 +208,6 @@ def _list(cluster: Cluster, storage: RunStorage) -> Listing:
 
 def is_below(metadata: Mapping[str, Any], storage_path: str) -> bool:
     """Return whether the run of a job is below a storage path. A job's metadata has the path if one was typed."""
-    from ray_on_ecs.config import RunConfig
-
     path = str(metadata.get("storage_path", storage_path)).rstrip("/")
     return path in (storage_path.rstrip("/"), RunConfig.storage_path)
 

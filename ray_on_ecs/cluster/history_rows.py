@@ -31,16 +31,9 @@ Row = dict[str, Any]
 def read_rows(
     folders: Folders, runs: Sequence[RunInfo], named: Collection[str], advance: Callable[[], None]
 ) -> tuple[list[Row], dict[str, OSError]]:
-    """Read the settings and curves of runs; a document that is missing or broken counts as empty.
+    """Return a row for each run, and by name the errors of those that could not be read; a broken document is empty.
 
-    Args:
-        folders: Their folders.
-        runs: The runs.
-        named: Names of those whose curves have all points.
-        advance: Called after each run.
-
-    Returns:
-        A row for each run, and the errors of runs that could not be read, by name.
+    The curves of `named` runs have all points. `advance` is called after each run.
     """
     points = max(min(POINTS_OF_ALL // max(len(runs), 1), POINTS), FEWEST_POINTS)
     errors: dict[str, OSError] = {}

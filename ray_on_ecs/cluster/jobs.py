@@ -53,20 +53,11 @@ def run_of(name: str, storage_path: str) -> dict[str, str]:
 def find_or_submit(
     jobs: Jobs, run: dict[str, str], uri: str, upload: Callable[[], WriteDocument], *, follows: bool = True
 ) -> str:
-    """Return the ID of the run's active job, or else of a new one, and print it.
+    """Return the ID of the run's active job, or else of a new one, and print it; any error if the job is not accepted.
 
-    The document is written directly before the submission, so that it stays that of a run under way. If two commands
-    are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
-
-    Args:
-        jobs: What has the jobs.
-        run: The metadata that all its jobs share (`run_of`).
-        uri: The folder with its document.
-        upload: Stores the code, unless the run is under way; the result writes the document.
-        follows: The caller shows the log.
-
-    Raises:
-        UsageError, ResourceError: The job is not accepted.
+    `run` is that of `run_of`, `uri` the folder with the document, and `upload` stores the code unless the run is under
+    way; its result writes the document, directly before the submission, so that it stays that of a run under way. If
+    two commands are that close nevertheless, the job of the other document refuses this one (`RunDocument.read`).
     """
     name = run["run_name"]
     write: WriteDocument | None = None
@@ -116,11 +107,7 @@ def driver_exit_status(job_id: str, job: Job, storage: RunStorage, way_on: Calla
     """Return the exit status of a job that has ended; print a line if it was killed, as the log doesn't show that.
 
     The results of the run count more than the end of its processes. `way_on` returns what is kept of it, and the
-    command that continues it.
-
-    Raises:
-        Interrupted: The job was stopped.
-        TrainingError: The driver's exit status is not known.
+    command that continues it. Interrupted if the job was stopped, TrainingError if the exit status is not known.
     """
     status = job["driver_exit_code"]
     if status is not None and status >= 0:

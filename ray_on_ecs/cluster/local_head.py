@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
+from filelock import FileLock
 
 from ray_on_ecs.cluster.head import Head
 from ray_on_ecs.config import LOCAL_VARIABLE
@@ -53,23 +54,14 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class LocalHead:
-    """Head on this machine.
+    """Head on this machine."""
 
-    Attributes:
-        url: The URL of its dashboard.
-        address: The `HOST:PORT` at which drivers join it.
-        token: Ray's token.
-        pid: The process ID of `ray start`.
-        started: The identity of that process, as its ID may be reused.
-        folder: The folder of its log, with Ray's temporary folder in it; only this user can open it.
-    """
-
-    url: str
-    address: str
-    token: str
-    pid: int
-    started: str
-    folder: str
+    url: str  # URL of its dashboard
+    address: str  # `HOST:PORT` at which drivers join it
+    token: str  # Ray's token
+    pid: int  # process ID of `ray start`
+    started: str  # identity of that process, as its ID may be reused
+    folder: str  # folder of its log, with Ray's temporary folder in it; only this user can open it
 
     @property
     def variables(self) -> dict[str, str]:
@@ -115,9 +107,7 @@ def answers(head: LocalHead) -> bool:
 def start(cpus: int) -> LocalHead:
     """Start a head that only this user can reach; return it once its dashboard answers. It replaces the one before.
 
-    Raises:
-        UsageError: Ray is not installed.
-        ResourceError: Ray does not start.
+    UsageError if Ray is not installed, ResourceError if it does not start.
     """
     if find_spec("ray") is None:
         install = "pip install '.[local]' in the checkout of ray-on-ecs installs it"
@@ -176,8 +166,6 @@ def forget() -> None:
 @contextmanager
 def lock(what: str = "starts or ends Ray") -> Generator[None]:
     """Hold the lock for finding, starting and ending the head until the block ends; see `held`."""
-    from filelock import FileLock
-
     with held(FileLock(_file().with_suffix(".lock")), what):
         yield
 
@@ -263,12 +251,7 @@ def _remember(head: LocalHead) -> None:
 
 
 def _end(head: LocalHead | None, folder: str) -> None:
-    """Kill a head: its jobs have ended, what they wrote is elsewhere, and Ray's own end takes five seconds.
-
-    Args:
-        head: The head.
-        folder: Its folder, which is deleted; empty if it stays.
-    """
+    """Kill a head and delete this folder, if any: its jobs have ended, and Ray's own end takes five seconds."""
     processes = head.processes if head else []
     for process in processes:
         with suppress(psutil.NoSuchProcess):

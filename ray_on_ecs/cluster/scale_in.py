@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from ray_on_ecs.cluster import aws
@@ -17,7 +18,7 @@ from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import CPU_POOL
 from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.node.ray_status import Node
-from ray_on_ecs.pools import setting
+from ray_on_ecs.pools import listed, setting
 from ray_on_ecs.tracking.cost import InstanceKind, hourly_usd
 
 # A deployment that waits for no run ends within minutes.
@@ -26,42 +27,26 @@ LONG = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class ScaleIn:
-    """Scale-in of one kind of node.
+    """Scale-in of one kind of node."""
 
-    Attributes:
-        line: What stops idle nodes, or keeps them running.
-        is_hindered: True if something other than the configuration keeps them running.
-        fix: The command that ends that.
-    """
-
-    line: str
-    is_hindered: bool = False
-    fix: str = ""
+    line: str  # with the idle time, or the reason for which they keep running
+    is_hindered: bool = False  # True if something other than the configuration keeps them running
+    fix: str = ""  # the command that ends that
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """AWS's answers about the scale-in of one kind of node.
-
-    Attributes:
-        kind: The kind of node.
-        scale: Its node group in the stack's description.
-        service: Its ECS service, or None if that is not known.
-        alarm: The alarm that stops idle nodes; empty if there is none, None if that is not known.
-        target: Its scalable target; empty if there is none, None if that is not known.
-        suspended: The processes of its Auto Scaling group that are suspended.
-        idle: The nodes that run nothing, and their cost, in words; empty if there are none.
-        names: The names for commands: region, resource, group and alarm.
-    """
+    """AWS's answers about the scale-in of one kind of node."""
 
     kind: str
-    scale: NodeGroup
-    service: Service | None = None
+    scale: NodeGroup  # its node group in the stack's description
+    service: Service | None = None  # None if that is not known
+    # Alarm that stops idle nodes; empty if there is none, None if that is not known.
     alarm: Mapping[str, Any] | None = None
-    target: Mapping[str, Any] | None = None
-    suspended: Sequence[str] = ()
-    idle: str = ""
-    names: Mapping[str, str]
+    target: Mapping[str, Any] | None = None  # its scalable target; empty if there is none, None if that is not known
+    suspended: Sequence[str] = ()  # processes of its Auto Scaling group that are suspended
+    idle: str = ""  # nodes that run nothing, and their cost, in words; empty if there are none
+    names: Mapping[str, str]  # names for commands: region, resource, group and alarm
 
 
 def describe(facts: Facts) -> ScaleIn | None:
@@ -123,11 +108,7 @@ def in_words(lines: Mapping[str, ScaleIn]) -> str:
     kinds: dict[str, list[str]] = {}
     for kind, each in lines.items():
         kinds.setdefault(each.line.replace(kind, "{}", 1), []).append(kind)
-    return "; ".join(line.replace("{}", _and(same), 1) for line, same in kinds.items())
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return "; ".join(line.replace("{}", listed(same), 1) for line, same in kinds.items())
 
 
 def read(
@@ -139,12 +120,7 @@ def read(
 ) -> tuple[dict[str, ScaleIn], dict[str, str]]:
     """Return the scale-in of each kind of node, and the reasons of what AWS does not tell, by IAM action.
 
-    Args:
-        stack: The stack.
-        info: Its description.
-        services: Its services.
-        groups: Its Auto Scaling groups, as far as they are known.
-        nodes: Ray's nodes, or None if they are not known.
+    `groups` has the Auto Scaling groups that are known, and `nodes` is None if Ray's are not.
     """
     look = looking(stack)
     stopping = [
@@ -194,7 +170,7 @@ def _idle(stack: Stack, info: ClusterInfo, kind: str, nodes: Sequence[Node]) -> 
     said = counted_nodes(len(idle), f"idle {kind}")
     try:
         instances = [InstanceKind(node.instance_type, node.market, kind) for node in idle]
-        usd = sum(hourly_usd(info, instances, aws.asking(stack)).values())
+        usd = sum(hourly_usd(info, instances, partial(aws.call, stack)).values())
     except TrainingError:
         return f"{said} are billed"
     return f"{said} cost{'s' if len(idle) == 1 else ''} {usd:.2f} USD an hour"

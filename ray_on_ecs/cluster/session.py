@@ -65,7 +65,8 @@ def started(
     response = json.dumps({name: answer[name] for name in ("SessionId", "TokenValue", "StreamUrl")})
     if [int(part) for part in re.findall(r"\d+", version)] > LAST_WITHOUT_VARIABLE:
         environment[RESPONSE], response = response, RESPONSE
-    arguments = (response, stack.region, "StartSession", "", json.dumps(request), aws.endpoint("ssm", stack))
+    endpoint = aws.client_of("ssm", stack).meta.endpoint_url
+    arguments = (response, stack.region, "StartSession", "", json.dumps(request), endpoint)
     process = None
     try:
         with program([PLUGIN, *arguments], env=environment, **options) as process:
@@ -73,12 +74,12 @@ def started(
     finally:
         if process is None or process.poll() != 0:  # otherwise the plugin has ended the session in AWS
             with suppress(TrainingError):
-                aws.call("ssm", stack, "terminate_session", SessionId=answer["SessionId"])
+                aws.call(stack, "ssm", "terminate_session", SessionId=answer["SessionId"])
 
 
 def _start(stack: Stack, request: dict[str, Any]) -> Any:
     try:
-        return aws.call("ssm", stack, "start_session", **request)
+        return aws.call(stack, "ssm", "start_session", **request)
     except aws.Refused as refused:
         if refused.code == "TargetNotConnected":
             raise HeadUnavailable(
@@ -103,13 +104,8 @@ def forwarded_port(stack: Stack, host: str, port: int) -> Generator[int]:
     parameters = {"host": [host], "portNumber": [str(port)], "localPortNumber": ["0"]}
     with tempfile.TemporaryFile("w+") as output:
         # A new process group: Ctrl-C goes to the command only, which then closes the session.
-        options: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": output,
-            "stderr": output,
-            "start_new_session": True,
-        }
-        with started(stack, stack.forward_document, parameters, **options) as process:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        with started(stack, stack.forward_document, parameters, start_new_session=True, **streams) as process:
             try:
                 yield _opened_port(process, output)
             finally:

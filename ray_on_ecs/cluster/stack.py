@@ -84,11 +84,8 @@ def find(name: str | None, outputs: str | None, seconds: float = PULUMI_SECONDS)
     """Return the stack. If it is of a Pulumi project, set AWS_PROFILE to the project's `aws:profile` (`_use_profile`).
 
     The project is the nearest whose stack has a cluster: in the working directory, a parent, or the checkout of this
-    code. An app's project may be nearer. Without a name it is the stack that Pulumi has selected.
-
-    Raises:
-        UsageError: The project, the stack or the file is missing, or the outputs are another program's.
-        ResourceError: Pulumi fails, or the stack is not up.
+    code. An app's project may be nearer. Without a name it is the stack that Pulumi has selected. UsageError if it is
+    missing, or the outputs are another program's; ResourceError if Pulumi fails, or the stack is not up.
     """
     if outputs is not None:
         try:

@@ -37,12 +37,10 @@ class Denied(ResourceError):
 
 
 class Waker:
-    """Requests of one command for a head (see `jobs.remote.Waker`).
+    """Requests of one command for a head, and lines while it starts.
 
-    Args:
-        say: Prints a line.
-        phase: Returns what a head that starts waits for; empty if that is not known.
-        workers: Returns metrics that request the workers of a run, by the head's last state.
+    `phase` returns what a head that starts waits for, empty if that is not known, and `workers` the metrics that
+    request the workers of a run, by the head's last state.
     """
 
     def __init__(
@@ -59,11 +57,9 @@ class Waker:
         self._said: set[str] = set()
 
     def ask(self, state: HeadState, age: float) -> None:
-        """Publish a request; a fault that may pass is told, and that of a head that does not sleep is ignored.
+        """Publish a request before there is work; a fault that may pass is told, and any is ignored if the head is up.
 
-        Raises:
-            Denied: The head sleeps, and AWS denies the request.
-            UsageError: The head sleeps, and the credentials can't be used.
+        If it sleeps: Denied if AWS denies the request, UsageError if the credentials can't be used.
         """
         try:
             self._publish(state, age)
@@ -76,11 +72,7 @@ class Waker:
                 self._tell_failure(cause)
 
     def wait(self, state: HeadState, age: float) -> bool:
-        """Publish the request again if that is due, and tell what the head waits for if it is silent.
-
-        Returns:
-            True if this has told, so that other lines are not needed.
-        """
+        """Publish again if that is due, and tell what a silent head waits for; True if others need not tell it."""
         is_silent = age > SILENT_SECONDS
         if state.wake and time.monotonic() >= self._due_at and (is_silent or not self._has_failed):
             try:

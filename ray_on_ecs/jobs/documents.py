@@ -34,42 +34,27 @@ MAX_REQUEST_BYTES = 2**18  # metadata alone: code and settings are in the run's 
 
 @dataclass(frozen=True)
 class Wake:
-    """Means to wake a head that sleeps, for users who know only the bucket.
+    """Means to wake a head that sleeps, for users who know only the bucket."""
 
-    Attributes:
-        namespace: The CloudWatch namespace of the cluster's metrics, in which users publish a request for the head.
-        region: Its region.
-        after_minutes: The idle time after which the head sleeps.
-    """
-
-    namespace: str
+    namespace: str  # CloudWatch namespace of the cluster's metrics, in which users publish a request for the head
     region: str
-    after_minutes: float
+    after_minutes: float  # idle time after which the head sleeps
 
 
 @dataclass(frozen=True)
 class HeadState:
-    """The head's state.
+    """The head's state."""
 
-    Attributes:
-        jobs: Its jobs and those of the heads before it, in the order of their start.
-        refused: Why requests were refused, by their IDs.
-        ray: Ray's version, nodes and GPUs (node/ray_status.py); empty while Ray does not answer.
-        code: The fingerprint of its code (node/labels.py).
-        head: The ID of the head.
-        secrets_key: The KMS key of the runs' secrets; empty for AWS's.
-        wake: Means to wake it; None if it does not sleep.
-        idle_minutes: Its idle time (node/idle.py).
-    """
-
+    # Its jobs and those of the heads before it, in the order of their start.
     jobs: list[Job] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # reasons by the IDs of the requests
+    # Ray's version, nodes and GPUs (node/ray_status.py); empty while Ray does not answer.
     ray: dict[str, Any] = field(default_factory=dict)
-    code: str = ""
-    head: str = ""
-    secrets_key: str = ""
-    wake: Wake | None = None
-    idle_minutes: float = 0.0
+    code: str = ""  # fingerprint of its code (node/labels.py)
+    head: str = ""  # ID of the head
+    secrets_key: str = ""  # KMS key of the runs' secrets; empty for AWS's
+    wake: Wake | None = None  # means to wake it; None if it does not sleep
+    idle_minutes: float = 0.0  # its idle time (node/idle.py)
 
     def to_json(self) -> bytes:
         """Return the document."""
@@ -79,22 +64,13 @@ class HeadState:
 
 @dataclass(frozen=True)
 class Request:
-    """A user's request.
-
-    Attributes:
-        id: Its ID.
-        user: The user's ID, `aws:userid`, which is part of its path.
-        kind: RUN, STOP or STACKS.
-        content: The document.
-        time: When it was written (Unix time), and its age in seconds, both by the storage's clock.
-        path: Its path.
-    """
+    """A user's request."""
 
     id: str
-    user: str
-    kind: str
-    content: Mapping[str, Any]
-    time: float
+    user: str  # the user's ID, `aws:userid`, which is part of its path
+    kind: str  # RUN, STOP or STACKS
+    content: Mapping[str, Any]  # the document
+    time: float  # of the write (Unix time), and the age in seconds, both by the storage's clock
     age: float
     path: str
 
@@ -117,15 +93,10 @@ class BrokenError(ValueError):
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of one cluster. Methods raise OSError if the storage does not answer.
-
-    Attributes:
-        store: The storage.
-        root: The path of the folder, `bucket/clusters/CLUSTER`.
-    """
+    """The documents of one cluster. Methods raise OSError if the storage does not answer."""
 
     store: Bucket | Disk
-    root: str
+    root: str  # path of the folder, `bucket/clusters/CLUSTER`
 
     def path(self, *names: str) -> str:
         """Return the path of a document."""

@@ -34,9 +34,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ray_on_ecs import secrets
+from filelock import FileLock, Timeout
+
 from ray_on_ecs.config import JOB_VARIABLE, LOCAL_VARIABLE
-from ray_on_ecs.errors import ResourceError, TrainingError, UsageError, one_line
+from ray_on_ecs.errors import ResourceError, UsageError, one_line
 from ray_on_ecs.jobs import driver_parent, processes
 from ray_on_ecs.jobs.driver_parent import END, JOB, PROCESSES, identity, write
 from ray_on_ecs.jobs.processes import LOG
@@ -49,9 +50,9 @@ from ray_on_ecs.jobs.record import (
     STOPPED,
     SUCCEEDED,
     Job,
+    delete_secrets,
     is_lost,
     next_id,
-    stored_secrets,
 )
 from ray_on_ecs.private_folder import at_home, held, machine, place
 
@@ -69,16 +70,10 @@ CHUNK_BYTES = 2**20
 
 
 class MachineJobs:
-    """Jobs of this machine.
+    """Jobs of this machine, with their records in a folder, by default the user's; UsageError if it can't be made.
 
-    Args:
-        folder: The folder of their records; None for this user's on this machine.
-        ray: The variables by which the drivers that are submitted join Ray; empty for scripts, which need none.
-        ends_ray: True to end Ray on this machine with the last driver that uses it.
-        is_head: True on a cluster's head, which submits jobs again and then needs their secrets.
-
-    Raises:
-        UsageError: The folder can't be made.
+    `ray` has the variables by which drivers join Ray; a script needs none. With `ends_ray` Ray ends with the last
+    driver that uses it. A cluster's head submits jobs again, and then needs their secrets.
     """
 
     # Until `kill_job`: a driver that is asked to end gives its scripts 30 s, and its workers as long to store files.
@@ -92,8 +87,6 @@ class MachineJobs:
         ends_ray: bool = False,
         is_head: bool = False,
     ) -> None:
-        from filelock import FileLock
-
         self._ray, self._ends_ray, self._is_head = ray or {}, ends_ray, is_head
         try:
             self._folder = folder or at_home() / "jobs" / machine()
@@ -126,18 +119,10 @@ class MachineJobs:
         return self._find(job_id)[1]
 
     def submit(self, uri: str, metadata: Mapping[str, str], job_id: str = "") -> str:
-        """Start the driver of a run; call it within `submitting`.
+        """Start the driver of a run, by its folder with the document; call it within `submitting`. Return the job's ID.
 
-        Args:
-            uri: The run's folder with its document.
-            metadata: The job's metadata, with the run's name.
-            job_id: An ID that is not taken; the next one of the run if it is empty.
-
-        Returns:
-            The job's ID.
-
-        Raises:
-            ResourceError: The job's folder can't be written; a local run's secrets are then deleted.
+        The job has this ID, which must not be taken, or the next one of the run. ResourceError if its folder can't be
+        written; a local run's secrets are then deleted.
         """
         taken = {job["submission_id"] for job in self.list_jobs()} | set(_document(self._folder / TAKEN).get("ids", ()))
         job_id = job_id or next_id(metadata["run_name"], taken)
@@ -170,7 +155,7 @@ class MachineJobs:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
             if not self._is_head:
-                _delete_secrets(metadata)
+                delete_secrets(metadata)
             line = f"the driver can't be started in {self._folder} ({one_line(cause)})"
             ways_out = "free some space on the head" if self._is_head else WAYS_OUT
             cure = "try again on a less busy machine" if isinstance(cause, TimeoutError) else ways_out
@@ -288,12 +273,10 @@ class MachineJobs:
 
         With the lock: the secrets may already be those of another job of its run.
         """
-        from filelock import Timeout
-
         with suppress(OSError, Timeout), self._lock.acquire(timeout=0):
             if not _document(folder / END):
                 if not self._is_head:
-                    _delete_secrets(metadata)
+                    delete_secrets(metadata)
                 write(f"{folder / END}", {"status": None, "time": time.time()})
         return _document(folder / END)
 
@@ -316,14 +299,6 @@ class MachineJobs:
         ended = [folder for folder, job in jobs.items() if job is None or job["status"] in ENDED]
         for folder in ended[:-KEPT_JOBS]:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _delete_secrets(metadata: Mapping[str, str]) -> None:
-    """Delete the secrets of a job's run; if that is not possible, `stop` and `rm` do it."""
-    uri, *names = stored_secrets(metadata) or [""]
-    if names:
-        with suppress(OSError, TrainingError):
-            secrets.store(uri).delete(names)
 
 
 def _folders(folder: Path) -> list[Path]:

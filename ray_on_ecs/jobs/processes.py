@@ -9,12 +9,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import psutil
 
 from ray_on_ecs.jobs.driver_parent import FOLDER_VARIABLE, PROCESSES
-
-if TYPE_CHECKING:
-    import psutil
 
 # In a job's folder.
 LOG = "log"
@@ -27,11 +25,7 @@ OTHERS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TO
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process that is started for jobs: this command's, without another cluster's.
-
-    Args:
-        own: The variables that are the process's own.
-    """
+    """Return the variables of a process of a job: this command's without another cluster's, and its `own`."""
     inherited = {name: value for name, value in os.environ.items() if name not in OTHERS}
     # `python` and `ray` are this environment's.
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
@@ -54,8 +48,6 @@ def wait_for_driver(process: subprocess.Popen[bytes], folder: Path, seconds: flo
 
 def kill_all(folder: Path) -> None:
     """Kill all processes of a job, and wait until they have ended."""
-    import psutil
-
     deadline = time.monotonic() + KILL_SECONDS
     looks = 0  # that have found none: a process that is replaced by another program has no variables for a moment
     while looks < EMPTY_LOOKS and time.monotonic() < deadline:  # they may start others meanwhile
@@ -70,8 +62,6 @@ def kill_all(folder: Path) -> None:
 
 def _processes_of(folder: Path) -> list[psutil.Process]:
     """Return the processes of a job, without the driver's parent: a script's supervisor is not the driver's child."""
-    import psutil
-
     mark, found = os.path.realpath(folder), []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is another user's

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ray_on_ecs import secrets
+from ray_on_ecs.errors import TrainingError
 from ray_on_ecs.rules import is_run_name
 from ray_on_ecs.signals import SIGNALLED
 
@@ -50,6 +52,13 @@ ENDED = {STOPPED, SUCCEEDED, FAILED}
 KILL_STATUSES = {-number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)}
 # Of one that was asked to end.
 INTERRUPTED = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM, -signal.SIGTERM)
+
+
+def pending(job_id: str, metadata: Mapping[str, str], start: float, uri: str = "") -> Job:
+    """Return a job whose driver has not started, which it does, or was asked to, at a time (Unix time)."""
+    times: dict[str, Any] = {"start_time": int(1000 * start), "end_time": None}
+    ids = {"submission_id": job_id, "metadata": dict(metadata), "uri": uri, "log": ""}
+    return {**ids, **times, "status": PENDING, "driver_exit_code": None, "message": None, "is_interrupted": False}
 
 
 def next_id(name: str, taken: Container[str]) -> str:
@@ -133,3 +142,11 @@ def stored_secrets(metadata: Mapping[str, Any] | None) -> list[str]:
         case [str(uri), *names] if names and is_run_name(uri.rpartition("/")[2]) and all(map(secrets.is_name, names)):
             return stored
     return []
+
+
+def delete_secrets(metadata: Mapping[str, Any], store: Callable[[str], secrets.Store] = secrets.store) -> None:
+    """Delete the secrets of a job's run; if that is not possible, `stop` and `rm` do it."""
+    uri, *names = stored_secrets(metadata) or [""]
+    if names:
+        with suppress(OSError, TrainingError):
+            store(uri).delete(names)

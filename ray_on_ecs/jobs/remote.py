@@ -9,13 +9,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from ray_on_ecs import secrets
 from ray_on_ecs.errors import HeadGone, HeadUnavailable, Interrupted, ResourceError, TrainingError, UsageError
 from ray_on_ecs.jobs.documents import RUN, STACKS, STOP, BrokenError, Documents, HeadState, Request
-from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, PENDING, REQUEST, Job, stored_secrets, was_lost
+from ray_on_ecs.jobs.record import DAY, ENDED, FAILED, REQUEST, Job, delete_secrets, pending, was_lost
 from ray_on_ecs.storage.bucket import StorageFault
+
+if TYPE_CHECKING:
+    from ray_on_ecs.cluster.wake import Waker
 
 # A head writes its state every 10 s. After these times it may be away, and is silent.
 AWAY_SECONDS, SILENT_SECONDS = 20.0, 35.0
@@ -32,25 +35,10 @@ ACCEPT_SECONDS = 1800.0
 AWAKE_MINUTES = 5.0
 
 
-class Waker(Protocol):
-    """Requests for a head that sleeps (cluster/wake.py), by its last state and the age of that."""
-
-    def ask(self, state: HeadState, age: float) -> None:
-        """Publish a request, before there is work for the head; TrainingError if it sleeps and AWS refuses."""
-
-    def wait(self, state: HeadState, age: float) -> bool:
-        """Publish it again if that is due; return True if this prints what the head waits for."""
-
-
 class RemoteJobs:
     """Jobs of a cluster.
 
-    Args:
-        documents: The cluster's documents.
-        user: Returns the user's ID, `aws:userid`.
-        say: Prints a line about a wait.
-        secrets_of: Returns the store of a run's secrets, by the run's folder.
-        waker: Wakes the head.
+    `user` returns the user's ID, `aws:userid`; `secrets_of` the store of a run's secrets, by the run's folder.
     """
 
     # For a job that is asked to end: its driver writes a last checkpoint, and the head kills it after 70 s.
@@ -73,9 +61,7 @@ class RemoteJobs:
     def state(self) -> tuple[HeadState, float]:
         """Return the head's state, and the seconds since it was written.
 
-        Raises:
-            HeadUnavailable: No head has written it yet.
-            UsageError: Another version has written it.
+        HeadUnavailable if no head has written it yet, UsageError if another version has.
         """
         with _answers():
             version, age = self._documents.head_age()
@@ -121,8 +107,8 @@ class RemoteJobs:
             requests = [each for each in self._documents.requests() if not isinstance(each, tuple)]
         state, age = self.state()
         answered = {job["metadata"].get(REQUEST) for job in state.jobs} | state.refused.keys()
-        pending = [each for each in requests if each.kind == RUN and each.id not in answered]
-        return state, age, [*state.jobs, *map(_requested, pending)]
+        others = [each for each in requests if each.kind == RUN and each.id not in answered]
+        return state, age, [*state.jobs, *map(_requested, others)]
 
     def job(self, job_id: str) -> Job:
         """Return a job, or the one that answers a request of this ID."""
@@ -133,16 +119,14 @@ class RemoteJobs:
     def submit(self, uri: str, metadata: Mapping[str, str]) -> str:
         """Request the run of a folder, and wait until the head has accepted it; return the job's ID.
 
-        Raises:
-            UsageError: The head refuses the request.
-            ResourceError: It does not accept it in time; the request is then withdrawn, and its secrets are deleted.
-            Interrupted: A user has stopped the run before.
+        UsageError if the head refuses it, and Interrupted if a user has stopped it before. If the head does not accept
+        it in time: ResourceError, and the request is withdrawn, and its secrets are deleted.
         """
         user, request = self._user(), uuid.uuid4().hex
         try:
             self._ask()
         except BaseException:  # also Ctrl-C
-            self._delete_secrets(metadata)
+            delete_secrets(metadata, self._secrets_of)
             raise
         try:
             with _answers():  # also a write whose answer is lost may have succeeded
@@ -154,7 +138,7 @@ class RemoteJobs:
                 self._say(f"run {metadata['run_name']} is submitted as job {job}, and goes on")
             elif job is not None and not isinstance(end, UsageError):  # a refused one may be that of another command
                 self._say(f"the request of run {metadata['run_name']} is withdrawn")
-                self._delete_secrets(metadata)
+                delete_secrets(metadata, self._secrets_of)
             raise
 
     def awaken(self) -> None:
@@ -206,12 +190,6 @@ class RemoteJobs:
             self._say(f"the head may still start the run, as its request can't be withdrawn ({cause})")
             return None
 
-    def _delete_secrets(self, metadata: Mapping[str, str]) -> None:
-        uri, *names = stored_secrets(metadata) or [""]
-        if names:
-            with suppress(OSError, TrainingError):  # `rm` does it
-                self._secrets_of(uri).delete(names)
-
     def _wait(
         self, found: Callable[[HeadState, float], str], *, is_patient: bool = False, does: str = "starts the run"
     ) -> str:
@@ -243,12 +221,7 @@ class RemoteJobs:
         )
 
     def _answer(self, user: str, request: str, run: str, state: HeadState, age: float) -> str:
-        """Return the ID of the job that answers a request, empty if there is none yet.
-
-        Raises:
-            UsageError: The head refuses it.
-            Interrupted: A command has withdrawn it.
-        """
+        """Return the ID of the job that answers a request, empty if there is none yet; Interrupted once withdrawn."""
         if reason := state.refused.get(request):
             raise UsageError(reason)
         own = [job for job in state.jobs if job["metadata"].get(REQUEST) == request]
@@ -320,11 +293,7 @@ class RemoteJobs:
         return b"".join(parts).decode(errors="replace")
 
     def tail(self, job_id: str, show: Callable[[bytes], None], offset: int = 0) -> None:
-        """Show a job's log from an offset, as it is written, until the job has ended.
-
-        Raises:
-            HeadUnavailable: The head is silent; the log goes on from the same offset.
-        """
+        """Show a job's log from an offset to its end; HeadUnavailable if the head is silent: it goes on from there."""
         looked_at, ended_at, read_at, job = 0.0, 0.0, 0.0, self.job(job_id)
         while True:
             if time.monotonic() - looked_at > STATE_SECONDS:
@@ -386,10 +355,8 @@ def _find(jobs: Sequence[Job], job_id: str) -> Job | None:
 
 def _requested(request: Request) -> Job:
     """Return the job of a request that the head has not accepted yet."""
-    times: dict[str, Any] = {"start_time": int(1000 * request.time), "end_time": None}
-    unknown = {"uri": "", "log": "", "driver_exit_code": None, "message": None, "is_interrupted": False}
     metadata = {**request.content["metadata"], "owner": request.owner, REQUEST: request.id}
-    return {"submission_id": request.id, "metadata": metadata, "status": PENDING, **times, **unknown}
+    return pending(request.id, metadata, request.time)
 
 
 def _ago(seconds: float) -> str:

@@ -62,29 +62,22 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
 
-def get(url: str, timeout: float = TIMEOUT_SECONDS, token: str | None = None) -> Any:
-    """Return the JSON document, or the text, at `url`; raise as `ask` does."""
-    return ask(url, timeout, token)
-
-
-def post(url: str, body: object = None, timeout: float = TIMEOUT_SECONDS, token: str | None = None) -> Any:
-    """Send a POST request, with a JSON body if there is one; return and raise as `get` does."""
-    return ask(url, timeout, token, method="POST", body=body)
-
-
 def ask(
-    url: str, timeout: float, token: str | None = None, *, method: str = "GET", body: object = None, longest: float = 0
+    url: str,
+    timeout: float = TIMEOUT_SECONDS,
+    token: str | None = None,
+    *,
+    method: str = "GET",
+    body: object = None,
+    longest: float = 0,
 ) -> Any:
-    """Send a request; return the JSON document, or the text.
+    """Send a request, with a JSON body if there is one; return the JSON document, or the text.
 
-    It is given up after `timeout` seconds of silence, or if the body has not come within them, or within `longest`.
-    The token is the environment's if it is None.
-
-    Raises:
-        TokenError: Ray refuses the token.
-        AnswerError: The server doesn't answer, refuses the request, or is not Ray.
+    It is given up after `timeout` seconds of silence, or if the body has not come within them, or within `longest`. The
+    token is this process's if it is None. TokenError if Ray refuses it; AnswerError if the server doesn't answer,
+    refuses the request, or is not Ray.
     """
-    token = os.environ.get("RAY_AUTH_TOKEN", "") if token is None else token
+    token = own_token() if token is None else token
     headers = {"Content-Type": "application/json", **bearer(token)}
     address = url.partition("?")[0]
     try:
@@ -143,7 +136,7 @@ def check_gcs(address: str, timeout: float = TIMEOUT_SECONDS, token: str | None 
     """Return if the GCS at `host:port`, which holds the state of a cluster, is alive; else raise as `ask` does."""
     import grpc  # a command on a laptop doesn't need it
 
-    token = os.environ.get("RAY_AUTH_TOKEN", "") if token is None else token
+    token = own_token() if token is None else token
     metadata = [(name.lower(), value) for name, value in bearer(token).items()]
     # Ignore the proxies of the environment, as above.
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:

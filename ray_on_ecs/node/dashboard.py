@@ -90,7 +90,7 @@ def _answers(node: Node) -> bool:
     Not at `node.webui_url`: on a head that was restored elsewhere from its state, that is the previous head's address.
     """
     try:
-        api.get(f"http://127.0.0.1:{node._ray_params.dashboard_port}/api/version", ANSWER_SECONDS)
+        api.ask(f"http://127.0.0.1:{node._ray_params.dashboard_port}/api/version", ANSWER_SECONDS)
     except OSError:
         return False
     return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup
 from ray_on_ecs.contract import CPU_POOL, CPU_WORKERS, DEFAULT_POOL, NODE_GROUP_LABEL, WORKERS
-from ray_on_ecs.node import api, resource_state
+from ray_on_ecs.node import resource_state
 from ray_on_ecs.node.resource_state import DIGITS, TIMEOUT_SECONDS, Node, ResourceState
 from ray_on_ecs.pools import UNKNOWN_GPU, Request, kind_of_node, kinds_of_request
 
@@ -52,10 +52,7 @@ class Demand:
 def read(gcs_address: str, info: ClusterInfo | None, *, has_cpu_workers: bool) -> Demand:
     """Read the current demand from the GCS at `host:port`; any of Ray's errors if it doesn't answer in some seconds.
 
-    Args:
-        gcs_address: The address of the GCS.
-        info: The stack's workers; None if they are not known, and count as one kind with GPUs and one without.
-        has_cpu_workers: The stack can have CPU workers; not used if its workers are known.
+    Without `info`, the stack's workers count as one kind with GPUs and, if it can have CPU workers, one without.
     """
     return demand_of(resource_state.read(gcs_address), info, has_cpu_workers=has_cpu_workers)
 
@@ -162,7 +159,6 @@ def node_in_use(gcs_address: str, ip_address: str) -> bool | None:
 
     Return None if it is idle, and the head has released the idle nodes.
     """
-    api.check_gcs(gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     if any(node.is_used for node in resource_state.read_nodes(gcs_address) if node.address == ip_address):
         return True
     released = resource_state.gcs_client(gcs_address).internal_kv_get(RELEASED, timeout=TIMEOUT_SECONDS)

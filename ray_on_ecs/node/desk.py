@@ -60,12 +60,8 @@ KEPT_JOBS, KEPT_REFUSALS = 100, 50
 class Desk:
     """Thread of the head.
 
-    Args:
-        documents: The cluster's documents.
-        jobs: The drivers on this head.
-        ray: Returns the state of Ray; raises OSError if it does not answer.
-        can_start: Returns True once Ray is up: a driver that can't join it ends for good.
-        sleep: The sleep of the head; None if it does not sleep.
+    `ray` returns the state of Ray; OSError if it does not answer. `can_start` returns True once Ray is up: a driver
+    that can't join it ends for good. `sleep` is None for a head that does not sleep.
     """
 
     def __init__(
@@ -187,7 +183,8 @@ class Desk:
         if not self._sleep:
             return
         with suppress(Exception):  # if that is not known, there may be some
-            if not (any(map(_is_left, self._list())) or self._documents.requests()):
+            is_left = any(job["status"] not in ENDED or is_lost(job) for job in self._list())
+            if not (is_left or self._documents.requests()):
                 return
         if cause := failure_of(self._sleep.request):
             logger.warning(f"the next head is not woken; a request of a user does that ({cause})")
@@ -290,7 +287,8 @@ class Desk:
     def _drop(self, request: Request, reason: str) -> None:
         """Refuse a request for good, and delete its secrets unless a job of its run uses them."""
         if request.kind == RUN and not record.under_way(self._list(), _run_of(request)):
-            self._delete_secrets(self._job("", "", {**request.content["metadata"], REQUEST: request.id}))
+            metadata = {**request.content["metadata"], REQUEST: request.id}
+            self._delete_secrets(record.pending("", metadata, request.time))
         self._refuse(request.id, request.path, reason)
 
     def _refuse_broken(self, path: str, cause: BrokenError) -> None:
@@ -322,7 +320,7 @@ class Desk:
         job_id = next_id(run["run_name"], {job["submission_id"] for job in jobs})
         own = {OWNER: request.owner, SUBMITTED: f"{request.time:.3f}", REQUEST: request.id}
         metadata = {**request.content["metadata"], **own}
-        self._claim = [self._job(job_id, request.content["uri"], metadata)]
+        self._claim = [record.pending(job_id, metadata, time.time(), request.content["uri"])]
         try:
             if not self._write():
                 return
@@ -338,22 +336,6 @@ class Desk:
             self._claim = []
             self._has_changed = True
         self._documents.store.delete(request.path)
-
-    @staticmethod
-    def _job(job_id: str, uri: str, metadata: Mapping[str, str]) -> Job:
-        """Return the job of a driver that is about to start."""
-        return {
-            "submission_id": job_id,
-            "metadata": dict(metadata),
-            "uri": uri,
-            "log": "",
-            "status": record.PENDING,
-            "start_time": int(1000 * time.time()),
-            "end_time": None,
-            "driver_exit_code": None,
-            "message": None,
-            "is_interrupted": False,
-        }
 
     def _stop(self, wanted: str) -> None:
         """Stop a job, by its ID or its request's, and those that continue it; a lost one is not submitted again."""
@@ -492,7 +474,10 @@ class Desk:
         if not (is_due or self._has_changed or self._list() != self._state.jobs):
             return True
         if is_due:
-            self._state = replace(self._state, ray=self._read_ray())
+            ray: dict[str, Any] = {}
+            with suppress(OSError):  # it is starting, or busy
+                ray = self._ray()
+            self._state = replace(self._state, ray=ray)
         self._has_changed = True  # until it is written
         self._state = self._current()
         while (written := self._documents.write_head(self._state, self._version)) is None:
@@ -512,12 +497,6 @@ class Desk:
         except BrokenError as cause:
             return cause.version, HeadState() if cause.is_other_format else self._state
 
-    def _read_ray(self) -> dict[str, Any]:
-        try:
-            return self._ray()
-        except OSError:  # it is starting, or busy
-            return {}
-
     def _current(self) -> HeadState:
         idle_minutes = self._sleep.idle.minutes if self._sleep else 0.0
         return replace(self._state, jobs=self._list(), idle_minutes=idle_minutes)
@@ -534,11 +513,6 @@ class Desk:
         if line not in self._said:
             self._said.add(line)
             logger.warning(line)
-
-
-def _is_left(job: Job) -> bool:
-    """Return True if a job is under way, or is left to the next head."""
-    return job["status"] not in ENDED or is_lost(job)
 
 
 def _run_of(request: Request) -> dict[str, str]:

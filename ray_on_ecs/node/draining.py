@@ -15,11 +15,7 @@ class Draining:
         self._node_id = ""
 
     def drain(self, deadline: float, reason: str) -> None:
-        """Drain the node until a deadline (Unix time), which a later call replaces; one that has gone is drained.
-
-        Raises:
-            OSError: The GCS doesn't answer, or the node has not joined.
-        """
+        """Drain the node until a deadline (Unix time), which a later call replaces; OSError if it has not joined."""
         api.check_gcs(self._gcs_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
         # Not at the top: the import takes seconds and would delay `ray start`.
         from ray.autoscaler.v2 import sdk

@@ -61,7 +61,7 @@ def start() -> int:
 def any_under_way(jobs: MachineJobs) -> bool:
     """Return True if a run is under way, or another job of Ray, such as a driver that was started in a shell."""
     url = f"http://127.0.0.1:{ports.DASHBOARD}/api/jobs/"
-    lists = (jobs.list_jobs, lambda: api.items_in(url, api.get(url), api.JOB))
+    lists = (jobs.list_jobs, lambda: api.items_in(url, api.ask(url), api.JOB))
     return any(job["status"] not in ENDED for listed in lists for job in listed())
 
 
@@ -80,7 +80,7 @@ def _wait_for_ray(head_state: state.State | None, is_up: threading.Event) -> Non
     while True:
         with suppress(OSError):
             for endpoint in ("version", "gcs_healthz"):
-                api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/{endpoint}")
+                api.ask(f"http://127.0.0.1:{ports.DASHBOARD}/api/{endpoint}")
             if head_state:
                 head_state.mark_healthy()
             is_up.set()

@@ -30,7 +30,7 @@ def main() -> int:
         if arguments.kind == "head":
             api.check_gcs(ports.own_gcs())
         else:
-            api.get(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
+            api.ask(f"http://127.0.0.1:{ports.AGENT}/api/local_raylet_healthz")
             fault = gpus.driver_error(gpus.load_driver(), arguments.num_gpus) if arguments.num_gpus else None
             if fault and not gpus.are_in_use():
                 raise GpuError(fault)

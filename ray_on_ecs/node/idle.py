@@ -22,7 +22,7 @@ from pathlib import Path
 from ray_on_ecs.contract import CLOUDWATCH_NAMESPACE_VARIABLE, NOTEBOOK_PORT, SLEEP_VARIABLE
 from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.documents import Wake
-from ray_on_ecs.node import api, ports, resource_state
+from ray_on_ecs.node import ports, resource_state
 from ray_on_ecs.node.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -50,12 +50,7 @@ def wake_of_environment() -> Wake | None:
 
 
 class Idle:
-    """Idle time of this head, by the notes of the threads that look for work.
-
-    Args:
-        sources: The names of these threads.
-        now: Returns the monotonic time.
-    """
+    """Idle time of this head, by the notes of the threads (`sources`) that look for work."""
 
     def __init__(self, sources: Collection[str] = (DESK, MACHINE), now: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._now = sources, now
@@ -84,9 +79,7 @@ class Idle:
             if late:
                 self._busy_at = now
             hung = [each for each in late if each in self._noted_at]  # the others are starting
-            cause = f"the thread of the {hung[0]} hangs" if hung else None
-            if line := self._outage.note(cause, now):
-                logger.warning(line)
+            self._outage.note(f"the thread of the {hung[0]} hangs" if hung else None, now)
             return round((now - self._busy_at) / 60, 2)
 
     @property
@@ -97,17 +90,11 @@ class Idle:
 
 @dataclass(frozen=True)
 class Sleep:
-    """Sleep of this head.
-
-    Attributes:
-        wake: What wakes it.
-        idle: Its idle time.
-        request: Publishes a request for the next head; any error if that fails.
-    """
+    """Sleep of this head."""
 
     wake: Wake
     idle: Idle
-    request: Callable[[], None]
+    request: Callable[[], None]  # publishes a request for the next head; any error if that fails
 
 
 def start(idle: Idle, any_under_way: Callable[[], bool], is_up: threading.Event) -> None:
@@ -115,7 +102,7 @@ def start(idle: Idle, any_under_way: Callable[[], bool], is_up: threading.Event)
     processes = Processes(PROC)
     checks = {
         "the jobs": lambda: "a job is under way" if any_under_way() else "",
-        "the nodes": lambda: beside_the_head(resource_state.read_nodes(_own_gcs())),
+        "the nodes": lambda: beside_the_head(resource_state.read_nodes(ports.own_gcs())),
         "the connections": lambda: connection(PROC),
         "the processes": processes.reason,
     }
@@ -129,8 +116,7 @@ def watch(idle: Idle, checks: Mapping[str, Callable[[], str]], is_up: threading.
     while True:
         reason, failure = look(checks)
         idle.note(MACHINE, reason or failure)
-        if line := outage.note(failure or None, time.monotonic()):
-            logger.warning(line)
+        outage.note(failure or None, time.monotonic())
         time.sleep(LOOK_SECONDS)
 
 
@@ -150,12 +136,6 @@ def beside_the_head(nodes: Sequence[object]) -> str:
     if not nodes:
         raise ValueError("Ray does not list the head")
     return "Ray has workers" if len(nodes) > 1 else ""
-
-
-def _own_gcs() -> str:
-    address = ports.own_gcs()
-    api.check_gcs(address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
-    return address
 
 
 def connection(proc: Path) -> str:

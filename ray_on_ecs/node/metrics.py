@@ -25,11 +25,12 @@ from ray_on_ecs.contract import (
     KIND_DIMENSION,
     WORKERS,
 )
-from ray_on_ecs.errors import failure_of, one_line
+from ray_on_ecs.errors import one_line
 from ray_on_ecs.jobs.documents import Wake
 from ray_on_ecs.node import api, demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.idle import Idle
+from ray_on_ecs.node.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +51,11 @@ def start(idle: Idle | None = None) -> None:
 
 def repeat(work: Callable[[], None]) -> None:
     """Call `work` every minute, starting after a minute, and print when it begins to fail and recovers."""
-    due = time.monotonic()
-    failing = False
+    outage, due = Outage("metrics: the publication", seconds=0), time.monotonic()
     while True:
         due += PUBLISH_SECONDS  # from start to start, so that every minute has a value
         time.sleep(max(0.0, due - time.monotonic()))
-        cause = failure_of(work)
-        if cause and not failing:
-            logger.warning(f"metrics: not published ({cause})")
-        if failing and not cause:
-            logger.warning("metrics: published again")  # the level, and so the stream, of its begin
-        failing = cause is not None
+        outage.attempt(work, time.monotonic())
 
 
 def publish(namespace: str, idle: Idle | None = None) -> None:
@@ -80,7 +75,7 @@ def publish(namespace: str, idle: Idle | None = None) -> None:
         raise
     cloudwatch.put_metric_data(Namespace=namespace, MetricData=[*data, *(of_idle(idle) if idle else [])])
     try:
-        nodes = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
+        nodes = api.ask(f"http://127.0.0.1:{ports.DASHBOARD}/nodes?view=summary")
     except OSError as cause:
         raise OSError(f"only the GPU utilization: {cause}") from cause  # the other metrics are published
     if data := utilization(nodes):
@@ -89,10 +84,8 @@ def publish(namespace: str, idle: Idle | None = None) -> None:
 
 def of_demand() -> list[Datum]:
     """Return the metrics of all kinds of worker; any of Ray's errors if it does not answer."""
-    own_address = ports.own_gcs()
-    api.check_gcs(own_address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
     info = read_cluster_info()
-    current = demand.read(own_address, info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
+    current = demand.read(ports.own_gcs(), info, has_cpu_workers=os.environ.get(CPU_WORKERS_VARIABLE) == "true")
     needs = numbers.as_alarms_see(info, current.needs) if info else current.needs
     logger.debug(f"metrics: {needs}")
     return [each for kind, need in needs.items() for each in of_kind(kind, need, has_gpus(kind, info))]

@@ -27,7 +27,8 @@ from ray_on_ecs.contract import (
     SCHEDULED_EVENTS,
     SPOT_ACTION,
 )
-from ray_on_ecs.errors import failure_of
+from ray_on_ecs.node.outage import Outage
+from ray_on_ecs.tracking.starts import moment
 
 logger = logging.getLogger(__name__)
 
@@ -64,32 +65,21 @@ EVENT_STATES = {"active": True, "completed": False, "canceled": False}
 
 @dataclass(frozen=True)
 class End:
-    """End of the instance.
+    """End of the instance."""
 
-    Attributes:
-        what: A clause for the log.
-        at: Its time (Unix time), or None if AWS does not name it.
-        is_event: True for a scheduled event, for which neither ECS nor EC2 Auto Scaling replaces the instance.
-    """
-
-    what: str
-    at: float | None
+    what: str  # a clause for the log
+    at: float | None  # its time (Unix time), or None if AWS does not name it
+    # True for a scheduled event, for which neither ECS nor EC2 Auto Scaling replaces the instance.
     is_event: bool = False
 
 
 @dataclass(frozen=True)
 class Notices:
-    """Notices of AWS for an instance.
+    """Notices of AWS for an instance."""
 
-    Attributes:
-        ends: Its end by EC2 or EC2 Auto Scaling.
-        events: Interruptions that EC2 has scheduled, often days ahead.
-        recommendation: The time of EC2's recommendation to replace it, as EC2 writes it, or nothing.
-    """
-
-    ends: tuple[End, ...] = ()
-    events: tuple[End, ...] = ()
-    recommendation: str = ""
+    ends: tuple[End, ...] = ()  # its end by EC2 or EC2 Auto Scaling
+    events: tuple[End, ...] = ()  # interruptions that EC2 has scheduled, often days ahead
+    recommendation: str = ""  # time of EC2's recommendation to replace it, as EC2 writes it, or nothing
 
     def end(self, now: float) -> End | None:
         """Return the end that leaves the least time, of those that have begun or are near."""
@@ -125,7 +115,7 @@ def parse(texts: object) -> Notices:
     return Notices(
         tuple(end for end in ends if end),
         tuple(filter(None, map(_event, events if isinstance(events, list) else ()))),
-        told_at if isinstance(told_at, str) and _iso(told_at) else "",
+        told_at if isinstance(told_at, str) and moment(told_at) else "",
     )
 
 
@@ -150,10 +140,8 @@ def start(
 class Watch:
     """Watch of this instance's notices.
 
-    Args:
-        release: Releases the task's protection for good.
-        drain: Has Ray drain the node until a deadline (Unix time), for a reason.
-        replace: Has EC2 Auto Scaling replace the instance.
+    `release` releases the task's protection for good, `drain` has Ray drain the node until a deadline (Unix time) for a
+    reason, and `replace` has EC2 Auto Scaling replace the instance.
     """
 
     def __init__(
@@ -165,7 +153,7 @@ class Watch:
         self._deadline: float | None = None
         self._is_released = self._is_replaced = False
         self._releasing: threading.Thread | None = None
-        self._failing: set[str] = set()
+        self._outages: dict[str, Outage] = {}
 
     def run(self) -> None:
         """Poll until the process ends."""
@@ -218,14 +206,7 @@ class Watch:
         self._releasing.join(POLL_SECONDS)
 
     def _try(self, what: str, call: Callable[[], object]) -> bool:
-        failure = failure_of(call)
-        if failure and what not in self._failing:
-            self._failing.add(what)
-            logger.warning(f"{what} has failed ({failure}); trying again every second")
-        elif not failure and what in self._failing:
-            self._failing.remove(what)
-            logger.warning(f"{what} works")
-        return failure is None
+        return self._outages.setdefault(what, Outage(what, seconds=0)).attempt(call, time.time())
 
     def _say(self, line: str) -> None:
         if line not in self._said:
@@ -252,7 +233,7 @@ def _spot(notice: Any) -> End | None:
     action = notice.get("action") if isinstance(notice, dict) else None
     if not isinstance(action, str) or action not in SPOT_ACTIONS:
         return None
-    at = _iso(notice.get("time"))
+    at = moment(notice.get("time"))
     return End(f"EC2 {SPOT_ACTIONS[action]} this Spot Instance{_when(at)}", at)
 
 
@@ -269,13 +250,6 @@ def _event(event: Any) -> End | None:
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
     return End(f"{code} of this instance{_when(at)}", at, is_event=True) if is_due else None
-
-
-def _iso(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except (ValueError, OverflowError):
-        return None
 
 
 def _when(at: float | None) -> str:

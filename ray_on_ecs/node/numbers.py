@@ -72,27 +72,16 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Answers of ECS and Auto Scaling about one kind of worker.
+    """Answers of ECS and Auto Scaling about one kind of worker."""
 
-    Attributes:
-        count: The service's desired count.
-        rollout: The rollout state of its deployments: COMPLETED, FAILED or IN_PROGRESS.
-        capacity: The group's desired capacity.
-        least: The group's minimum size.
-        most: The group's maximum size.
-        suspended: The group's suspended processes.
-        members: The group's instances.
-        hosts: ECS's description by instance ID; None if it was not asked.
-    """
-
-    count: int
-    rollout: str = COMPLETED
-    capacity: int
-    least: int = 0
-    most: int
-    suspended: frozenset[str] = frozenset()
-    members: tuple[Member, ...] = ()
-    hosts: Mapping[str, Host] | None = None
+    count: int  # the service's desired count
+    rollout: str = COMPLETED  # rollout state of its deployments: COMPLETED, FAILED or IN_PROGRESS
+    capacity: int  # the group's desired capacity
+    least: int = 0  # the group's minimum size
+    most: int  # the group's maximum size
+    suspended: frozenset[str] = frozenset()  # the group's suspended processes
+    members: tuple[Member, ...] = ()  # the group's instances
+    hosts: Mapping[str, Host] | None = None  # ECS's description by instance ID; None if it was not asked
 
 
 @dataclass(frozen=True)
@@ -227,15 +216,9 @@ def observe(view: View, memory: Memory, now: float, *, is_open: bool) -> Memory:
 def decide(
     need: Need, limits: NodeGroup, view: View, memory: Memory, now: float, left: int | None = None
 ) -> tuple[list[Call], Memory]:
-    """Return the calls to make, and the memory after this look.
+    """Return the calls to make, and the memory after this look, at this Unix time.
 
-    Args:
-        need: The demand for this kind of worker.
-        limits: The stack's description of it.
-        view: The answers of AWS.
-        memory: The observations of the looks before.
-        now: Unix time.
-        left: The number of workers that a run with --then-stop leaves, if one has just ended, or 0 if they give way.
+    `left` is the number of workers that a run with --then-stop leaves, if one has just ended, or 0 if they give way.
     """
     most = min(limits["max"], view.most)
     number = min(wanted(need, limits), most)

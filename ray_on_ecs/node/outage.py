@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
+
+from ray_on_ecs.errors import failure_of
+
+logger = logging.getLogger(__name__)
 
 # Shorter failures are not reported, for example while Ray starts, or a single lost answer.
 REPORT_SECONDS = 60.0
 
 
 class Outage:
-    """Failures of one repeated action, whose name begins the lines."""
+    """Failures of one repeated action, whose name begins the lines, once they have lasted for so long."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, seconds: float = REPORT_SECONDS) -> None:
+        self._what, self._seconds = what, seconds
         self._since = math.inf
         self._is_reported = False
 
-    def note(self, cause: str | None, now: float) -> str:
-        """Note the failure of an attempt, or its success; return a line to print, or nothing.
+    def attempt(self, action: Callable[[], object], now: float) -> bool:
+        """Do it at this time in seconds, and note how it ends; return False if it fails."""
+        cause = failure_of(action)
+        self.note(cause, now)
+        return cause is None
 
-        Args:
-            cause: The reason of the failure, or None.
-            now: The time in seconds.
-        """
+    def note(self, cause: str | None, now: float) -> None:
+        """Note the reason of a failed attempt, or None for a success."""
         if cause is None:
-            line = f"{self._what} works again" if self._is_reported else ""
+            if self._is_reported:
+                logger.warning(f"{self._what} works again")  # the level, and so the stream, of its begin
             self._since, self._is_reported = math.inf, False
-            return line
+            return
         self._since = min(self._since, now)
-        if self._is_reported or now - self._since < REPORT_SECONDS:
-            return ""
-        self._is_reported = True
-        return f"{self._what} has failed for {REPORT_SECONDS:.0f} s ({cause}); trying again"
+        if not self._is_reported and now - self._since >= self._seconds:
+            self._is_reported = True
+            lasts = f" for {self._seconds:.0f} s" if self._seconds else ""
+            logger.warning(f"{self._what} has failed{lasts} ({cause}); trying again")

@@ -82,15 +82,10 @@ class Protection:
         cause = check_failure or update_failure
         if cause:
             logger.debug(f"the protection of this task has failed and is tried again ({cause})")
-        if line := self._outage.note(cause, now):
-            logger.warning(line)
+        self._outage.note(cause, now)
 
     def release(self) -> None:
-        """Release the task for good, because it stops: ECS may refuse to stop a protected one.
-
-        Raises:
-            OSError: The agent or ECS failed; another call tries it again.
-        """
+        """Release the task for good: ECS may refuse to stop a protected one. After an OSError it is to be repeated."""
         self._is_over = True
         self._update(time.monotonic())
 

@@ -24,8 +24,6 @@ from ray_on_ecs.node import api, ports
 from ray_on_ecs.node.api import AnswerError
 from ray_on_ecs.pools import ZONE_LABEL, kind_of_node
 
-__all__ = ["ALIVE", "HEAD", "WORKERS", "Node", "nodes_of", "read", "workers_of"]
-
 ALIVE = "ALIVE"
 HEAD = "head"
 
@@ -50,14 +48,10 @@ class Node:
 
 
 def read() -> dict[str, Any]:
-    """Return the state of Ray, see above.
-
-    Raises:
-        OSError: Ray doesn't answer, or its answers have another form.
-    """
+    """Return the state of Ray, see above; OSError if it doesn't answer, or its answers have another form."""
     url = f"http://127.0.0.1:{ports.DASHBOARD}"
-    status = api.below(url, api.get(f"{url}/api/cluster_status"), "data", "clusterStatus") or {}
-    listed = api.below(url, api.get(f"{url}/api/v0/nodes?detail=1&limit=1000"), "data", "result", "result")
+    status = api.below(url, api.ask(f"{url}/api/cluster_status"), "data", "clusterStatus") or {}
+    listed = api.below(url, api.ask(f"{url}/api/v0/nodes?detail=1&limit=1000"), "data", "result", "result")
     info = read_cluster_info()
     try:
         load = status.get("loadMetricsReport") or {}
@@ -69,7 +63,7 @@ def read() -> dict[str, Any]:
             shapes += [(bundle, number * count) for bundle, number in group["bundles"]]
         pending = sum(shape.get("GPU", 0) * count for shape, count in shapes)
         return {
-            "ray_version": api.below(url, api.get(f"{url}/api/version"), "ray_version"),
+            "ray_version": api.below(url, api.ask(f"{url}/api/version"), "ray_version"),
             "nodes": [{key: value for key, value in asdict(node).items() if key != "pool"} for node in nodes],
             "gpus": {"used": used, "total": sum(node.gpus for node in nodes), "requested": used + pending},
             **({"groups": info["groups"]} if info else {}),

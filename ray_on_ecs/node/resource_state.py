@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ray_on_ecs.node import api
 from ray_on_ecs.pools import Condition, Request
 
 TIMEOUT_SECONDS = 10  # the next minute asks again
@@ -58,7 +59,6 @@ class ResourceState:
 
 def read(gcs_address: str) -> ResourceState:
     """Read the state from the GCS at `host:port`; any of Ray's errors if it doesn't answer in some seconds."""
-    # Not at the top: the import takes seconds and would delay `ray start`.
     from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 
     # Without an autoscaler, request_resources leaves its bundles under this key, without their label selectors, and
@@ -86,8 +86,9 @@ def _message(client: Any) -> Any:
 
 
 def gcs_client(gcs_address: str) -> Any:
-    """Return Ray's client of the GCS at `host:port`."""
-    from ray.autoscaler.v2 import sdk
+    """Return Ray's client of the GCS at `host:port`; OSError if that does not answer."""
+    api.check_gcs(gcs_address)  # the client would wait for an unresponsive GCS and fill the log meanwhile
+    from ray.autoscaler.v2 import sdk  # not at the top: it takes seconds and would delay `ray start`
 
     return sdk.GcsClient(gcs_address)
 

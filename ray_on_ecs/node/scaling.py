@@ -20,9 +20,8 @@ from typing import Any
 from ray_on_ecs.aws import client
 from ray_on_ecs.cluster_info import ClusterInfo, NodeGroup, read_cluster_info
 from ray_on_ecs.contract import CLUSTER_INFO_VARIABLE
-from ray_on_ecs.errors import failure_of
 from ray_on_ecs.jobs.record import RUN, THEN_STOP, Job, goes_on, last_jobs
-from ray_on_ecs.node import api, demand, numbers, ports
+from ray_on_ecs.node import demand, numbers, ports
 from ray_on_ecs.node.demand import Need
 from ray_on_ecs.node.numbers import COMPLETED, FAILED, IN_PROGRESS, Call, End, Host, Member, Memory, SetCount, View
 from ray_on_ecs.node.outage import Outage
@@ -62,12 +61,8 @@ def pools_of(job: Job) -> list[str]:
 class Scaler:
     """Scaling of all kinds of workers.
 
-    Args:
-        list_jobs: Returns the head's jobs.
-        connect: Makes a client of an AWS service.
-        now: Returns the Unix time.
-        release: Tells the idle nodes to release their tasks.
-        pools_of: Returns the names of the pools that a job's run has used; none if they are not known.
+    `release` tells the idle nodes to release their tasks; `pools_of` returns the names of the pools that a job's run
+    has used, none if they are not known.
     """
 
     def __init__(
@@ -97,10 +92,8 @@ class Scaler:
 
     def look_at_ray(self) -> None:
         """Look at the demand and scale; any of Ray's or boto3's errors if one doesn't answer."""
-        address = ports.own_gcs()
-        api.check_gcs(address)  # a GCS client would wait for an unresponsive GCS and fill the log meanwhile
         if (info := read_cluster_info()) and info["cluster"]:
-            current = demand.read(address, info, has_cpu_workers=False)
+            current = demand.read(ports.own_gcs(), info, has_cpu_workers=False)
             self._name_unmet(current.unmet)
             self.look(info, current.needs)
 
@@ -202,11 +195,7 @@ class Scaler:
 
     def try_to(self, what: str, call: Callable[[], None]) -> bool:
         """Call a function; print a failure that lasts, and its end. Return False if it fails."""
-        cause = failure_of(call)
-        outage = self._outages.setdefault(what, Outage(f"scaling: {what}"))
-        if line := outage.note(cause, self._now()):
-            logger.warning(line)
-        return cause is None
+        return self._outages.setdefault(what, Outage(f"scaling: {what}")).attempt(call, self._now())
 
     def _read_services(self, cluster: str, limits: Mapping[str, NodeGroup]) -> dict[str, dict[str, Any]]:
         """Return ECS's description of the active services, by kind of worker."""

@@ -22,7 +22,7 @@ def read_pull() -> dict[str, float]:
     if not address:
         return {}
     try:
-        return pull_of(api.get(f"{address}/task", token=""))
+        return pull_of(api.ask(f"{address}/task", token=""))
     except OSError as cause:
         reason = getattr(cause, "reason", cause)
         logger.warning(f"ECS's agent does not tell when the image was pulled ({reason}); no run's start will show it")

@@ -135,7 +135,7 @@ def join_blocker(host: str) -> str | None:
     except (OSError, UnicodeError):  # UnicodeError: not a valid host name
         return f"{host} has no address"
     try:
-        answer = api.get(f"http://{host}:{ports.DASHBOARD}/api/version")
+        answer = api.ask(f"http://{host}:{ports.DASHBOARD}/api/version")
     except api.TokenError:
         raise StartError(f"the head {host} refuses the token; give both nodes the same RAY_AUTH_TOKEN") from None
     except api.AnswerError as cause:

@@ -26,43 +26,25 @@ DEPLOYMENT_FAILED = "the last deployment failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """AWS's answers about nodes of one kind; None where it has not answered.
-
-    Attributes:
-        service: Their ECS service.
-        group: Their Auto Scaling group.
-        activities: The group's last scaling activities.
-        instances: The container instances of their capacity provider.
-        stopped: The service's tasks that have stopped.
-        kind: The kind.
-        pool: Their pool.
-        types: Their instance types; nothing if they are not known.
-        gpus: The GPUs of an instance.
-        elsewhere: The running tasks of their pool in its other zones.
-        unknown: The reason why AWS has not answered, by IAM action.
-    """
+    """AWS's answers about nodes of one kind; None where it has not answered."""
 
     service: Document | None = None
     group: Document | None = None
-    activities: Sequence[Document] | None = None
-    instances: Sequence[Document] | None = None
-    stopped: Sequence[Document] | None = None
+    activities: Sequence[Document] | None = None  # the group's last scaling activities
+    instances: Sequence[Document] | None = None  # container instances of their capacity provider
+    stopped: Sequence[Document] | None = None  # the service's tasks that have stopped
     kind: str = WORKERS
     pool: str = DEFAULT_POOL
-    types: Sequence[str] = ()
-    gpus: int = 0
-    elsewhere: int = 0
-    unknown: Mapping[str, str] = field(default_factory=dict)
+    types: Sequence[str] = ()  # their instance types; nothing if they are not known
+    gpus: int = 0  # GPUs of an instance
+    elsewhere: int = 0  # running tasks of their pool in its other zones
+    unknown: Mapping[str, str] = field(default_factory=dict)  # reasons of answers that are missing, by IAM action
 
 
 def explain(nodes: Nodes, now: datetime, needed: int | None = None, waited: timedelta = timedelta()) -> str:
     """Return why nodes have not started, and the way out; empty if nothing is known to be wrong.
 
-    Args:
-        nodes: AWS's answers.
-        now: The time.
-        needed: The number of instances that a run waits for; by default those that the group asks for.
-        waited: How long it has waited.
+    `needed` is the number of instances that a run has waited for, by default those that the group asks for.
     """
     # A run that waits for GPUs in use does not wait for a deployment.
     failed = _failed_deployment(nodes) if needed is None or is_short(nodes.service) else ""

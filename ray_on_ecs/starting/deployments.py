@@ -18,15 +18,10 @@ from ray_on_ecs.starting.states import Phase
 
 @dataclass(frozen=True)
 class Deployment:
-    """Deployment in progress.
+    """Deployment in progress."""
 
-    Attributes:
-        since: Its beginning (ISO 8601), or None if it is not known.
-        old_tasks: The tasks of earlier versions that still run. ECS stops idle ones at once, and a protected one when
-            its run has ended.
-    """
-
-    since: str | None
+    since: str | None  # its beginning (ISO 8601), or None if it is not known
+    # Tasks of earlier versions that still run. ECS stops idle ones at once, and a protected one when its run has ended.
     old_tasks: int
 
     def age(self, now: datetime) -> timedelta:

@@ -54,14 +54,10 @@ def zones_with_capacity(failure: str) -> list[str]:
 def launch_line(
     failure: str, types: Sequence[str], where: str = "", number: str = "no", pool: str = DEFAULT_POOL
 ) -> str:
-    """Return the line for a failed launch.
+    """Return the line for a failed launch, from AWS's words and the instance types, if they are known.
 
-    Args:
-        failure: AWS's words.
-        types: The instance types, or nothing if they are not known.
-        where: The zones.
-        number: The number of instances that EC2 has there, in words.
-        pool: The pool of workers, whose keys give EC2 more choice.
+    `where` are the zones, `number` the instances that EC2 has there, in words, and `pool` the one whose keys give EC2
+    more choice.
     """
     kinds = " or ".join(types) or "instance"
     if types and states.SPOT.search(failure):

@@ -22,21 +22,13 @@ Ask = Callable[..., Any]
 
 
 def ask_soon(service: str, operation: str, **arguments: Any) -> Any:
-    """Ask AWS as a driver, which gives up soon: it looks for room on the same thread, and will ask again.
-
-    Raises:
-        TrainingError: AWS refuses, or does not answer.
-    """
+    """Ask AWS as a driver, which gives up soon with a TrainingError: it waits on the same thread, and asks again."""
     with translated(service):
         return getattr(client(service, connect_seconds=2, read_seconds=3, attempts=1), operation)(**arguments)
 
 
 class Look:
-    """One look at a cluster.
-
-    Attributes:
-        unknown: The reason why AWS has not answered a question, by IAM action.
-    """
+    """One look at a cluster; `unknown` has the reason why AWS has not answered a question, by IAM action."""
 
     def __init__(self, ask: Ask, cluster: str) -> None:
         self._ask, self._cluster = ask, cluster
@@ -86,14 +78,12 @@ class Look:
         if name and "activities" not in known:
             which = {"AutoScalingGroupName": name, "MaxRecords": ACTIVITIES}
             known["activities"] = self.listed("autoscaling", "describe_scaling_activities", "Activities", **which)
-        known["stopped"] = self._stopped(service) if service else None
+        if service:
+            which = {"serviceName": service.get("serviceName"), "desiredStatus": "STOPPED"}
+            arns = self.listed("ecs", "list_tasks", "taskArns", cluster=self._cluster, **which)
+            known["stopped"] = self._described("describe_tasks", "tasks", arns)
         known["instances"] = self._instances_of(provider) if (provider := provider_of(service)) else None
         return Nodes(service=service, group=group, unknown=self.unknown, **known)
-
-    def _stopped(self, service: Document) -> list[Document] | None:
-        which = {"serviceName": service.get("serviceName"), "desiredStatus": "STOPPED"}
-        arns = self.listed("ecs", "list_tasks", "taskArns", cluster=self._cluster, **which)
-        return self._described("describe_tasks", "tasks", arns)
 
     def _instances_of(self, provider: str) -> list[Document] | None:
         if self._instances is None:  # those of all kinds
@@ -125,13 +115,7 @@ def facts_of(info: ClusterInfo, kind: str) -> dict[str, Any]:
 
 
 class WorkersLook:
-    """Looks of a driver at the stack's workers of one kind.
-
-    Args:
-        info: The workers as the stack has them.
-        kind: The kind.
-        ask: Asks AWS.
-    """
+    """Looks of a driver at the stack's workers of one kind."""
 
     def __init__(self, info: ClusterInfo, kind: str, ask: Ask = ask_soon) -> None:
         self._info, self._kind, self._ask = info, kind, ask

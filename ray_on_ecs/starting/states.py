@@ -184,34 +184,29 @@ REASONS: dict[str, Meaning] = {
 # Names that ECS's agent puts in front of a reason.
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html
 # https://github.com/aws/amazon-ecs-agent/blob/master/agent/dockerclient/dockerapi/errors.go
-_DOCKER = "Docker on the instance failed"
 _NEW_INSTANCE = "terminate the instance, and its group starts another"
 _PULL = Meaning("the image can't be pulled", REGISTRY)
 _TIMEOUT = Meaning("Docker took too long, as a slow disk may make it", _NEW_INSTANCE)
 _VOLUME = Meaning("Docker can't use a volume of the task", _NEW_INSTANCE)
 ERRORS = {
-    "CannotPullContainerError": _PULL,
-    "CannotPullECRContainerError": _PULL,
+    **dict.fromkeys(("CannotPullContainerError", "CannotPullECRContainerError"), _PULL),
     "CannotPullContainerAuthError": REFUSED,
     "CannotCreateContainerError": Meaning("Docker can't create the container", _NEW_INSTANCE),
     "CannotStartContainerError": Meaning("Docker can't start the container", _NEW_INSTANCE),
     "CannotStopContainerError": Meaning("Docker can't stop the container", _NEW_INSTANCE),
     "CannotRemoveContainerError": Meaning("Docker can't remove the container", _NEW_INSTANCE),
-    "CannotInspectContainerError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotDescribeContainerError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotListContainersError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotListImagesError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotListPluginsError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotGetDockerclientError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotGetDockerClientVersionError": Meaning(_DOCKER, _NEW_INSTANCE),
-    "CannotCreateVolumeError": _VOLUME,
-    "CannotInspectVolumeError": _VOLUME,
-    "CannotRemoveVolumeError": _VOLUME,
+    **dict.fromkeys(
+        (
+            *("CannotInspectContainerError", "CannotDescribeContainerError", "CannotListContainersError"),
+            *("CannotListImagesError", "CannotListPluginsError", "CannotGetDockerclientError"),
+            *("CannotGetDockerClientVersionError", "ContainerRuntimeError", "DockerStateError"),
+        ),
+        Meaning("Docker on the instance failed", _NEW_INSTANCE),
+    ),
+    **dict.fromkeys(("CannotCreateVolumeError", "CannotInspectVolumeError", "CannotRemoveVolumeError"), _VOLUME),
     "ContainerNetworkingError": Meaning("the task got no network", "check the subnet's free addresses"),
-    "ContainerRuntimeError": Meaning(_DOCKER, _NEW_INSTANCE),
     "ContainerRuntimeTimeoutError": _TIMEOUT,
     "ContainerVanishedError": Meaning("the container has vanished from its instance", _NEW_INSTANCE),
-    "DockerStateError": Meaning(_DOCKER, _NEW_INSTANCE),
     "DockerTimeoutError": _TIMEOUT,
     "InternalError": Meaning("ECS's agent failed", _NEW_INSTANCE),
     "NoSuchContainerError": Meaning("the container has vanished from its instance", _NEW_INSTANCE),

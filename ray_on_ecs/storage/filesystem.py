@@ -45,14 +45,11 @@ def short_reason(cause: BaseException) -> str:
 
 
 def fetch(address: str, flag: str, hint: str = "give less") -> Path:
-    """Return the local path of a folder or an `s3://` address.
+    """Return the local path of a folder or an `s3://` address; OSError if it can't be read.
 
-    Objects are fetched to the node's disk, once for all its workers and runs: those of a prefix become a folder. Errors
-    have the flag, and the hint as a way out if the disk is too small.
-
-    Raises:
-        UsageError: The address is empty or may have a key in it, or the disk is too small for it.
-        OSError: It can't be read.
+    Objects are fetched to the node's disk, once for all its workers and runs: those of a prefix become a folder.
+    UsageError with the flag, and the hint as a way out, if the disk is too small, the address is empty, or may have a
+    key in it.
     """
     check_address(flag, address)
     if "://" not in address:
@@ -112,8 +109,7 @@ def copy_each(
 ) -> Generator[tuple[Path, OSError | None]]:
     """Copy files to these paths, in parallel pieces; `on_bytes` is called with the size of each piece.
 
-    Yields:
-        The path of each complete copy in the order of `files`, and None, or the reason why it is not complete.
+    Yields the path of each copy in the order of `files`, and None, or the reason why it is not complete.
     """
     has_ended = threading.Event()
 
@@ -153,10 +149,7 @@ def upload(folder: Path, address: str) -> None:
     store, path = open_filesystem(address)
 
     def copy(source: Path) -> None:
-        with (
-            source.open("rb") as reader,
-            store.writing(f"{path}/{source.relative_to(folder).as_posix()}") as writer,
-        ):
+        with source.open("rb") as reader, store.writing(f"{path}/{source.relative_to(folder).as_posix()}") as writer:
             shutil.copyfileobj(reader, writer, PIECE_BYTES)
 
     with ThreadPoolExecutor(UPLOADS_AT_ONCE) as threads:

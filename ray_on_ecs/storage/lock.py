@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import psutil
@@ -94,9 +93,7 @@ class RunLock:
             self._take_over(other)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._has_ended = True  # a refresh in progress writes no new lock
         if self._version:
             with suppress(OSError):  # it goes stale

@@ -6,6 +6,7 @@ A cache `C` has three files: `C.lock`, held while it is created or deleted; `C.c
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import time
@@ -42,8 +43,6 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 def hold(folder: Path) -> None:
     """Protect a cache from deletion until this process ends; the caller holds its lock."""
-    import fcntl  # not on Windows, where clients may run
-
     if folder not in _held:
         _held[folder] = os.open(_beside(folder, "used"), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(_held[folder], fcntl.LOCK_SH)
@@ -65,8 +64,6 @@ def make_room(needed: int) -> None:
 
 def _delete(folder: Path) -> None:
     """Delete a cache unless it is being created or used, or belongs to another user."""
-    import fcntl
-
     used = _beside(folder, "used")
     with suppress(OSError), FileLock(_beside(folder, "lock"), timeout=0), used.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

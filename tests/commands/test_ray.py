@@ -92,7 +92,7 @@ show_use()
 request_resources(bundles=[{"GPU": 1, "CPU": 1}] * 3 + [{"CPU": 2}])
 show_all(requested=3, cpus=2)
 request_resources(bundles=[])
-nodes = api.get(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
+nodes = api.ask(f"http://{context.dashboard_url}/nodes?view=summary")["data"]["summary"]
 print(json.dumps([nodes[0]["raylet"]["state"], nodes[0]["gpus"]]))
 """
 # A Ray program on the same two GPUs.

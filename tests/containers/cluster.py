@@ -86,7 +86,7 @@ GRACE_SECONDS = 45
 NODES = """
 import json
 from ray_on_ecs.node import api, ports
-listed = api.get(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
+listed = api.ask(f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/nodes?detail=1")["data"]["result"]["result"]
 print(json.dumps([node for node in listed if node["state"] == "ALIVE"]))
 """
 # The state and the node of each current or earlier worker of a run.
@@ -94,7 +94,7 @@ WORKERS_OF_RUNS = """
 import json
 from ray_on_ecs.node import api, ports
 url = f"http://127.0.0.1:{ports.DASHBOARD}/api/v0/actors?detail=1&limit=1000"
-actors = [each for each in api.get(url)["data"]["result"]["result"] if each["class_name"] == "ScriptActor"]
+actors = [each for each in api.ask(url)["data"]["result"]["result"] if each["class_name"] == "ScriptActor"]
 print(json.dumps([(each["state"], each["node_id"]) for each in actors]))
 """
 # Arguments: the names of two runs. Prints whether their models are equal.

@@ -148,7 +148,7 @@ def foreign(server: Foreign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         (cluster_token, "ANSWER_SECONDS"),
     ):
         monkeypatch.setattr(module, name, 0.2)
-    monkeypatch.setattr(api.get, "__defaults__", (0.2, None))
+    monkeypatch.setattr(api.ask, "__defaults__", (0.2, None))
     monkeypatch.setattr(api.check_gcs, "__defaults__", (0.2, None))
     monkeypatch.setattr(cluster_token, "BUSY_SECONDS", 0.0)
     port = server.server_address[1]

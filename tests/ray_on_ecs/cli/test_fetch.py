@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_on_ecs.cli.fetch import fetch_run
+from ray_on_ecs.cli.fetch import copy_run
 from ray_on_ecs.cli.main import main
 from ray_on_ecs.cluster.clusters import LocalCluster
 from ray_on_ecs.storage.snapshot import KeptFile, Snapshot, publish, write_snapshot
@@ -91,7 +91,7 @@ def test_renamed_file_is_not_copied_again(folders: Folders, capsys: pytest.Captu
 
 
 def test_modification_time_comes_from_the_storage(folders: Folders) -> None:
-    fetch_run(LocalCluster(), "first", "runs")
+    copy_run(LocalCluster(), "first", Path("runs"))
     there = folders.of("first").find("model.safetensors")
     assert there
     assert Path("runs/first/model.safetensors").stat().st_mtime == pytest.approx(there.mtime_ns / 1e9, abs=1)
@@ -120,10 +120,8 @@ def test_last_line_names_files_and_folder(folders: Folders, capsys: pytest.Captu
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("runs/first: 7 files, ")
     assert "logs/" in line
-    fetch_run(LocalCluster(), "first", "runs")
-    printed = capsys.readouterr()
-    assert "nothing new" in printed.err
-    assert not printed.out
+    assert ", nothing new: " in str(copy_run(LocalCluster(), "first", Path("runs")))
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -16,7 +16,7 @@ import pytest
 from botocore.retries.standard import ExponentialBackoff
 
 from ray_on_ecs.errors import Interrupted, ResourceError, TrainingError, UsageError
-from ray_on_ecs.jobs import machine, remote
+from ray_on_ecs.jobs import machine, record, remote
 from ray_on_ecs.jobs.documents import REQUESTS, RUN, STACKS, STOP, Documents
 from ray_on_ecs.jobs.machine import MachineJobs
 from ray_on_ecs.jobs.record import ENDED, PENDING, REQUEST, STACKS_REQUEST, Job
@@ -659,7 +659,7 @@ class Memory(MachineJobs):
         return [*self.listed]
 
     def submit(self, uri: str, metadata: Any, job_id: str = "") -> str:
-        self.listed.append({**Desk._job(job_id, uri, metadata), "log": job_id, "status": "RUNNING"})
+        self.listed.append({**record.pending(job_id, metadata, time.time(), uri), "log": job_id, "status": "RUNNING"})
         return job_id
 
     def reserve(self, ids: Collection[str]) -> None:

@@ -58,7 +58,7 @@ def test_worker_without_a_head_is_healthy(head: Head, monkeypatch: pytest.Monkey
 def test_no_proxy_reads_the_token(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert api.get(f"http://127.0.0.1:{head.server_port}/api/version") == head.answer
+    assert api.ask(f"http://127.0.0.1:{head.server_port}/api/version") == head.answer
     api.check_gcs(ports.own_gcs())
 
 

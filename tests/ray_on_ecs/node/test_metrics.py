@@ -60,13 +60,18 @@ def used_node(*, gpus: float = 0, cpus: float = 8, used: bool = True, **labels: 
     )
 
 
+def set_state(monkeypatch: pytest.MonkeyPatch, state: ResourceState) -> None:
+    """Have the GCS, as long as it answers, tell this state."""
+    monkeypatch.setattr(resource_state, "read", lambda gcs: api.check_gcs(gcs) or state)
+
+
 @pytest.fixture
 def ray(head: Head, gcs_server: Gcs, monkeypatch: pytest.MonkeyPatch) -> Head:
     """A head whose cluster has three GPUs and needs five, and a CPU worker with eight CPUs and needs ten."""
     nodes = [used_node(gpus=1), used_node(gpus=2), used_node(pool="cpu-workers"), used_node(cpus=0)]
     pending = ((Request({"GPU": 1}), 2), (Request({"CPU": 2}), 1))
     found = ResourceState(nodes=tuple(nodes), pending=pending)
-    monkeypatch.setattr(resource_state, "read", lambda gcs: found)
+    set_state(monkeypatch, found)
     monkeypatch.setattr(cluster_info, "_answers", {})
     for name in (CPU_WORKERS_VARIABLE, CLUSTER_INFO_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -121,7 +126,7 @@ def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     in_b = Condition(ZONE_LABEL, ("us-west-2b",))
     found = ResourceState(nodes=nodes, pending=((Request({"GPU": 1}, (in_b,)), 9),))
-    monkeypatch.setattr(resource_state, "read", lambda gcs: found)
+    set_state(monkeypatch, found)
     monkeypatch.setattr(metrics, "read_cluster_info", lambda: info)
 
 
@@ -314,10 +319,10 @@ def outcomes(*causes: str | None) -> Callable[[], None]:
     ("causes", "lines"),
     [
         ([None, None], []),
-        (["silent", "silent", "mute"], ["not published (OSError: silent)"]),
-        (["silent", "silent", None, None], ["not published (OSError: silent)", "published again"]),
-        (["a", None, "b"], ["not published (OSError: a)", "published again", "not published (OSError: b)"]),
-        (["several\nlines"], ["not published (OSError: several lines)"]),
+        (["silent", "silent", "mute"], ["has failed (OSError: silent)"]),
+        (["silent", "silent", None, None], ["has failed (OSError: silent)", "works again"]),
+        (["a", None, "b"], ["has failed (OSError: a)", "works again", "has failed (OSError: b)"]),
+        (["several\nlines"], ["has failed (OSError: several lines)"]),
     ],
 )
 def test_failure_and_recovery_cost_one_line_each(
@@ -326,7 +331,8 @@ def test_failure_and_recovery_cost_one_line_each(
     monkeypatch.setattr(metrics, "PUBLISH_SECONDS", 0.0)
     with pytest.raises(Enough):
         metrics.repeat(outcomes(*causes))
-    assert capsys.readouterr().err.splitlines() == [f"ray-head: metrics: {line}" for line in lines]
+    said = [line.removesuffix("; trying again") for line in capsys.readouterr().err.splitlines()]
+    assert said == [f"ray-head: metrics: the publication {line}" for line in lines]
 
 
 class Clock:
@@ -395,7 +401,7 @@ def test_head_runs_without_cloudwatch(tmp_path: Path) -> None:
         )
     assert status == 7
     [line] = (tmp_path / "said").read_text().splitlines()
-    assert line.startswith("ray-head: metrics: not published")
+    assert line.startswith("ray-head: metrics: the publication has failed")
 
 
 @pytest.mark.parametrize(("namespace", "threads"), [("mine", 1), ("", 0)], ids=["a namespace", "none"])

@@ -279,11 +279,10 @@ def test_failures_are_tried_again_and_cost_a_line_each(instance: Instance, capsy
     assert [name for name, _ in calls] == ["release", "drain"] * 4
     assert [name for name, _ in instance.polls(SPOT)] == ["drain"]
     assert capsys.readouterr().err.splitlines() == [
-        "ray-worker: the release of this task's protection has failed (OSError: the agent is busy); trying again every "
-        "second",
-        "ray-worker: the drain of this node has failed (OSError: the GCS is starting); trying again every second",
-        "ray-worker: the release of this task's protection works",
-        "ray-worker: the drain of this node works",
+        "ray-worker: the release of this task's protection has failed (OSError: the agent is busy); trying again",
+        "ray-worker: the drain of this node has failed (OSError: the GCS is starting); trying again",
+        "ray-worker: the release of this task's protection works again",
+        "ray-worker: the drain of this node works again",
     ]
 
 

@@ -245,7 +245,7 @@ def test_a_head_asks_for_its_jobs_and_those_of_ray(
 
     monkeypatch.setattr(MachineJobs, "list_jobs", lambda jobs: [{"status": status} for status in own])
     monkeypatch.setattr(metrics, "start", lambda idle: None)
-    monkeypatch.setattr(head.api, "get", get)
+    monkeypatch.setattr(head.api, "ask", get)
     for name in (HEAD_STATE_VARIABLE, DOCUMENTS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     head.start()

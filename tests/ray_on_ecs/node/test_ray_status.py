@@ -46,7 +46,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return {"data": {"result": {"result": nodes}}}
         return {"ray_version": "2.60.0"} if "version" in url else {"data": {"clusterStatus": {}}}
 
-    monkeypatch.setattr(ray_status.api, "get", get)
+    monkeypatch.setattr(ray_status.api, "ask", get)
     return nodes
 
 

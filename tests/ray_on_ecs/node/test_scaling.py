@@ -444,6 +444,7 @@ def test_only_the_head_of_a_stack_scales(monkeypatch: pytest.MonkeyPatch, variab
 
 def test_a_silent_ray_scales_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling.ports, "own_gcs", lambda: "127.0.0.1:9")
+    monkeypatch.setattr(scaling, "read_cluster_info", lambda: {"cluster": "ray"})
     times = itertools.count(NOW, 30)
     scaler = Scaler(list, connect=lambda service: pytest.fail(f"{service} was asked"), now=lambda: next(times))
     for _ in range(4):
