@@ -8,8 +8,6 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_random as random
 
-from infra.tags import tags
-
 
 @dataclass(frozen=True, kw_only=True)
 class AuthTokenArgs:
@@ -43,7 +41,6 @@ class AuthToken(pulumi.ComponentResource):
             type="SecureString",
             value=token.result,
             key_id=args.kms_key_arn or None,
-            tags=tags(f"{name}-parameter"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.parameter_name = parameter.name

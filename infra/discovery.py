@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import tags
-
 # A worker restarts a minute after it loses the head; by then the name must resolve to the new head.
 TTL_SECONDS = 10
 
@@ -33,7 +31,6 @@ class Discovery(pulumi.ComponentResource):
             f"{name}-namespace",
             name=pulumi.Output.concat(args.namespace, ".internal"),
             vpc=args.vpc_id,
-            tags=tags(f"{name}-namespace"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         service = self._head(name, namespace)
@@ -51,6 +48,5 @@ class Discovery(pulumi.ComponentResource):
             ),
             # ECS deregisters a stopped task late, and Cloud Map refuses to delete a service with instances.
             force_destroy=True,
-            tags=tags(f"{name}-head"),
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -15,7 +15,7 @@ import pulumi_aws as aws
 
 from infra.definitions import sleep
 from infra.scaling import Step, queries, scalable_target, step_policy
-from infra.tags import metrics_namespace, tags
+from infra.tags import metrics_namespace
 from infra.types import ResourceRef, ServiceRef
 
 
@@ -58,7 +58,6 @@ class HeadSleep(pulumi.ComponentResource):
             metric_queries=queries(sleep.IDLE_MINUTES, description, self._metrics, period_seconds=period),
             treat_missing_data="notBreaching",
             alarm_actions=[self._count_policy(f"{name}-sleep", 0).arn],
-            tags=tags(f"{name}-sleep-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -82,7 +81,6 @@ class HeadSleep(pulumi.ComponentResource):
                 self._group_policy(name).arn,
                 *self._args.start_arns,
             ],
-            tags=tags(f"{name}-wake-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

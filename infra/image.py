@@ -14,7 +14,6 @@ import pulumi_awsx as awsx
 from infra.definitions import policies
 from infra.definitions.build_context import DOCKERFILE
 from infra.roles import make_role
-from infra.tags import tags
 from infra.types import Location, ResourceRef, SecurityOptions
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
@@ -87,7 +86,6 @@ class Image(pulumi.ComponentResource):
             force_delete=True,
             encryption_configurations=encryption,
             image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
-            tags=tags(f"{name}-repository"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         aws.ecr.LifecyclePolicy(
@@ -120,7 +118,6 @@ class Image(pulumi.ComponentResource):
             f"{name}-logs",
             retention_in_days=args.log_retention_days,
             kms_key_id=args.security.kms_key_arn or None,
-            tags=tags(f"{name}-logs"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         key = pulumi.Output.concat(CLUSTERS_PREFIX, "/", args.cluster, "/image/")
@@ -144,7 +141,6 @@ class Image(pulumi.ComponentResource):
             logs_config=aws.codebuild.ProjectLogsConfigArgs(
                 cloudwatch_logs=aws.codebuild.ProjectLogsConfigCloudwatchLogsArgs(group_name=logs.name)
             ),
-            tags=tags(f"{name}-project"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         names = pulumi.Output.all(

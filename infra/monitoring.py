@@ -13,7 +13,7 @@ import pulumi_aws as aws
 from infra.definitions import dashboard
 from infra.definitions.metrics import AUTO_SCALING, Metric
 from infra.scaling import queries
-from infra.tags import metrics_namespace, tags
+from infra.tags import metrics_namespace
 from infra.types import Alerts, ServiceRef
 
 PERIOD_SECONDS = 300
@@ -67,7 +67,7 @@ class Monitoring(pulumi.ComponentResource):
         """SNS topic of the alarms, if there is an email address."""
         if not alerts.email:
             return []
-        topic = aws.sns.Topic(f"{name}-alerts", tags=tags(f"{name}-alerts"), opts=pulumi.ResourceOptions(parent=self))
+        topic = aws.sns.Topic(f"{name}-alerts", opts=pulumi.ResourceOptions(parent=self))
         aws.sns.TopicSubscription(
             f"{name}-email",
             topic=topic.arn,
@@ -100,7 +100,6 @@ class Monitoring(pulumi.ComponentResource):
                 )
                 for kind, percent in (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))
             ],
-            tags=tags(f"{name}-budget"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -164,7 +163,6 @@ class Monitoring(pulumi.ComponentResource):
             threshold=below,
             treat_missing_data=missing,
             alarm_actions=actions,
-            tags=tags(f"{name}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

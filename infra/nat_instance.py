@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,8 @@ import pulumi_aws as aws
 
 from infra.definitions import nat, policies
 from infra.definitions.addresses import private_block
-from infra.definitions.user_data import ROOT_DEVICE
+from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.tags import tags
 from infra.types import Location, NatInstanceOptions, ResourceRef
 
 
@@ -68,16 +66,11 @@ class NatInstance(pulumi.ComponentResource):
             f"{name}-traffic-group",
             description="NAT instance: all traffic from the VPC to the internet",
             vpc_id=args.vpc_id,
-            tags=tags(f"{name}-traffic-group"),
             opts=self._child,
         )
         common: dict[str, Any] = {"security_group_id": group.id, "ip_protocol": "-1", "opts": self._child}
-        ingress = aws.vpc.SecurityGroupIngressRule(
-            f"{name}-ingress", cidr_ipv4=args.cidr, tags=tags(f"{name}-ingress"), **common
-        )
-        egress = aws.vpc.SecurityGroupEgressRule(
-            f"{name}-egress", cidr_ipv4="0.0.0.0/0", tags=tags(f"{name}-egress"), **common
-        )
+        ingress = aws.vpc.SecurityGroupIngressRule(f"{name}-ingress", cidr_ipv4=args.cidr, **common)
+        egress = aws.vpc.SecurityGroupEgressRule(f"{name}-egress", cidr_ipv4="0.0.0.0/0", **common)
         return group, [ingress, egress]
 
     def _interface(self, name: str, args: NatInstanceArgs, group: aws.ec2.SecurityGroup) -> aws.ec2.NetworkInterface:
@@ -88,7 +81,6 @@ class NatInstance(pulumi.ComponentResource):
             description="Default route of the private subnets",
             # What it forwards is neither from its address nor to it.
             source_dest_check=False,
-            tags=tags(f"{name}-interface"),
             # The instance attaches it, which `pulumi refresh` may see.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["attachments"]),
         )
@@ -103,9 +95,7 @@ class NatInstance(pulumi.ComponentResource):
         security = args.options.security
         role_name = f"{name}-role"
         role = make_role(role_name, policies.assumed_by("ec2.amazonaws.com"), security, self)
-        profile = aws.iam.InstanceProfile(
-            f"{name}-profile", role=role.name, path=security.role_path, tags=tags(f"{name}-profile"), opts=self._child
-        )
+        profile = aws.iam.InstanceProfile(f"{name}-profile", role=role.name, path=security.role_path, opts=self._child)
         arns = pulumi.Output.all(interface_arn=interface.arn, profile_arn=profile.arn)
         attach = aws.iam.RolePolicy(
             f"{name}-attach",
@@ -120,16 +110,12 @@ class NatInstance(pulumi.ComponentResource):
         return profile, needed
 
     def _user_data(self, args: NatInstanceArgs, interface: aws.ec2.NetworkInterface) -> pulumi.Output[str]:
-        def encoded(values: dict[str, str]) -> str:
-            private = nat.PrivateInterface(**values, vpc=args.cidr)
-            return base64.b64encode(nat.user_data(private).encode()).decode()
-
         return pulumi.Output.all(
             interface_id=interface.id,
             mac=interface.mac_address,
             address=interface.private_ip,
             subnet=pulumi.Output.from_input(args.zone).apply(lambda zone: private_block(args.cidr, zone)),
-        ).apply(encoded)
+        ).apply(lambda values: nat.user_data(nat.PrivateInterface(**values, vpc=args.cidr)))
 
     def _launch_template(
         self,
@@ -139,42 +125,19 @@ class NatInstance(pulumi.ComponentResource):
         profile: aws.iam.InstanceProfile,
         user_data: pulumi.Output[str],
     ) -> aws.ec2.LaunchTemplate:
-        return aws.ec2.LaunchTemplate(
+        return launch_template(
             f"{name}-template",
+            profile,
             image_id=nat.MACHINE_IMAGE,
             instance_type=nat.INSTANCE_TYPE,
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
-            network_interfaces=[
-                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-                    device_index=0,
-                    associate_public_ip_address="true",
-                    security_groups=[group.id],
-                    delete_on_termination="true",
-                )
-            ],
+            group_id=group.id,
             user_data=user_data,
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
-            ),
+            disk_gib=nat.DISK_GIB,
+            kms_key_arn=args.options.security.kms_key_arn,
+            is_public=True,
             # An account's default may be `standard`, with which a new t4g has no credits, and boots for minutes.
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances-standard-mode-concepts.html
             credit_specification=aws.ec2.LaunchTemplateCreditSpecificationArgs(cpu_credits="unlimited"),
-            block_device_mappings=[
-                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name=ROOT_DEVICE,
-                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-                        volume_size=nat.DISK_GIB,
-                        volume_type="gp3",
-                        encrypted="true",
-                        kms_key_id=args.options.security.kms_key_arn or None,
-                        delete_on_termination="true",
-                    ),
-                )
-            ],
-            tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
-                for kind in ("instance", "volume", "network-interface")
-            ],
             opts=self._child,
         )
 
@@ -194,11 +157,6 @@ class NatInstance(pulumi.ComponentResource):
             vpc_zone_identifiers=[args.public_subnet_id],
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
             force_delete=True,
-            tags=[
-                # The launch template tags the instances.
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in tags(f"{name}-group").items()
-            ],
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=needed,

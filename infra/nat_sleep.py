@@ -9,7 +9,7 @@ import pulumi_aws as aws
 
 from infra.definitions import nat
 from infra.scaling import PERIOD_SECONDS, queries
-from infra.tags import metrics_namespace, tags
+from infra.tags import metrics_namespace
 from infra.types import ResourceRef
 
 
@@ -73,6 +73,5 @@ class NatSleep(pulumi.ComponentResource):
             # Without data nothing is known, and nothing changes.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
-            tags=tags(f"{self._name}-{kind}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )

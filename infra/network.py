@@ -9,7 +9,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.tags import tags
 from infra.types import Location, NatInstanceOptions, NetworkRef, ResourceRef
 from infra.vpc import Vpc, VpcArgs
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
@@ -127,7 +126,6 @@ class Network(pulumi.ComponentResource):
             f"{name}-group",
             description=description,
             vpc_id=self.vpc_id,
-            tags=tags(f"{name}-group"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -142,7 +140,6 @@ class Network(pulumi.ComponentResource):
             ip_protocol="tcp" if port else "-1",
             from_port=port,
             to_port=port,
-            tags=tags(name),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -153,7 +150,6 @@ class Network(pulumi.ComponentResource):
             security_group_id=group.id,
             cidr_ipv4="0.0.0.0/0",
             ip_protocol="-1",
-            tags=tags(f"{name}-egress"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -173,6 +169,5 @@ class Network(pulumi.ComponentResource):
                 policy=None if service in WITHOUT_POLICY else json.dumps(policies.endpoint(location.account)),
                 # The services' default DNS names then resolve to the endpoint.
                 private_dns_enabled=True,
-                tags=tags(f"{name}-{service.replace('.', '-')}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.definitions.user_data import ROOT_DEVICE, user_data
+from infra.definitions.user_data import user_data
+from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.tags import tags
 from infra.types import Location, NetworkRef, NodeSpec, ResourceRef, SecurityOptions, in_zone
 
 # Time that an instance takes to join the cluster, without the image pull.
@@ -133,33 +132,18 @@ class NodeGroup(pulumi.ComponentResource):
             f"{name}-instance-profile",
             role=self._role.name,
             path=args.security.role_path,
-            tags=tags(f"{name}-instance-profile"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        return aws.ec2.LaunchTemplate(
+        return launch_template(
             f"{name}-template",
+            profile,
             image_id=args.node.ami_id,
             instance_type=args.node.instance_types[0],
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=profile.arn),
-            network_interfaces=[
-                aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-                    device_index=0,
-                    # Overrides the subnet's setting, which may assign public addresses.
-                    associate_public_ip_address="false",
-                    security_groups=[args.network.instances_group_id],
-                    delete_on_termination="true",
-                )
-            ],
-            user_data=args.cluster.name.apply(lambda cluster: base64.b64encode(user_data(cluster).encode()).decode()),
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
-            ),
-            block_device_mappings=[_root_volume(args.node, args.security.kms_key_arn)],
-            # Tags on the launched resources, which cause the cost.
-            tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags(f"{name}-{kind}"))
-                for kind in ("instance", "volume", "network-interface")
-            ],
+            group_id=args.network.instances_group_id,
+            user_data=args.cluster.name.apply(user_data),
+            disk_gib=args.node.disk_gib,
+            disk_throughput=args.node.disk_throughput,
+            kms_key_arn=args.security.kms_key_arn,
             # Another AMI becomes a new version of the template, for instances that start later. A new type or disk
             # replaces the template, and with it the head's instance.
             opts=pulumi.ResourceOptions(parent=self, replace_on_changes=["instanceType", "blockDeviceMappings"]),
@@ -197,12 +181,7 @@ class NodeGroup(pulumi.ComponentResource):
                 aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
             ],
             force_delete=True,
-            tags=[
-                # The launch template tags the instances.
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=False)
-                for key, value in tags(f"{name}-group").items()
-            ]
-            + [MANAGED_TAG],
+            tags=[MANAGED_TAG],
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # Without the NAT gateway's route and the security group rules, instances neither join the cluster nor
@@ -226,7 +205,6 @@ class NodeGroup(pulumi.ComponentResource):
             zone: aws.ec2.PlacementGroup(
                 f"{name}-placement-{zone}",
                 strategy="cluster",
-                tags=tags(f"{name}-placement-{zone}"),
                 opts=pulumi.ResourceOptions(parent=self),
             )
             for zone in args.node.zones or args.network.subnets
@@ -244,7 +222,6 @@ class NodeGroup(pulumi.ComponentResource):
                 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
                 managed_draining="ENABLED",
             ),
-            tags=tags(f"{name}-capacity-provider"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 
@@ -336,17 +313,3 @@ def _first(instance_ids: Sequence[str]) -> str:
         )
         return ""
     return instance_ids[0]
-
-
-def _root_volume(node: NodeSpec, kms_key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
-    return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-        device_name=ROOT_DEVICE,
-        ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-            volume_size=node.disk_gib,
-            throughput=node.disk_throughput,
-            volume_type="gp3",
-            encrypted="true",
-            kms_key_id=kms_key_arn or None,
-            delete_on_termination="true",
-        ),
-    )

@@ -21,7 +21,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.metrics import AUTO_SCALING, Metric, of_service
 from infra.scaling import PERIOD_SECONDS, Step, queries, scalable_target, step_policy
-from infra.tags import metrics_namespace, tags
+from infra.tags import metrics_namespace
 from infra.types import NodeSpec, ResourceRef, Scale, ServiceRef
 from ray_on_ecs.contract import CPU_WORKERS, KIND_DIMENSION, MAX_STEPS, WORKERS, scale_out_stride
 
@@ -166,7 +166,6 @@ class NodeScaling(pulumi.ComponentResource):
             # If all data is missing, the service does not exist or the head does not run.
             treat_missing_data="notBreaching",
             alarm_actions=[policy.arn],
-            tags=tags(f"{name}-{kind}-alarm"),
             opts=pulumi.ResourceOptions(parent=self),
         )
 

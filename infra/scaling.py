@@ -8,7 +8,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions.metrics import Metric
-from infra.tags import tags
 from infra.types import ServiceRef
 
 # The default of five minutes would delay the next change.
@@ -29,7 +28,6 @@ def scalable_target(
         resource_id=pulumi.Output.concat("service/", service.cluster, "/", service.name),
         min_capacity=fewest,
         max_capacity=most,
-        tags=tags(f"{name}-target"),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 

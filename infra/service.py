@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pulumi
 import pulumi_aws as aws
 
-from infra.tags import SLEEP_TAG, tags
+from infra.tags import SLEEP_TAG
 from infra.types import NetworkRef, ResourceRef, ServiceRef
 
 
@@ -82,7 +82,7 @@ class Service(pulumi.ComponentResource):
             # ECS otherwise refuses to delete a service whose desired count is above 0.
             force_delete=True,
             propagate_tags="SERVICE",
-            tags={**tags(f"{name}-service"), **({SLEEP_TAG: "true"} if args.sleeps else {})},
+            tags={SLEEP_TAG: "true"} if args.sleeps else None,
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # ECS refuses a service without the association. A service that outlives the network, its roles or its

@@ -8,7 +8,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.tags import tags
 from infra.types import ResourceRef
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
@@ -45,7 +44,6 @@ class Storage(pulumi.ComponentResource):
         bucket = aws.s3.Bucket(
             f"{name}-bucket",
             force_destroy=not args.retain,
-            tags=tags(f"{name}-bucket"),
             opts=child_opts,
         )
         self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)

@@ -12,7 +12,6 @@ from infra.definitions.policies import Policy
 from infra.definitions.sizing import TaskSize
 from infra.definitions.user_data import INSTANCE_DIR
 from infra.roles import attach_policies, make_role
-from infra.tags import tags
 from infra.types import SecurityOptions
 
 
@@ -65,7 +64,6 @@ class TaskDefinition(pulumi.ComponentResource):
             task_role_arn=task_role.arn,
             container_definitions=args.container,
             volumes=_volumes(args),
-            tags=tags(f"{name}-definition"),
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.definition_arn = definition.arn

@@ -12,7 +12,6 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.addresses import private_block, public_block
 from infra.nat_instance import NatInstance, NatInstanceArgs
-from infra.tags import tags
 from infra.types import Location, NatInstanceOptions, ResourceRef, in_zone
 
 
@@ -52,7 +51,6 @@ class Vpc(pulumi.ComponentResource):
             # https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
             enable_dns_hostnames=True,
             enable_dns_support=True,
-            tags=tags(f"{name}-main"),
             opts=self._child,
         )
         self.vpc_id = vpc.id
@@ -66,13 +64,11 @@ class Vpc(pulumi.ComponentResource):
         self._s3_endpoint(name, args, private)
         # Every VPC has a default security group that admits itself; managed without rules, it admits no traffic.
         # https://docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
-        aws.ec2.DefaultSecurityGroup(
-            f"{name}-default-group", vpc_id=self.vpc_id, tags=tags(f"{name}-default-group"), opts=self._child
-        )
+        aws.ec2.DefaultSecurityGroup(f"{name}-default-group", vpc_id=self.vpc_id, opts=self._child)
         self.register_outputs({"vpc_id": self.vpc_id})
 
     def _route_table(self, name: str) -> aws.ec2.RouteTable:
-        return aws.ec2.RouteTable(f"{name}-routes", vpc_id=self.vpc_id, tags=tags(f"{name}-routes"), opts=self._child)
+        return aws.ec2.RouteTable(f"{name}-routes", vpc_id=self.vpc_id, opts=self._child)
 
     def _subnet(self, name: str, zone: pulumi.Input[str], cidr: str, routes: aws.ec2.RouteTable) -> pulumi.Output[str]:
         subnet = aws.ec2.Subnet(
@@ -80,7 +76,6 @@ class Vpc(pulumi.ComponentResource):
             vpc_id=self.vpc_id,
             cidr_block=cidr,
             availability_zone=zone,
-            tags=tags(f"{name}-subnet"),
             opts=self._child,
         )
         aws.ec2.RouteTableAssociation(
@@ -90,9 +85,7 @@ class Vpc(pulumi.ComponentResource):
 
     def _lead_to_internet(self, name: str, args: VpcArgs, private: aws.ec2.RouteTable) -> None:
         """One NAT gateway or instance: one for each zone would cost more than the traffic between zones."""
-        gateway = aws.ec2.InternetGateway(
-            f"{name}-internet", vpc_id=self.vpc_id, tags=tags(f"{name}-internet"), opts=self._child
-        )
+        gateway = aws.ec2.InternetGateway(f"{name}-internet", vpc_id=self.vpc_id, opts=self._child)
         public = self._route_table(f"{name}-public")
         subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.cidr), public)
         out = aws.ec2.Route(
@@ -121,10 +114,8 @@ class Vpc(pulumi.ComponentResource):
     def _nat_gateway(self, name: str, subnet_id: pulumi.Output[str], out: pulumi.Resource) -> aws.ec2.NatGateway:
         # EC2 detaches an internet gateway only from a VPC without public addresses.
         after = pulumi.ResourceOptions(parent=self, depends_on=[out])
-        address = aws.ec2.Eip(f"{name}-address", domain="vpc", tags=tags(f"{name}-address"), opts=after)
-        return aws.ec2.NatGateway(
-            f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, tags=tags(f"{name}-nat"), opts=after
-        )
+        address = aws.ec2.Eip(f"{name}-address", domain="vpc", opts=after)
+        return aws.ec2.NatGateway(f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, opts=after)
 
     def _nat_instance(
         self,
@@ -155,6 +146,5 @@ class Vpc(pulumi.ComponentResource):
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
             policy=json.dumps(args.s3_policy),
-            tags=tags(f"{name}-s3"),
             opts=self._child,
         )
