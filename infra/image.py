@@ -163,7 +163,7 @@ class Image(pulumi.ComponentResource):
     ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
         """Role of the project, with the rights of this repository, its source and its log."""
         place = args.location
-        trust = policies.assumed_by_codebuild(partition=place.partition, region=place.region, account=place.account)
+        trust = policies.assumed_for("codebuild.amazonaws.com", place.arn("codebuild", "project/*"))
         role = make_role(f"{name}-role", trust, args.security, self)
         document = pulumi.Output.all(
             repository_arn=repository.arn,

@@ -9,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import policies
-from infra.types import Location, NatInstanceOptions, NetworkRef, ResourceRef
+from infra.types import Location, NetworkRef, ResourceRef
 from infra.vpc import Vpc, VpcArgs
 from ray_on_ecs.contract import DASHBOARD_PORT, NOTEBOOK_PORT
 
@@ -21,21 +21,13 @@ HTTPS_PORT = 443
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkArgs:
+class NetworkArgs(VpcArgs):
     """Inputs of Network; with an existing network in `location`, no part of a VPC is created or changed.
 
-    Attributes:
-        zone: Availability zone of the head.
-        nat_zone: Zone of the NAT gateway or instance, which stays where it is when the head moves.
-        nat_instance: Options of a NAT instance in place of the gateway.
+    `zone` is the availability zone of the head.
     """
 
-    vpc_cidr: str
-    location: Location
     zone: pulumi.Input[str]
-    nat_zone: pulumi.Input[str] = ""
-    nat_gateway: bool = True
-    nat_instance: NatInstanceOptions | None = None
 
 
 class Network(pulumi.ComponentResource):
@@ -57,7 +49,7 @@ class Network(pulumi.ComponentResource):
             self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
             subnets = dict(existing.subnets)
         else:
-            vpc = self._vpc(name, args)
+            vpc = Vpc(f"{name}-vpc", args, pulumi.ResourceOptions(parent=self))
             self.vpc_id, subnets, self.nat_group = vpc.vpc_id, dict(vpc.subnets), vpc.nat_group
         tasks = self._tasks_group(name)
         instances = self._instances_group(name)
@@ -74,25 +66,6 @@ class Network(pulumi.ComponentResource):
         if args.location.endpoints:
             self._endpoints(name, args.location, self._endpoints_group(name, tasks, instances))
         self.register_outputs({"vpc_id": self.vpc_id})
-
-    def _vpc(self, name: str, args: NetworkArgs) -> Vpc:
-        location = args.location
-        # With internet access a restriction would block only the public buckets of this region. The open policy is
-        # explicit, since the AWS provider does not remove a policy that the program drops.
-        s3_policy = policies.open_endpoint()
-        if not args.nat_gateway:
-            s3_policy = policies.s3_endpoint(
-                partition=location.partition, region=location.region, account=location.account
-            )
-        vpc_args = VpcArgs(
-            cidr=args.vpc_cidr,
-            location=location,
-            nat_zone=args.nat_zone,
-            nat_gateway=args.nat_gateway,
-            nat_instance=args.nat_instance,
-            s3_policy=s3_policy,
-        )
-        return Vpc(f"{name}-vpc", vpc_args, pulumi.ResourceOptions(parent=self))
 
     def _tasks_group(self, name: str) -> aws.ec2.SecurityGroup:
         """Security group that admits itself, since NCCL, Gloo and Ray's worker processes use random ports."""

@@ -100,16 +100,13 @@ class NodeGroup(pulumi.ComponentResource):
         return instances.ids.apply(_first)
 
     def _instance_role(self, name: str, args: NodeGroupArgs) -> tuple[aws.iam.Role, list[pulumi.Resource]]:
-        location = args.location
         trust = policies.assumed_by("ec2.amazonaws.com")
         role_name = f"{name}-instance-role"
         role = make_role(role_name, trust, args.security, self)
         sessions = aws.iam.RolePolicy(
             f"{name}-instance-ssm",
             role=role.name,
-            policy=json.dumps(
-                policies.session_manager(partition=location.partition, region=location.region, account=location.account)
-            ),
+            policy=json.dumps(policies.session_manager(args.location.arn("ec2", "instance/*"))),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return role, [sessions, *attach_policies(role_name, role, args.security.instance_policy_arns, self)]

@@ -63,6 +63,10 @@ class Location:
     existing: ExistingNetwork | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
 
+    def arn(self, service: str, resource: str) -> str:
+        """ARN of a resource of this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Price:

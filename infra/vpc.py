@@ -21,17 +21,15 @@ class VpcArgs:
 
     Attributes:
         location: All its zones have a subnet, which is free, and lets workers move to another zone.
-        nat_zone: Zone of the NAT gateway or instance, which can't move.
+        nat_zone: Zone of the NAT gateway or instance, which stays where it is when the head moves.
         nat_instance: Options of a NAT instance in place of the gateway.
-        s3_policy: Policy of the S3 endpoint.
     """
 
-    cidr: str
+    vpc_cidr: str
     location: Location
-    nat_zone: pulumi.Input[str]
-    nat_gateway: bool
+    nat_zone: pulumi.Input[str] = ""
+    nat_gateway: bool = True
     nat_instance: NatInstanceOptions | None = None
-    s3_policy: policies.Policy
 
 
 class Vpc(pulumi.ComponentResource):
@@ -46,7 +44,7 @@ class Vpc(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         vpc = aws.ec2.Vpc(
             f"{name}-main",
-            cidr_block=args.cidr,
+            cidr_block=args.vpc_cidr,
             # Private DNS namespaces require both attributes, and EC2 leaves host names off by default.
             # https://docs.aws.amazon.com/Route53/latest/DeveloperGuide/hosted-zone-private-considerations.html
             enable_dns_hostnames=True,
@@ -56,7 +54,7 @@ class Vpc(pulumi.ComponentResource):
         self.vpc_id = vpc.id
         private = self._route_table(f"{name}-private")
         self.subnets = {
-            zone: self._subnet(f"{name}-private-{zone}", zone, private_block(args.cidr, zone), private)
+            zone: self._subnet(f"{name}-private-{zone}", zone, private_block(args.vpc_cidr, zone), private)
             for zone in args.location.zones
         }
         if args.nat_gateway:
@@ -87,7 +85,7 @@ class Vpc(pulumi.ComponentResource):
         """One NAT gateway or instance: one for each zone would cost more than the traffic between zones."""
         gateway = aws.ec2.InternetGateway(f"{name}-internet", vpc_id=self.vpc_id, opts=self._child)
         public = self._route_table(f"{name}-public")
-        subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.cidr), public)
+        subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.vpc_cidr), public)
         out = aws.ec2.Route(
             f"{name}-public-route",
             route_table_id=public.id,
@@ -97,7 +95,17 @@ class Vpc(pulumi.ComponentResource):
         )
         opts = self._child
         if args.nat_instance:
-            nat = self._nat_instance(name, args, args.nat_instance, subnet_id, out)
+            nat_args = NatInstanceArgs(
+                vpc_id=self.vpc_id,
+                cidr=args.vpc_cidr,
+                location=args.location,
+                zone=args.nat_zone,
+                public_subnet_id=subnet_id,
+                private_subnet_id=in_zone(self.subnets, args.nat_zone),
+                internet=out,
+                options=args.nat_instance,
+            )
+            nat = NatInstance(f"{name}-nat", nat_args, self._child)
             self.nat_group, target = nat.group, {"network_interface_id": nat.interface_id}
             # A change from the NAT gateway keeps it until the instance runs.
             opts = pulumi.ResourceOptions(parent=self, depends_on=[nat])
@@ -117,34 +125,17 @@ class Vpc(pulumi.ComponentResource):
         address = aws.ec2.Eip(f"{name}-address", domain="vpc", opts=after)
         return aws.ec2.NatGateway(f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, opts=after)
 
-    def _nat_instance(
-        self,
-        name: str,
-        args: VpcArgs,
-        options: NatInstanceOptions,
-        subnet_id: pulumi.Output[str],
-        out: pulumi.Resource,
-    ) -> NatInstance:
-        nat_args = NatInstanceArgs(
-            vpc_id=self.vpc_id,
-            cidr=args.cidr,
-            location=args.location,
-            zone=args.nat_zone,
-            public_subnet_id=subnet_id,
-            private_subnet_id=in_zone(self.subnets, args.nat_zone),
-            internet=out,
-            options=options,
-        )
-        return NatInstance(f"{name}-nat", nat_args, self._child)
-
     def _s3_endpoint(self, name: str, args: VpcArgs, routes: aws.ec2.RouteTable) -> None:
         """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte."""
+        # With internet access a restriction would block only the public buckets of this region. The open policy is
+        # explicit, since the AWS provider does not remove a policy that the program drops.
+        policy = policies.open_endpoint() if args.nat_gateway else policies.s3_endpoint(args.location)
         aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=self.vpc_id,
             service_name=f"com.amazonaws.{args.location.region}.s3",
             vpc_endpoint_type="Gateway",
             route_table_ids=[routes.id],
-            policy=json.dumps(args.s3_policy),
+            policy=json.dumps(policy),
             opts=self._child,
         )

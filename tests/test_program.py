@@ -19,7 +19,6 @@ from infra.definitions.policies import (
     LOOK_AT_INSTANCE,
     SESSION_MANAGER,
     SPOT_PRICES,
-    WILDCARD_ACTIONS,
 )
 from infra.errors import SettingError
 from infra.tags import SLEEP_TAG
@@ -29,6 +28,7 @@ from ray_on_ecs.cluster_info import parse_cluster_info
 from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
 from ray_on_ecs.node import metrics
 from ray_on_ecs.node.demand import Need
+from tests.iam import WILDCARD_ACTIONS
 from tests.infra.fake_aws import (
     ACCOUNT,
     CLUSTER,

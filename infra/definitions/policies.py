@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ray_on_ecs.contract import CLUSTERS_PREFIX
 
-
-class Statement(TypedDict):
-    """Statement of a policy document."""
-
-    Effect: str
-    Principal: NotRequired[str | dict[str, str]]
-    Action: str | list[str]
-    Resource: NotRequired[str | list[str]]
-    Condition: NotRequired[dict[str, Any]]
+if TYPE_CHECKING:
+    from infra.types import Location
 
 
-class Policy(TypedDict):
-    """Policy document."""
-
-    Version: str
-    Statement: list[Statement]
-
+Statement = Policy = dict[str, Any]
 
 # Actions of Session Manager's agent, which replace SSH and an open port. AWS's AmazonSSMManagedInstanceCore would also
 # let every user with a session read all parameters of the account.
@@ -61,19 +49,6 @@ PUT_PARAMETER, DELETE_PARAMETERS = "ssm:PutParameter", "ssm:DeleteParameters"
 # A parameter of the advanced tier, which an account can have as its default, takes a data key.
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/secure-string-parameter-kms-encryption.html
 WRITE_SECRETS = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
-# Actions without resource-level permissions, and the reason why each is acceptable.
-# https://docs.aws.amazon.com/service-authorization/latest/reference/
-WILDCARD_ACTIONS = {
-    "ecr:GetAuthorizationToken": "the token is for the whole registry; pull and push are restricted to a repository",
-    "cloudwatch:PutMetricData": "metrics are not resources; a condition restricts the namespace",
-    SPOT_PRICES: "spot prices are public and have no resource",
-    **dict.fromkeys(
-        (*LOOK_AT_GROUPS, *LOOK_AT_INSTANCE), "Describe actions of Auto Scaling are read-only, without resources"
-    ),
-    **dict.fromkeys(SESSION_MANAGER, "Session Manager has no resources; an agent answers only for its instance"),
-    **dict.fromkeys(LOOK_AT_CLUSTER, "read-only; a condition restricts the cluster"),
-    "ecs:DiscoverPollEndpoint": "returns the address of ECS, reads and changes nothing",
-}
 # Actions of the ECS agent on its cluster and its instance. AWS's AmazonEC2ContainerServiceforEC2Role allows them in
 # every cluster of the account, and all of ECR and CloudWatch Logs, which only the execution role has here.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerservice.html
@@ -115,31 +90,15 @@ def assumed_by(service: str, **conditions: dict[str, str]) -> Policy:
     return _policy(statement)
 
 
-def assumed_by_tasks(*, partition: str, region: str, account: str) -> Policy:
-    """Trust policy of a task role: ECS assumes it only for tasks of this account and region.
+def assumed_for(service: str, source_arn: str) -> Policy:
+    """Trust policy of a role that a service assumes only for resources of one account and region.
 
+    A project of CodeBuild keeps its physical name when its component is renamed, so `source_arn` is without a name.
     https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-iam-roles.html
-    """
-    source = f"arn:{partition}:ecs:{region}:{account}:*"
-    return assumed_by(
-        "ecs-tasks.amazonaws.com",
-        ArnLike={"aws:SourceArn": source},
-        StringEquals={"aws:SourceAccount": account},
-    )
-
-
-def assumed_by_codebuild(*, partition: str, region: str, account: str) -> Policy:
-    """Trust policy of the role of a CodeBuild project, for projects of this account and region.
-
-    A project keeps its physical name when its component is renamed, so the component's name can't be a condition.
     https://docs.aws.amazon.com/codebuild/latest/userguide/cross-service-confused-deputy-prevention.html
     """
-    source = f"arn:{partition}:codebuild:{region}:{account}:project/*"
-    return assumed_by(
-        "codebuild.amazonaws.com",
-        ArnLike={"aws:SourceArn": source},
-        StringEquals={"aws:SourceAccount": account},
-    )
+    account = source_arn.split(":")[4]
+    return assumed_by(service, ArnLike={"aws:SourceArn": source_arn}, StringEquals={"aws:SourceAccount": account})
 
 
 def image_build(*, repository_arn: str, source_arn: str, bucket_arn: str, log_group_arn: str, keys_arn: str) -> Policy:
@@ -170,10 +129,9 @@ def ecs_agent(cluster_arn: str) -> Policy:
     )
 
 
-def session_manager(*, partition: str, region: str, account: str) -> Policy:
+def session_manager(instances_arn: str) -> Policy:
     """Policy of an instance for sessions with Session Manager."""
-    instances = f"arn:{partition}:ec2:{region}:{account}:instance/*"
-    return _policy(_allow(["ssm:UpdateInstanceInformation"], instances), _allow(list(SESSION_MANAGER), "*"))
+    return _policy(_allow(["ssm:UpdateInstanceInformation"], instances_arn), _allow(list(SESSION_MANAGER), "*"))
 
 
 def nat_instance(*, interface_arn: str, profile_arn: str) -> Policy:
@@ -308,14 +266,14 @@ def endpoint(account: str) -> Policy:
     return _policy(_own_account(account))
 
 
-def s3_endpoint(*, partition: str, region: str, account: str) -> Policy:
+def s3_endpoint(location: Location) -> Policy:
     """Policy of the S3 endpoint for principals of this account, and for anonymous reads of AWS's buckets.
 
     Buckets of other accounts remain accessible to this account's roles, as far as their policies allow.
     """
-    buckets = [f"arn:{partition}:s3:::{name.format(region=region)}/*" for name in BUCKETS_OF_AWS]
+    buckets = [f"arn:{location.partition}:s3:::{name.format(region=location.region)}/*" for name in BUCKETS_OF_AWS]
     read: Statement = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": buckets}
-    return _policy(_own_account(account), read)
+    return _policy(_own_account(location.account), read)
 
 
 def _own_account(account: str) -> Statement:
