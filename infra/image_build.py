@@ -56,10 +56,6 @@ class ImageBuild:
 
         Args:
             names: `repository` (URL), `project`, `bucket` and `key` (prefix of the source); a preview may lack some.
-
-        Raises:
-            Refusal: AWS refuses the build.
-            pulumi.RunError: The build failed.
         """
         known = names if isinstance(names, Mapping) else {}
         missing = [key for key in ("repository", "project", "bucket", "key") if not isinstance(known.get(key), str)]

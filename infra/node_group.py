@@ -171,7 +171,17 @@ class NodeGroup(pulumi.ComponentResource):
             vpc_zone_identifiers=network.subnets_in(node.zones),
             placement_group=placement,
             **_launched_from(template, node),
-            instance_refresh=_replace_at_once() if args.is_head else None,
+            # Groups of workers have none: an added type, or spot, would terminate all workers and every run. A change
+            # applies to their instances when ECS starts new ones.
+            instance_refresh={
+                "strategy": "Rolling",
+                # A new launch template always triggers a refresh; a new zone only if it is listed here.
+                "triggers": ["vpc_zone_identifier"],
+                # The group's maximum size leaves no room for old and new instance at the same time.
+                "preferences": {"min_healthy_percentage": 0, "scale_in_protected_instances": "Refresh"},
+            }
+            if args.is_head
+            else None,
             # Free of charge; the idle alarm counts running and requested instances.
             enabled_metrics=[
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
@@ -210,31 +220,27 @@ class NodeGroup(pulumi.ComponentResource):
     def _capacity_provider(self, name: str, args: NodeGroupArgs) -> aws.ecs.CapacityProvider:
         return aws.ecs.CapacityProvider(
             f"{name}-capacity-provider",
-            auto_scaling_group_provider=aws.ecs.CapacityProviderAutoScalingGroupProviderArgs(
-                auto_scaling_group_arn=self._group.arn,
-                managed_scaling=_managed_scaling(args),
-                managed_termination_protection="ENABLED" if _protects(args) else "DISABLED",
+            auto_scaling_group_provider={
+                "auto_scaling_group_arn": self._group.arn,
+                "managed_scaling": {
+                    "status": "ENABLED",
+                    # One instance per task, without spare instances.
+                    "target_capacity": 100,
+                    "minimum_scaling_step_size": 1,
+                    # ECS waits this long after a scale-out before it starts the remaining instances of a larger job.
+                    "instance_warmup_period": WARMUP_SECONDS,
+                    "maximum_scaling_step_size": max(1, args.node.max_count),
+                }
+                if args.managed_scaling
+                else {"status": "DISABLED"},
+                "managed_termination_protection": "ENABLED" if _protects(args) else "DISABLED",
                 # Before an instance is terminated, its task gets SIGTERM and its stopTimeout. ECS stops the task
                 # without waiting for a replacement, since the service's minimum healthy percent is below 100.
                 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/container-instance-draining.html
-                managed_draining="ENABLED",
-            ),
+                "managed_draining": "ENABLED",
+            },
             opts=pulumi.ResourceOptions(parent=self),
         )
-
-
-def _managed_scaling(args: NodeGroupArgs) -> aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs:
-    if not args.managed_scaling:
-        return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(status="DISABLED")
-    return aws.ecs.CapacityProviderAutoScalingGroupProviderManagedScalingArgs(
-        status="ENABLED",
-        # One instance per task, without spare instances.
-        target_capacity=100,
-        minimum_scaling_step_size=1,
-        # ECS waits this long after a scale-out before it starts the remaining instances of a larger job.
-        instance_warmup_period=WARMUP_SECONDS,
-        maximum_scaling_step_size=max(1, args.node.max_count),
-    )
 
 
 def _protects(args: NodeGroupArgs) -> bool:
@@ -257,49 +263,26 @@ def _launched_from(template: aws.ec2.LaunchTemplate, node: NodeSpec) -> dict[str
     `price-capacity-optimized` picks cheap pools among those least likely to be interrupted.
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html
     """
-    latest = {"version": "$Latest"}
     if len(node.instances) == 1 and not node.spot_count:
-        return {"launch_template": aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, **latest)}
-    distribution = aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
-        on_demand_allocation_strategy="prioritized",
-        # Of the groups of a pool, the first zone's alone: each starts its own base, also while the others have theirs.
-        on_demand_base_capacity=node.on_demand_count if node.spot_count and not node.shares else 0,
-        on_demand_percentage_above_base_capacity=0 if node.spot_count else 100,
-        spot_allocation_strategy="price-capacity-optimized",
-    )
-    launch_template = aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
-        launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
-            launch_template_id=template.id, **latest
-        ),
-        overrides=[
-            aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateOverrideArgs(instance_type=name)
-            for name in node.instance_types
-        ],
-    )
-    policy = aws.autoscaling.GroupMixedInstancesPolicyArgs(
-        instances_distribution=distribution, launch_template=launch_template
-    )
+        return {"launch_template": {"id": template.id, "version": "$Latest"}}
+    policy = {
+        "instances_distribution": {
+            "on_demand_allocation_strategy": "prioritized",
+            # Of the groups of a pool, the first zone's alone: each starts its own base, also while the others have
+            # theirs.
+            "on_demand_base_capacity": node.on_demand_count if node.spot_count and not node.shares else 0,
+            "on_demand_percentage_above_base_capacity": 0 if node.spot_count else 100,
+            "spot_allocation_strategy": "price-capacity-optimized",
+        },
+        "launch_template": {
+            "launch_template_specification": {"launch_template_id": template.id, "version": "$Latest"},
+            "overrides": [{"instance_type": name} for name in node.instance_types],
+        },
+    }
     # Capacity Rebalancing would end an instance that EC2 may never reclaim, before its replacement can take the task.
     # At EC2's recommendation a run saves a checkpoint instead (`ray_on_ecs.node.notice`).
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html
     return {"mixed_instances_policy": policy, "capacity_rebalance": False}
-
-
-def _replace_at_once() -> aws.autoscaling.GroupInstanceRefreshArgs:
-    """Instance refresh of the head's group, which replaces the instance when its template or zone changes.
-
-    Groups of workers have none: an added type, or spot, would terminate all workers and every run. A change
-    applies to their instances when ECS starts new ones.
-    """
-    return aws.autoscaling.GroupInstanceRefreshArgs(
-        strategy="Rolling",
-        # A new launch template always triggers a refresh; a new zone only if it is listed here.
-        triggers=["vpc_zone_identifier"],
-        # The group's maximum size leaves no room for old and new instance at the same time.
-        preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
-            min_healthy_percentage=0, scale_in_protected_instances="Refresh"
-        ),
-    )
 
 
 def _first(instance_ids: Sequence[str]) -> str:

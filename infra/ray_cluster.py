@@ -156,7 +156,8 @@ class RayCluster(pulumi.ComponentResource):
             region=region,
             partition=plan.location.partition,
             services=refs,
-            alerts=args.alerts,
+            alert_email=args.alert_email,
+            monthly_budget_usd=args.monthly_budget_usd,
             sleeping_group=head_group.name if self._sleeps else None,
         )
         monitoring = Monitoring(f"{prefix}-monitoring", monitoring_args, opts)

@@ -185,14 +185,6 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alerts:
-    """Email address for alarms and budget alerts, or empty, and the account's monthly budget."""
-
-    email: str
-    monthly_usd: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class NetworkRef:
     """Zone of the head, subnets by zone, and security groups.
 

@@ -26,7 +26,7 @@ from infra.config.worker_pool import (
     pools_from_object,
 )
 from infra.errors import AS_WRITTEN, Refusal, SettingError
-from infra.types import Alerts, Scale, SecurityOptions
+from infra.types import Scale, SecurityOptions
 from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, key_of
 
 # Namespaces of keys that belong to providers and to Pulumi instead of a project.
@@ -134,11 +134,7 @@ class RayClusterArgs:
     """ARN of a customer managed KMS key for bucket, disks, logs, secrets and repository; by default AWS keys."""
 
     def __post_init__(self) -> None:
-        """Check the type and the rule of each field, then the combinations of several.
-
-        Raises:
-            SettingError: A value is invalid, or an Output that must be known while Pulumi plans.
-        """
+        """Check the type and the rule of each field, then the combinations of several."""
         AS_WRITTEN.set(self.as_written)
         for name, default in defaults().items():
             value = getattr(self, name)
@@ -167,12 +163,7 @@ class RayClusterArgs:
 
     @classmethod
     def from_config(cls) -> "RayClusterArgs":
-        """Read the stack's configuration; an unset key has its default.
-
-        Raises:
-            SettingError: A value is invalid.
-            Refusal: The configuration has an unknown key, or a secret.
-        """
+        """Read the stack's configuration; an unset key has its default, an unknown one and a secret are refused."""
         AS_WRITTEN.set(_CamelCase.as_written)
         _check_keys()
         values = {name: _read(name, default) for name, default in defaults().items()}
@@ -202,11 +193,6 @@ class RayClusterArgs:
             task_policy_arns=self.task_policy_arns,
             instance_policy_arns=self.instance_policy_arns,
         )
-
-    @property
-    def alerts(self) -> Alerts:
-        """Recipient of alarms and the budget."""
-        return Alerts(email=self.alert_email, monthly_usd=self.monthly_budget_usd)
 
 
 class _CamelCase(RayClusterArgs):
@@ -254,9 +240,6 @@ def _check_keys() -> None:
     """Refuse unknown keys and known keys of another project, both of which Pulumi ignores silently, and secrets.
 
     Values are left out of the messages, since they may be secrets.
-
-    Raises:
-        Refusal: The configuration has such a key.
     """
     project, keys = pulumi.get_project(), [key_of(name) for name in defaults()]
     secrets = pulumi.runtime.config.get_config_secret_keys_env()

@@ -54,13 +54,7 @@ async def check(location: Location, project: str, *, needs_rights: bool = True) 
     The right to start a build can't be tried without one, and Service Quotas shows builds that a new account may not
     run.
 
-    Args:
-        location: Place of the stack.
-        project: Name of CodeBuild's project, which may not exist yet.
-        needs_rights: False if it is a warning that the caller may not read the project.
-
-    Raises:
-        Refusal: The credentials are of another account, or AWS refuses them.
+    CodeBuild may not know the `project` yet. Without `needs_rights`, a caller who may not read it is warned.
     """
     action = "sts:GetCallerIdentity"
     try:
@@ -94,11 +88,7 @@ async def ask(
     is_under_way: bool = False,
     **arguments: Any,
 ) -> Any:
-    """AWS's answer, None for the error `absent`; what may pass is asked again. A build may be under way meanwhile.
-
-    Raises:
-        Refusal: AWS refuses, or does not answer in time.
-    """
+    """AWS's answer, None for the error `absent`; what may pass is asked again. A build may be under way meanwhile."""
     until = time.monotonic() + patience
     while True:
         try:

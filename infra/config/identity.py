@@ -43,11 +43,7 @@ def identity_of(args: RayClusterArgs, plan: Plan) -> dict[str, str]:
 def check_identity(
     name: pulumi.Output[str], previous: pulumi.Output[Mapping[str, str]], args: RayClusterArgs, plan: Plan
 ) -> pulumi.Output[str]:
-    """Name of the cluster, after a check that its identity is that of the first `pulumi up`, `previous`.
-
-    Raises:
-        Refusal: While Pulumi resolves the Output.
-    """
+    """Name of the cluster, after a check that its identity is that of the first `pulumi up`, `previous`."""
     current = identity_of(args, plan)
     if args.image_build != "auto":
         del current[BUILDER]
@@ -63,9 +59,6 @@ def check_new(name: pulumi.Output[str], plan: Plan, prefix: str, opts: pulumi.In
     """In a preview, refuse a new cluster without an image or a network, and warn about another cluster of this name.
 
     A cluster that is up, whose name a preview knows, has both already. An update can't tell, and is only warned.
-
-    Raises:
-        SettingError: While Pulumi resolves the Output.
     """
 
     def check(name: Any) -> None:

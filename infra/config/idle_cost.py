@@ -101,12 +101,7 @@ def look_up(
 ) -> Costs | None:
     """Cost of what runs without workers, with a warning for each part whose price is unknown.
 
-    Args:
-        args: The arguments.
-        location: Location of the cluster.
-        nodes: Nodes with prices, by kind; without the head's price the cost is None.
-        scales: Numbers of workers by kind.
-        asked: Prices that `ask` has asked for.
+    `asked` are the prices that `ask` has asked for. Without the head's price the cost is None.
     """
     head = nodes["head"]
     if not head.prices:  # there is a warning, and the other prices are in the same list; China's are in CNY

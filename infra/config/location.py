@@ -54,11 +54,7 @@ class Caller:
 
 
 def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
-    """Account, region and partition of the AWS provider: the first call, which fails without credentials.
-
-    Raises:
-        Refusal: AWS can't be called, or refuses the account (aws:allowedAccountIds).
-    """
+    """Account, region and partition of the AWS provider: the first call, which fails without credentials."""
     try:
         caller = Caller(
             account=aws.get_caller_identity(opts=opts).account_id,
@@ -81,11 +77,7 @@ def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:
 
 
 def check_account(account: str) -> None:
-    """Compare the account with aws:allowedAccountIds; warn if that is not set.
-
-    Raises:
-        Refusal: The account is not allowed.
-    """
+    """Refuse an account that is not in aws:allowedAccountIds; warn if that is not set."""
     allowed = _allowed_accounts()
     if not allowed:
         warn(
@@ -106,11 +98,7 @@ def wrong_account(account: str, expected: str) -> Refusal:
 
 
 def _allowed_accounts() -> list[str]:
-    """Account IDs of aws:allowedAccountIds; `pulumi config set --path` stores them as numbers.
-
-    Raises:
-        Refusal: The value is not a list.
-    """
+    """Account IDs of aws:allowedAccountIds; `pulumi config set --path` stores them as numbers."""
     text = pulumi.Config("aws").get("allowedAccountIds") or "[]"
     try:
         accounts = json.loads(text)
@@ -126,11 +114,7 @@ def _allowed_accounts() -> list[str]:
 
 
 def network_of_program(args: RayClusterArgs) -> ExistingNetwork | None:
-    """Network that the same program creates, so EC2 does not know it yet; None if there is none.
-
-    Raises:
-        SettingError: A subnet lacks its zone.
-    """
+    """Network that the same program creates, so EC2 does not know it yet; None if there is none."""
     subnets, zones = args.subnet_ids, args.availability_zones
     if not any(isinstance(part, pulumi.Output) for part in (args.vpc_id, *subnets)):
         return None
@@ -143,12 +127,7 @@ def network_of_program(args: RayClusterArgs) -> ExistingNetwork | None:
 def locate(
     args: RayClusterArgs, caller: Caller, existing: ExistingNetwork | None, opts: pulumi.InvokeOptions | None = None
 ) -> Location:
-    """Find the availability zones in which the cluster can run.
-
-    Raises:
-        SettingError: The cluster can't run in the zones of the arguments.
-        Refusal: EC2 can't be called.
-    """
+    """Find the availability zones in which the cluster can run."""
     zones = tuple(existing.subnets) if existing else _zones_of_region(caller.region, opts)
     worker_zones = tuple(args.availability_zones) or (zones if existing else ())
     endpoints, by_service = ({}, {}) if args.nat_gateway else _endpoints(args, caller, opts)

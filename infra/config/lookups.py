@@ -63,11 +63,7 @@ class Question:
 
 
 def ask(question: Question, opts: Options = None) -> Any:
-    """AWS's answer, or None if the plan does without it.
-
-    Raises:
-        SettingError: The resource is absent or unfit, or a call whose answer the plan needs is denied.
-    """
+    """AWS's answer, or None if the plan does without it."""
     return next(ask_all([question], opts))
 
 

@@ -69,17 +69,7 @@ class Plan:
 
 
 def make_plan(args: RayClusterArgs, prefix: str, opts: pulumi.InvokeOptions | None = None) -> Plan:
-    """Plan a cluster: validate the arguments against AWS, find its zones and size the tasks.
-
-    Args:
-        args: The arguments.
-        prefix: Name prefix of the cluster's components.
-        opts: AWS provider for the calls.
-
-    Raises:
-        SettingError: An argument does not fit the account or region.
-        Refusal: AWS can't be called.
-    """
+    """Plan a cluster: validate the arguments against AWS, find its zones and size the tasks."""
     caller = ask_caller(opts)
     if args.is_stack:
         check_account(caller.account)

@@ -30,9 +30,6 @@ def end_services(region: str) -> Hook:
 
     It waits until their tasks have stopped. Pulumi then finds these services deleted. A task that protects itself after
     this function has looked is stopped, too.
-
-    Raises:
-        Refusal: A run uses one of them, ECS refuses, or ECS does not answer.
     """
 
     async def end(update: pulumi.ResourceHookArgs) -> None:
@@ -57,11 +54,7 @@ def end_services(region: str) -> Hook:
 
 
 def start_head(region: str) -> Hook:
-    """Hook before an update of the head's service: if the update switches sleep off, it sets the number of tasks to 1.
-
-    Raises:
-        Refusal: AWS refuses, or does not answer.
-    """
+    """Hook before an update of the head's service: if that switches sleep off, it sets the number of tasks to 1."""
 
     async def start(update: pulumi.ResourceHookArgs) -> None:
         before, after = ((inputs or {}).get("tags") or {} for inputs in (update.old_inputs, update.new_inputs))

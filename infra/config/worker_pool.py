@@ -94,13 +94,7 @@ def counts_of(pool: str) -> str:
 
 
 def check_pools(value: Any) -> Pools:
-    """Pools by name, in alphabetical order: Pulumi keeps no order of a configuration object.
-
-    Raises:
-        SettingError: A name or a key's value is invalid.
-        Refusal: The value has an Output.
-        RunError: A pool has an unknown key.
-    """
+    """Pools by name, in alphabetical order: Pulumi keeps no order of a configuration object."""
     if isinstance(value, pulumi.Output):
         raise later(FIELD)
     if not isinstance(value, Mapping):
@@ -202,9 +196,6 @@ def pools_from_object(value: Any) -> Any:
 
     `pulumi config set --path` stores true, false and integers as such and all else as text, and YAML may quote them. A
     list may be a text, separated by commas, as in the other keys.
-
-    Raises:
-        RunError: A pool has an unknown key.
     """
     if not isinstance(value, Mapping):
         return value

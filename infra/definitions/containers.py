@@ -16,6 +16,7 @@ from ray_on_ecs.contract import (
     CLOUDWATCH_NAMESPACE_VARIABLE,
     CLUSTER_INFO_VARIABLE,
     CLUSTERS_PREFIX,
+    CPU_POOL,
     CPU_WORKERS_VARIABLE,
     DOCUMENTS_VARIABLE,
     HEAD,
@@ -48,31 +49,6 @@ STATE_VOLUME, STATE_DIR = "ray-head-state", "/var/lib/ray"
 # Description of the instance, for the labels of its Ray node.
 INSTANCE_VOLUME, INSTANCE_MOUNT = "instance", "/run/instance"
 USER = "1000:1000"
-# Environment variables that the containers or ECS set, so users can't.
-OWN_VARIABLES = {
-    "AWS_DEFAULT_REGION",
-    "AWS_EC2_METADATA_DISABLED",
-    "AWS_REGION",
-    "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
-    "RAY_ON_ECS_CLOUDWATCH_NAMESPACE",
-    "RAY_ON_ECS_STORAGE_PATH",
-    "RAY_ON_ECS_WORKER_TIMEOUT",
-    "RAY_USAGE_STATS_ENABLED",
-    CLOUDWATCH_NAMESPACE_VARIABLE,
-    CLUSTER_INFO_VARIABLE,
-    CPU_WORKERS_VARIABLE,
-    DOCUMENTS_VARIABLE,
-    HEAD_HOST_VARIABLE,
-    HEAD_STATE_VARIABLE,
-    INSTANCE_FILE_VARIABLE,
-    NODE_GROUP_VARIABLE,
-    SECRETS_KEY_VARIABLE,
-    SECRETS_VARIABLE,
-    SLEEP_VARIABLE,
-}
-
 Container = dict[str, Any]
 
 
@@ -254,3 +230,16 @@ def _logs(log_group: str, region: str) -> dict[str, Any]:
         "max-buffer-size": "25m",
     }
     return {"logDriver": "awslogs", "options": options}
+
+
+def _own_variables() -> set[str]:
+    shared: dict[str, Any] = dict.fromkeys(("image", "log_group", "region", "token_arn", "secrets_prefix"), "x")
+    common = ContainerDefaults(**shared, size=TaskSize(vcpus=1, memory_mib=1, gpus=0))
+    names = dict.fromkeys(("bucket", "cluster", "metrics_namespace", "cluster_info_parameter", "secrets_key_arn"), "x")
+    of_head = head(common, **names, cpu_workers=True, sleep_after_minutes=1)
+    parts = [part for made in (of_head, worker(common, head_host="x", pool=CPU_POOL)) for part in made["environment"]]
+    return {part["name"] for part in [*parts, *of_head["secrets"]]}
+
+
+# Environment variables that the containers or ECS set, so users can't.
+OWN_VARIABLES = _own_variables()
