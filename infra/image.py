@@ -77,23 +77,17 @@ class Image(pulumi.ComponentResource):
         self.register_outputs({"image_uri": self.image_uri})
 
     def _repository(self, name: str, kms_key_arn: pulumi.Input[str]) -> aws.ecr.Repository:
-        encryption = None
-        if kms_key_arn:
-            encryption = [aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="KMS", kms_key=kms_key_arn)]
+        encryption = [{"encryption_type": "KMS", "kms_key": kms_key_arn}] if kms_key_arn else None
         repository = aws.ecr.Repository(
             f"{name}-repository",
             # ECR refuses to delete a repository with images otherwise.
             force_delete=True,
             encryption_configurations=encryption,
-            image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
+            image_scanning_configuration={"scan_on_push": True},
             opts=pulumi.ResourceOptions(parent=self),
         )
-        aws.ecr.LifecyclePolicy(
-            f"{name}-lifecycle",
-            repository=repository.name,
-            policy=json.dumps(lifecycle_policy()),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+        opts, policy = pulumi.ResourceOptions(parent=self), json.dumps(lifecycle_policy())
+        aws.ecr.LifecyclePolicy(f"{name}-lifecycle", repository=repository.name, policy=policy, opts=opts)
         return repository
 
     def _built_by_docker(self, name: str, args: ImageArgs, repository: aws.ecr.Repository) -> pulumi.Output[str]:
@@ -138,9 +132,7 @@ class Image(pulumi.ComponentResource):
             ),
             build_timeout=LONGEST_BUILD_MINUTES,
             queued_timeout=LONGEST_QUEUE_MINUTES,
-            logs_config=aws.codebuild.ProjectLogsConfigArgs(
-                cloudwatch_logs=aws.codebuild.ProjectLogsConfigCloudwatchLogsArgs(group_name=logs.name)
-            ),
+            logs_config={"cloudwatch_logs": {"group_name": logs.name}},
             opts=pulumi.ResourceOptions(parent=self),
         )
         names = pulumi.Output.all(

@@ -55,7 +55,27 @@ class NatInstance(pulumi.ComponentResource):
         interface = self._interface(name, args, group)
         self.interface_id = interface.id
         profile, needed = self._profile(name, args, interface)
-        template = self._launch_template(name, args, group, profile, self._user_data(args, interface))
+        user_data = pulumi.Output.all(
+            interface_id=interface.id,
+            mac=interface.mac_address,
+            address=interface.private_ip,
+            subnet=pulumi.Output.from_input(args.zone).apply(lambda zone: private_block(args.cidr, zone)),
+        ).apply(lambda values: nat.user_data(nat.PrivateInterface(**values, vpc=args.cidr)))
+        template = launch_template(
+            f"{name}-template",
+            profile,
+            image_id=nat.MACHINE_IMAGE,
+            instance_type=nat.INSTANCE_TYPE,
+            group_id=group.id,
+            user_data=user_data,
+            disk_gib=nat.DISK_GIB,
+            kms_key_arn=args.options.security.kms_key_arn,
+            is_public=True,
+            # An account's default may be `standard`, with which a new t4g has no credits, and boots for minutes.
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances-standard-mode-concepts.html
+            credit_specification={"cpu_credits": "unlimited"},
+            opts=self._child,
+        )
         scaling = self._auto_scaling_group(name, args, template, [*rules, *needed, args.internet])
         self.group = ResourceRef(name=scaling.name, arn=scaling.arn)
         self.register_outputs({"interface_id": self.interface_id, "group_name": self.group.name})
@@ -109,38 +129,6 @@ class NatInstance(pulumi.ComponentResource):
             needed.append(grant)
         return profile, needed
 
-    def _user_data(self, args: NatInstanceArgs, interface: aws.ec2.NetworkInterface) -> pulumi.Output[str]:
-        return pulumi.Output.all(
-            interface_id=interface.id,
-            mac=interface.mac_address,
-            address=interface.private_ip,
-            subnet=pulumi.Output.from_input(args.zone).apply(lambda zone: private_block(args.cidr, zone)),
-        ).apply(lambda values: nat.user_data(nat.PrivateInterface(**values, vpc=args.cidr)))
-
-    def _launch_template(
-        self,
-        name: str,
-        args: NatInstanceArgs,
-        group: aws.ec2.SecurityGroup,
-        profile: aws.iam.InstanceProfile,
-        user_data: pulumi.Output[str],
-    ) -> aws.ec2.LaunchTemplate:
-        return launch_template(
-            f"{name}-template",
-            profile,
-            image_id=nat.MACHINE_IMAGE,
-            instance_type=nat.INSTANCE_TYPE,
-            group_id=group.id,
-            user_data=user_data,
-            disk_gib=nat.DISK_GIB,
-            kms_key_arn=args.options.security.kms_key_arn,
-            is_public=True,
-            # An account's default may be `standard`, with which a new t4g has no credits, and boots for minutes.
-            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances-standard-mode-concepts.html
-            credit_specification=aws.ec2.LaunchTemplateCreditSpecificationArgs(cpu_credits="unlimited"),
-            opts=self._child,
-        )
-
     def _auto_scaling_group(
         self, name: str, args: NatInstanceArgs, template: aws.ec2.LaunchTemplate, needed: list[pulumi.Resource]
     ) -> aws.autoscaling.Group:
@@ -155,7 +143,7 @@ class NatInstance(pulumi.ComponentResource):
             max_size=1,
             desired_capacity=1,
             vpc_zone_identifiers=[args.public_subnet_id],
-            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version="$Latest"),
+            launch_template={"id": template.id, "version": "$Latest"},
             force_delete=True,
             opts=pulumi.ResourceOptions(
                 parent=self,

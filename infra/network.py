@@ -51,8 +51,14 @@ class Network(pulumi.ComponentResource):
         else:
             vpc = Vpc(f"{name}-vpc", args, pulumi.ResourceOptions(parent=self))
             self.vpc_id, subnets, self.nat_group = vpc.vpc_id, dict(vpc.subnets), vpc.nat_group
-        tasks = self._tasks_group(name)
-        instances = self._instances_group(name)
+        # It admits itself, since NCCL, Gloo and Ray's worker processes use random ports.
+        tasks = self._group(
+            f"{name}-tasks", "Ray tasks: all traffic among themselves, and forwarded ports from instances", egress=True
+        )
+        self._admit(f"{name}-tasks-ingress", tasks, tasks)
+        # Their agents call Session Manager and ECS, not the reverse. In awsvpc mode tasks have their own network
+        # interface and group, and can't reach services on the instances.
+        instances = self._group(f"{name}-instances", "Ray instances: no inbound traffic", egress=True)
         # Session Manager forwards these ports from an instance to a task.
         for service, port in (("dashboard", DASHBOARD_PORT), ("notebook", NOTEBOOK_PORT)):
             self._admit(f"{name}-tasks-{service}", tasks, instances, port)
@@ -64,43 +70,27 @@ class Network(pulumi.ComponentResource):
             network=self,
         )
         if args.location.endpoints:
-            self._endpoints(name, args.location, self._endpoints_group(name, tasks, instances))
+            endpoints = self._group(f"{name}-endpoints", "VPC endpoints: HTTPS from Ray tasks and instances")
+            for kind, source in (("tasks", tasks), ("instances", instances)):
+                self._admit(f"{name}-endpoints-{kind}", endpoints, source, HTTPS_PORT)
+            self._endpoints(name, args.location, endpoints)
         self.register_outputs({"vpc_id": self.vpc_id})
 
-    def _tasks_group(self, name: str) -> aws.ec2.SecurityGroup:
-        """Security group that admits itself, since NCCL, Gloo and Ray's worker processes use random ports."""
-        group = self._group(
-            f"{name}-tasks", "Ray tasks: all traffic among themselves, and forwarded ports from instances"
-        )
-        self._admit(f"{name}-tasks-ingress", group, group)
-        self._allow_egress(f"{name}-tasks", group)
-        return group
-
-    def _instances_group(self, name: str) -> aws.ec2.SecurityGroup:
-        """Security group without ingress: the instances' agents call Session Manager and ECS, not the reverse.
-
-        In awsvpc mode tasks have their own network interface and group, and can't reach services on the instances.
-        """
-        group = self._group(f"{name}-instances", "Ray instances: no inbound traffic")
-        self._allow_egress(f"{name}-instances", group)
-        return group
-
-    def _endpoints_group(
-        self, name: str, tasks: aws.ec2.SecurityGroup, instances: aws.ec2.SecurityGroup
-    ) -> aws.ec2.SecurityGroup:
-        group = self._group(f"{name}-endpoints", "VPC endpoints: HTTPS from Ray tasks and instances")
-        for kind, source in (("tasks", tasks), ("instances", instances)):
-            self._admit(f"{name}-endpoints-{kind}", group, source, HTTPS_PORT)
-        return group
-
-    def _group(self, name: str, description: str) -> aws.ec2.SecurityGroup:
+    def _group(self, name: str, description: str, *, egress: bool = False) -> aws.ec2.SecurityGroup:
         # EC2 refuses apostrophes in the description of a group or a rule, which a preview does not detect.
-        return aws.ec2.SecurityGroup(
-            f"{name}-group",
-            description=description,
-            vpc_id=self.vpc_id,
-            opts=pulumi.ResourceOptions(parent=self),
+        group = aws.ec2.SecurityGroup(
+            f"{name}-group", description=description, vpc_id=self.vpc_id, opts=pulumi.ResourceOptions(parent=self)
         )
+        if egress:
+            aws.vpc.SecurityGroupEgressRule(
+                f"{name}-egress",
+                description="AWS services and data sets",
+                security_group_id=group.id,
+                cidr_ipv4="0.0.0.0/0",
+                ip_protocol="-1",
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        return group
 
     def _admit(
         self, name: str, group: aws.ec2.SecurityGroup, source: aws.ec2.SecurityGroup, port: int | None = None
@@ -113,16 +103,6 @@ class Network(pulumi.ComponentResource):
             ip_protocol="tcp" if port else "-1",
             from_port=port,
             to_port=port,
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-
-    def _allow_egress(self, name: str, group: aws.ec2.SecurityGroup) -> None:
-        aws.vpc.SecurityGroupEgressRule(
-            f"{name}-egress",
-            description="AWS services and data sets",
-            security_group_id=group.id,
-            cidr_ipv4="0.0.0.0/0",
-            ip_protocol="-1",
             opts=pulumi.ResourceOptions(parent=self),
         )
 

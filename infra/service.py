@@ -45,12 +45,12 @@ class Service(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Service", name, None, opts)
         registries = circuit_breaker = None
         if args.registry_arn is not None:
-            registries = aws.ecs.ServiceServiceRegistriesArgs(registry_arn=args.registry_arn)
+            registries = {"registry_arn": args.registry_arn}
         if args.autoscaled:
             # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances. A
             # head goes on trying.
             # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
-            circuit_breaker = aws.ecs.ServiceDeploymentCircuitBreakerArgs(enable=True, rollback=False)
+            circuit_breaker = {"enable": True, "rollback": False}
         service = aws.ecs.Service(
             f"{name}-service",
             cluster=args.cluster.arn,
@@ -59,14 +59,12 @@ class Service(pulumi.ComponentResource):
             # The AWS provider can't plan a change of the strategy without force_new_deployment, and ECS can't delete a
             # capacity provider in use: replacing one takes two steps.
             # https://github.com/hashicorp/terraform-provider-aws/issues/43533
-            capacity_provider_strategies=[
-                aws.ecs.ServiceCapacityProviderStrategyArgs(capacity_provider=args.capacity_provider, weight=1)
-            ],
-            network_configuration=aws.ecs.ServiceNetworkConfigurationArgs(
-                subnets=args.subnets,
-                security_groups=[args.network.tasks_group_id],
-                assign_public_ip=False,
-            ),
+            capacity_provider_strategies=[{"capacity_provider": args.capacity_provider, "weight": 1}],
+            network_configuration={
+                "subnets": args.subnets,
+                "security_groups": [args.network.tasks_group_id],
+                "assign_public_ip": False,
+            },
             service_registries=registries,
             # A task fills its instance, so the old task must stop before the new one is placed. This also prevents two
             # heads behind one DNS name. ECS requires a maximum above 100 % for zone rebalancing.

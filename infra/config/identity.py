@@ -48,11 +48,12 @@ def check_identity(
     if args.image_build != "auto":
         del current[BUILDER]
 
-    def check(name: str, previous: Mapping[str, str]) -> str:
-        _refuse_change(previous, current)
+    def check(values: list[Any]) -> str:
+        name, kept = values
+        _refuse_change(kept, current)
         return name
 
-    return pulumi.Output.all(name, previous).apply(lambda values: check(*values))
+    return pulumi.Output.all(name, previous).apply(check)
 
 
 def check_new(name: pulumi.Output[str], plan: Plan, prefix: str, opts: pulumi.InvokeOptions) -> None:
@@ -88,20 +89,14 @@ def _refuse_change(previous: Mapping[str, str], current: Mapping[str, str]) -> N
             f"{current['region']!r}, but this stack is up in {region}; `pulumi config set aws:region {region}`, or "
             "`pulumi destroy` it there first",
         )
-    _refuse_builder(changed.pop(BUILDER, ""), current.get(BUILDER, ""))
-    for key, was in changed.items():
-        raise SettingError(key, current[key], f"differs from the cluster's, {was or 'none'}", FIXED[key])
-
-
-def _refuse_builder(previous: str, current: str) -> None:
-    """Refuse Docker for an image of CodeBuild: it builds the image again, with another digest, and replaces all nodes.
-
-    CodeBuild in place of Docker takes the image with the same tag from the repository.
-    """
-    if (previous, current) == ("codebuild", "local"):
+    if (changed.pop(BUILDER, ""), current.get(BUILDER)) == ("codebuild", "local"):
+        # Docker builds the image again, with another digest, which replaces all nodes. CodeBuild in place of Docker
+        # takes the image with the same tag from the repository.
         problem = "is local on this machine, but was codebuild at the first `pulumi up`"
         hint = "set image_build to codebuild for everyone who updates the stack, or to local, which replaces all nodes"
         raise SettingError("image_build", "auto", problem, hint)
+    for key, was in changed.items():
+        raise SettingError(key, current[key], f"differs from the cluster's, {was or 'none'}", FIXED[key])
 
 
 def _warn_of_second(prefix: str, opts: pulumi.InvokeOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -193,10 +193,8 @@ def _offerings(
     try:
         offered = aws.ec2.get_instance_type_offerings(location_type="availability-zone", filters=filters, opts=opts)
     except Exception as error:
-        problem = (
-            f"instance type offerings of {region} could not be read (ec2:DescribeInstanceTypeOfferings: "
-            f"{error_reason(error)})"
-        )
+        reason = f"ec2:DescribeInstanceTypeOfferings: {error_reason(error)}"
+        problem = f"instance type offerings of {region} could not be read ({reason})"
         if not preferred:
             raise Refusal("availability_zones", f"{problem}; use a zone that offers the types") from error
         known = tuple(dict.fromkeys([*preferred, *(zone for pool in args.pools.values() for zone in pool.zones)]))
@@ -241,24 +239,18 @@ def _common_zones(
     args: RayClusterArgs, region: str, zones: Sequence[str], by_type: Offerings, by_service: Offerings
 ) -> tuple[str, ...]:
     """Zones with subnets that offer all endpoints, and a type of the head, each pool there and NAT; never none."""
-    needs = [
-        (key, ",".join(names), set().union(*(by_type[name] for name in names)))
-        for key, names in _types_by_field(args).items()
-    ]
+    needs = [(key, ",".join(names), _offering(by_type, names)) for key, names in _types_by_field(args).items()]
     needs += [("nat_gateway", service, offered) for service, offered in by_service.items()]
     needs += [("nat_instance", NAT_TYPE, by_type[NAT_TYPE])] if args.nat_instance else []
-    common, others = {*zones}, [region]
+    common, others = {*zones}, []
     for key, value, offered in needs:
-        if not offered:
+        if not common & offered:
             problem = f"is not offered in any zone of {region}"
             hint = "check its spelling, and separate several by commas; or use another region"
+            if offered:
+                problem += f" together with {' and '.join(others)}" if others else ""
+                hint = f"use another type or another region{_or_zones(args)}"
             raise SettingError(key, value, problem, INSTEAD.get(key, hint))
-        if not common & offered:
-            problem = f"is not offered in any zone of {region}" + (
-                f" together with {' and '.join(others[1:])}" if others[1:] else ""
-            )
-            hint = INSTEAD.get(key, f"use another type or another region{_or_zones(args)}")
-            raise SettingError(key, value, problem, hint)
         common &= offered
         others.append(value)
     return tuple(sorted(common))
@@ -281,7 +273,7 @@ def _check_zones(
         raise SettingError("availability_zones", ",".join(args.availability_zones), problem, hint)
     for_workers = {*zones}
     if args.pools[DEFAULT_POOL].most:
-        for_workers &= set[str]().union(*(by_type[name] for name in args.worker_instance_types))
+        for_workers &= _offering(by_type, args.worker_instance_types)
     for_workers = for_workers.intersection(*by_service.values())
     field = "subnet_ids" if existing and not args.availability_zones else "availability_zones"
     for number, zone in enumerate(zones):
@@ -306,16 +298,21 @@ def _check_zones_of_pools(
     for name, pool in args.pools.items():
         if name in SETTINGS:
             continue
-        offered = set[str]().union(*(by_type[each] for each in pool.instance_types)) if pool.most else {*zones}
+        offered = {*zones} & (_offering(by_type, pool.instance_types) if pool.most else {*zones})
         for zone in pool.zones:
-            if zone not in offered.intersection(zones):
+            if zone not in offered:
                 absent = "has no subnet in subnet_ids" if existing else f"is not an availability zone of {region}"
                 lacking = f"does not offer {' or '.join(pool.instance_types)}"
-                hint = f"use {' or '.join([*sorted(offered.intersection(zones)), 'another type'])}"
+                hint = f"use {' or '.join([*sorted(offered), 'another type'])}"
                 raise SettingError(field_of(name, "zones"), zone, lacking if zone in zones else absent, hint)
 
 
-def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Mapping[str, set[str]]) -> tuple[str, ...]:
+def _offering(by_type: Offerings, types: Sequence[str]) -> set[str]:
+    """Zones that offer one of the types."""
+    return set[str]().union(*(by_type[name] for name in types))
+
+
+def _best(args: RayClusterArgs, suitable: Sequence[str], by_type: Offerings) -> tuple[str, ...]:
     """Zones that offer most of the types: these are the capacity pools, for on-demand and spot alike."""
     variety = Counter(zone for names in _types_by_field(args).values() for name in names for zone in by_type[name])
     most = max(variety[zone] for zone in suitable)

@@ -49,8 +49,7 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     """
     names = sorted({name for node in nodes for name in node.instance_types})
     used = {name for node in nodes if node.max_count for name in node.instance_types}
-    on_demand: dict[str, float] = {}
-    unknown = []
+    on_demand, unknown = {}, []
     try:
         price_list = client("pricing", PRICE_LIST_REGION)
         calls: list[Callable[[], float]] = [partial(hourly_usd, price_list, region, name) for name in names]
@@ -71,25 +70,23 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
     if not on_demand:
         return list(nodes)
     disk_usd = _disk_usd(answers)
-    on_spot: dict[str, dict[str, float]] = {}
-    priced = []
-    for node in nodes:
-        if not on_demand.keys() >= {*node.instance_types}:
-            priced.append(node)
-            continue
-        if spot and node.spot_count and node.pool not in on_spot:
-            on_spot[node.pool] = _spot_prices(asked[node.pool])
-        of_market = on_spot.get(node.pool, {})
-        disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
-        prices = {
-            name: Price(
-                on_demand=round(on_demand[name] + disk, 6),
-                spot=round(of_market[name] + disk, 6) if name in of_market else None,
-            )
-            for name in node.instance_types
-        }
-        priced.append(replace(node, prices=prices, disk_usd=disk))
-    return priced
+    on_spot = {pool: _spot_prices(answer) for pool, answer in asked.items()}
+    markets = (on_spot.get(node.pool, {}) if node.spot_count else {} for node in nodes)
+    return [_priced(node, on_demand, market, disk_usd) for node, market in zip(nodes, markets, strict=True)]
+
+
+def _priced(node: NodeSpec, on_demand: Mapping[str, float], on_spot: Mapping[str, float], disk_usd: float) -> NodeSpec:
+    if not on_demand.keys() >= {*node.instance_types}:
+        return node
+    disk = round(disk_usd * (node.disk_throughput - GP3_MIB), 4)
+    prices = {
+        name: Price(
+            on_demand=round(on_demand[name] + disk, 6),
+            spot=round(on_spot[name] + disk, 6) if name in on_spot else None,
+        )
+        for name in node.instance_types
+    }
+    return replace(node, prices=prices, disk_usd=disk)
 
 
 def _usd(calls: Sequence[Callable[[], float]]) -> Iterator[float]:
@@ -110,12 +107,12 @@ def _disk_usd(answers: Iterator[float]) -> float:
 
 def _ask_spot(region: str, nodes: Sequence[NodeSpec], zones: Collection[str]) -> dict[str, Future[dict[str, float]]]:
     """Spot prices by pool, of all zones of the pool."""
-    ec2 = client("ec2", region) if any(node.spot_count for node in nodes) else None
+    on_spot = {node.pool: node.instance_types for node in nodes if node.spot_count}
+    ec2 = client("ec2", region) if on_spot else None
     calls = {}
-    for node in nodes:
-        if node.spot_count and node.pool not in calls:
-            of_pool = sorted({zone for other in nodes if other.pool == node.pool for zone in other.zones})
-            calls[node.pool] = partial(spot_usd, ec2, node.instance_types, of_pool or zones)
+    for pool, types in on_spot.items():
+        of_pool = sorted({zone for node in nodes if node.pool == pool for zone in node.zones})
+        calls[pool] = partial(spot_usd, ec2, types, of_pool or zones)
     return dict(zip(calls, in_threads(*calls.values()), strict=True))
 
 
