@@ -57,7 +57,7 @@ class Cluster(pulumi.ComponentResource):
         return aws.ecs.Cluster(
             f"{name}-cluster",
             name=args.name,
-            settings=[aws.ecs.ClusterSettingArgs(name="containerInsights", value="enabled")],
+            settings=[{"name": "containerInsights", "value": "enabled"}],
             opts=pulumi.ResourceOptions(parent=self, depends_on=[insights]),
         )
 

@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import pulumi
 
-from infra.config import code_build
 from infra.config.clients import ERRORS
-from infra.config.code_build import PATIENCE_SECONDS, POLL_SECONDS, RESTORE
+from infra.config.code_build import PATIENCE_SECONDS, POLL_SECONDS, RESTORE, ask, call, check
 from infra.definitions.build_context import BuildContext
 from infra.definitions.policies import ECR_IMAGE
 from infra.errors import Refusal, error_reason, warn
@@ -49,13 +48,15 @@ class ImageBuild:
     location: Location
     project: str
 
+    @property
+    def region(self) -> str:
+        """Region of the stack."""
+        return self.location.region
+
     async def image_uri(self, names: Any) -> Any:
-        """URI of the image by its digest: the one in the repository, or else a new one.
+        """URI of the image by its digest: the one in the repository, or else a new one; pulumi.UNKNOWN in a preview.
 
-        A preview builds nothing and returns pulumi.UNKNOWN.
-
-        Args:
-            names: `repository` (URL), `project`, `bucket` and `key` (prefix of the source); a preview may lack some.
+        `names` has `repository` (URL), `project`, `bucket` and `key` (prefix of the source); a preview may lack some.
         """
         known = names if isinstance(names, Mapping) else {}
         missing = [key for key in ("repository", "project", "bucket", "key") if not isinstance(known.get(key), str)]
@@ -72,7 +73,7 @@ class ImageBuild:
         # First, since another account's credentials may be the problem.
         project = self.project if "project" in missing else known["project"]
         is_new = "repository" in missing
-        await code_build.check(self.location, project, needs_rights=is_new or not preview)
+        await check(self.location, project, needs_rights=is_new or not preview)
         if problem and not preview:
             raise problem
         if not preview:
@@ -96,7 +97,7 @@ class ImageBuild:
             build = None
             await asyncio.sleep(3 * POLL_SECONDS)
         with suppress(*ERRORS):  # a new source takes its place
-            await self._call("s3:DeleteObject", Bucket=names["bucket"], Key=self._key(names))
+            await call("s3:DeleteObject", self.region, Bucket=names["bucket"], Key=self._key(names))
         if ended["buildStatus"] != "SUCCEEDED":
             raise pulumi.RunError(await self._failure(ended))
         for _ in range(6):
@@ -116,14 +117,14 @@ class ImageBuild:
             raise Refusal("image", f"{repository} is not a repository of ECR")
         place = {"registryId": image["account"], "repositoryName": image["name"]}
         tag, absent = [{"imageTag": self.context.tag}], "ImageNotFoundException"
-        answer = await self._ask("ecr:DescribeImages", patience=patience, absent=absent, imageIds=tag, **place)
+        answer = await ask("ecr:DescribeImages", self.region, patience=patience, absent=absent, imageIds=tag, **place)
         return answer["imageDetails"][0]["imageDigest"] if answer else ""
 
     async def _under_way(self, project: str) -> dict[str, Any] | None:
         """Build of the same context that is under way: its `up` was interrupted, or lost the answer to its start."""
-        answer = await self._ask("codebuild:ListBuildsForProject", projectName=project, sortOrder="DESCENDING")
+        answer = await ask("codebuild:ListBuildsForProject", self.region, projectName=project, sortOrder="DESCENDING")
         ids = answer["ids"][:100]
-        builds = (await self._ask("codebuild:BatchGetBuilds", ids=ids))["builds"] if ids else []
+        builds = (await ask("codebuild:BatchGetBuilds", self.region, ids=ids))["builds"] if ids else []
         for build in builds:
             variables = build.get("environment", {}).get("environmentVariables", [])
             has_tag = any(each["name"] == "TAG" and each["value"] == self.context.tag for each in variables)
@@ -134,7 +135,7 @@ class ImageBuild:
 
     async def _start(self, names: Mapping[str, str]) -> dict[str, Any]:
         source, key = self.context.zip(), self._key(names)
-        await self._ask("s3:PutObject", Bucket=names["bucket"], Key=key, Body=source)
+        await ask("s3:PutObject", self.region, Bucket=names["bucket"], Key=key, Body=source)
         variables = {
             "SOURCE": f"s3://{names['bucket']}/{key}",
             "SHA256": hashlib.sha256(source).hexdigest(),
@@ -142,8 +143,9 @@ class ImageBuild:
             "TAG": self.context.tag,
             "OUTPUT": OUTPUT,
         }
-        answer = await self._ask(
+        answer = await ask(
             "codebuild:StartBuild",
+            self.region,
             projectName=names["project"],
             # Of a repeated call CodeBuild returns the same build.
             idempotencyToken=uuid.uuid4().hex,
@@ -158,7 +160,7 @@ class ImageBuild:
         shown = ""
         while build["buildStatus"] == "IN_PROGRESS":
             await asyncio.sleep(POLL_SECONDS)
-            answer = await self._ask("codebuild:BatchGetBuilds", is_under_way=True, ids=[build["id"]])
+            answer = await ask("codebuild:BatchGetBuilds", self.region, is_under_way=True, ids=[build["id"]])
             if answer["builds"]:
                 build, seen = answer["builds"][0], time.monotonic()
             elif time.monotonic() - seen > PATIENCE_SECONDS:  # also a new build may be missing at first
@@ -178,7 +180,7 @@ class ImageBuild:
             return [], "it has no log"
         stream = {"logGroupName": place["groupName"], "logStreamName": place["streamName"]}
         try:
-            answer = await self._call("logs:GetLogEvents", **stream, limit=count, startFromHead=False)
+            answer = await call("logs:GetLogEvents", self.region, **stream, limit=count, startFromHead=False)
         except ERRORS as error:
             return [], f"its log could not be read (logs:GetLogEvents: {error_reason(error)})"
         # Without the sequences that move a terminal's cursor.
@@ -211,13 +213,7 @@ class ImageBuild:
         project, partition = build["id"].rpartition(":")[0], build["arn"].split(":")[1]
         console = CONSOLES.get(partition, "console.aws.amazon.com")
         page = f"codesuite/codebuild/projects/{project}/build/{quote(build['id'], safe='')}"
-        return f"https://{console}/{page}?region={self.location.region}"
-
-    async def _ask(self, action: str, **arguments: Any) -> Any:
-        return await code_build.ask(action, self.location.region, **arguments)
-
-    async def _call(self, action: str, **arguments: Any) -> Any:
-        return await code_build.call(action, self.location.region, **arguments)
+        return f"https://{console}/{page}?region={self.region}"
 
 
 def _ended_early(build: Mapping[str, Any]) -> bool:

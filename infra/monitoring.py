@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.definitions import dashboard
-from infra.definitions.metrics import AUTO_SCALING, Metric
+from infra.definitions.metrics import Metric, of_group
 from infra.scaling import queries
 from infra.tags import metrics_namespace
 from infra.types import ServiceRef
@@ -114,8 +114,7 @@ class Monitoring(pulumi.ComponentResource):
         else:
             minutes, missing = SLEEPING_HEAD_SILENT_MINUTES, "notBreaching"
             description = f"Ray head silent for {minutes} minutes, and not asleep"
-            group = {"AutoScalingGroupName": sleeping_group}
-            wanted = Metric(namespace=AUTO_SCALING, name="GroupDesiredCapacity", stat="Minimum", dimensions=group)
+            wanted = replace(of_group(sleeping_group)["wanted"], stat="Minimum")
             # Users publish `GPUs` while the head sleeps (ray_on_ecs/cluster/wake.py), and this metric the head alone.
             metrics = {"published": _own("GPUNodesInUse", cluster), "wanted": wanted}
             # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.

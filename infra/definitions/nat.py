@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from infra.definitions import sleep
-from infra.definitions.metrics import AUTO_SCALING, Metric, Name
+from infra.definitions.metrics import Metric, Name, of_group
 from infra.definitions.user_data import AMI_PARAMETER, RESOLVE
 
 # Two network interfaces, 5 Gbit/s for minutes and 32 Mbit/s for ever.
@@ -125,12 +125,4 @@ def user_data(private: PrivateInterface) -> str:
 
 def metrics(namespace: Name, head_group: Name) -> dict[str, Metric]:
     """CloudWatch metrics by their name in the expression; the head's group publishes the number of its instances."""
-    of_group = {"AutoScalingGroupName": head_group}
-    numbers = {"instances": "GroupInServiceInstances", "wanted": "GroupDesiredCapacity"}
-    return {
-        "requested": sleep.metrics(namespace)["requested"],
-        **{
-            key: Metric(namespace=AUTO_SCALING, name=name, stat="Maximum", dimensions=of_group)
-            for key, name in numbers.items()
-        },
-    }
+    return {"requested": sleep.metrics(namespace)["requested"], **of_group(head_group)}
