@@ -77,12 +77,11 @@ class Image(pulumi.ComponentResource):
         self.register_outputs({"image_uri": self.image_uri})
 
     def _repository(self, name: str, kms_key_arn: pulumi.Input[str]) -> aws.ecr.Repository:
-        encryption = [{"encryption_type": "KMS", "kms_key": kms_key_arn}] if kms_key_arn else None
         repository = aws.ecr.Repository(
             f"{name}-repository",
             # ECR refuses to delete a repository with images otherwise.
             force_delete=True,
-            encryption_configurations=encryption,
+            encryption_configurations=[{"encryption_type": "KMS", "kms_key": kms_key_arn}] if kms_key_arn else None,
             image_scanning_configuration={"scan_on_push": True},
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -115,7 +115,7 @@ class ImageBuild:
         image = ECR_IMAGE.match(repository)
         if not image:
             raise Refusal("image", f"{repository} is not a repository of ECR")
-        place = {"registryId": image["account"], "repositoryName": image["name"]}
+        place: dict[str, Any] = {"registryId": image["account"], "repositoryName": image["name"]}
         tag, absent = [{"imageTag": self.context.tag}], "ImageNotFoundException"
         answer = await ask("ecr:DescribeImages", self.region, patience=patience, absent=absent, imageIds=tag, **place)
         return answer["imageDetails"][0]["imageDigest"] if answer else ""

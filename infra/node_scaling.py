@@ -58,17 +58,13 @@ class NodeScaling(pulumi.ComponentResource):
         self._scale_out_alarm(name)
         if scale.idle_minutes and scale.min_count < scale.max_count:
             self._idle_alarm(name)
-        self._head_policy(name)
-        self.register_outputs({})
-
-    def _head_policy(self, name: str) -> None:
-        """Let the head set the same numbers at once: this service's and this group's."""
-        args = self._args
+        # Lets the head set the same numbers at once: this service's and this group's.
         policy = pulumi.Output.all(
             cluster_arn=args.cluster.arn, service_name=args.service.name, group_arn=args.group.arn
         ).apply(lambda values: json.dumps(policies.scaling(**values)))
-        opts = pulumi.ResourceOptions(parent=self)
-        aws.iam.RolePolicy(f"{name}-head-policy", role=args.head_role, policy=policy, opts=opts)
+        child = pulumi.ResourceOptions(parent=self)
+        aws.iam.RolePolicy(f"{name}-head-policy", role=args.head_role, policy=policy, opts=child)
+        self.register_outputs({})
 
     def _scale_out_alarm(self, name: str) -> None:
         """Scale out while jobs request more than is available: to the requested number, at least to the running one.

@@ -108,7 +108,10 @@ class RayCluster(pulumi.ComponentResource):
         )
 
         node_groups = self._node_groups(cluster, network)
-        start_arns = self._nat_sleep(cluster, network, node_groups)
+        head_group, start_arns = node_groups["head"].group, []
+        if network.nat_group and self._sleeps:
+            nat_args = NatSleepArgs(cluster=cluster.ref.name, head_group=head_group, nat_group=network.nat_group)
+            start_arns = [NatSleep(f"{prefix}-nat-sleep", nat_args, opts).start_arn]
         providers = [group.provider_name for group in node_groups.values()]
         association = cluster.associate(providers, services.end_services(region))
         agents = [group.join_cluster(association) for group in node_groups.values()]
@@ -144,13 +147,10 @@ class RayCluster(pulumi.ComponentResource):
             after += task.role_policies
         made = self._services(cluster, network, discovery, node_groups, tasks, after)
         refs = {kind: service.ref for kind, service in made.items()}
-        head_group = node_groups["head"].group
         if self._sleeps:
+            minutes = args.sleep_after_minutes
             sleep_args = HeadSleepArgs(
-                service=refs["head"],
-                group=head_group,
-                after_minutes=args.sleep_after_minutes,
-                start_arns=start_arns,
+                service=refs["head"], group=head_group, after_minutes=minutes, start_arns=start_arns
             )
             HeadSleep(f"{prefix}-head-sleep", sleep_args, opts)
         monitoring_args = MonitoringArgs(
@@ -280,15 +280,6 @@ class RayCluster(pulumi.ComponentResource):
             name = kind_in_names(self._prefix, kind)
             node_groups[kind] = NodeGroup(f"{self._prefix}-{name}", args, self._opts)
         return node_groups
-
-    def _nat_sleep(
-        self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]
-    ) -> list[pulumi.Output[str]]:
-        """Policy that starts the NAT instance, if that stops with the head."""
-        if not (network.nat_group and self._sleeps):
-            return []
-        args = NatSleepArgs(cluster=cluster.ref.name, head_group=node_groups["head"].group, nat_group=network.nat_group)
-        return [NatSleep(f"{self._prefix}-nat-sleep", args, self._opts).start_arn]
 
     def _cluster_info(self, cluster: Cluster, network: Network, node_groups: dict[str, NodeGroup]) -> ClusterInfo:
         plan = self._plan

@@ -43,14 +43,6 @@ class Service(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("ray-on-ecs:infra:Service", name, None, opts)
-        registries = circuit_breaker = None
-        if args.registry_arn is not None:
-            registries = {"registry_arn": args.registry_arn}
-        if args.autoscaled:
-            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances. A
-            # head goes on trying.
-            # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
-            circuit_breaker = {"enable": True, "rollback": False}
         service = aws.ecs.Service(
             f"{name}-service",
             cluster=args.cluster.arn,
@@ -65,7 +57,7 @@ class Service(pulumi.ComponentResource):
                 "security_groups": [args.network.tasks_group_id],
                 "assign_public_ip": False,
             },
-            service_registries=registries,
+            service_registries=None if args.registry_arn is None else {"registry_arn": args.registry_arn},
             # A task fills its instance, so the old task must stop before the new one is placed. This also prevents two
             # heads behind one DNS name. ECS requires a maximum above 100 % for zone rebalancing.
             deployment_minimum_healthy_percent=0,
@@ -73,7 +65,10 @@ class Service(pulumi.ComponentResource):
             availability_zone_rebalancing="DISABLED",
             # The image pull takes minutes, and no other resource depends on running tasks.
             wait_for_steady_state=False,
-            deployment_circuit_breaker=circuit_breaker,
+            # ECS refuses scale-in during a deployment: tasks that fail again and again would keep their instances. A
+            # head goes on trying.
+            # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-auto-scaling.html
+            deployment_circuit_breaker={"enable": True, "rollback": False} if args.autoscaled else None,
             # After the circuit breaker has fired, ECS starts tasks again only with a new deployment.
             force_new_deployment=True if args.redeploy else None,
             triggers=args.redeploy or None,

@@ -42,17 +42,20 @@ class Storage(pulumi.ComponentResource):
             return
         # The bucket's settings are retained with it: without its policy it would accept plain HTTP.
         child_opts = pulumi.ResourceOptions(parent=self, retain_on_delete=args.retain)
-        bucket = aws.s3.Bucket(
-            f"{name}-bucket",
-            force_destroy=not args.retain,
-            opts=child_opts,
-        )
+        bucket = aws.s3.Bucket(f"{name}-bucket", force_destroy=not args.retain, opts=child_opts)
         self.bucket = ResourceRef(name=bucket.bucket, arn=bucket.arn)
         self._keep_private(name, child_opts)
         self._encrypt(name, args.kms_key_arn, child_opts)
         # The rule for noncurrent versions takes effect only on a bucket whose versioning is already enabled.
-        versioning = [self._keep_versions(name, child_opts)] if args.version_days else []
-        after = pulumi.ResourceOptions(depends_on=versioning)
+        after = pulumi.ResourceOptions()
+        if args.version_days:
+            versions = aws.s3.BucketVersioning(
+                f"{name}-versions",
+                bucket=self.bucket.name,
+                versioning_configuration={"status": "Enabled"},
+                opts=child_opts,
+            )
+            after = pulumi.ResourceOptions(depends_on=[versions])
         self._expire(name, args.version_days, pulumi.ResourceOptions.merge(child_opts, after))
         self.register_outputs({"bucket_name": self.bucket.name})
 
@@ -86,7 +89,10 @@ class Storage(pulumi.ComponentResource):
         A Bucket Key avoids a KMS request for each object.
         https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
         """
-        by_default = {"sse_algorithm": "aws:kms" if kms_key_arn else "AES256", "kms_master_key_id": kms_key_arn or None}
+        by_default: Any = {
+            "sse_algorithm": "aws:kms" if kms_key_arn else "AES256",
+            "kms_master_key_id": kms_key_arn or None,
+        }
         aws.s3.BucketServerSideEncryptionConfiguration(
             f"{name}-encryption",
             bucket=self.bucket.name,
@@ -99,14 +105,6 @@ class Storage(pulumi.ComponentResource):
             opts=opts,
         )
 
-    def _keep_versions(self, name: str, opts: pulumi.ResourceOptions) -> aws.s3.BucketVersioning:
-        return aws.s3.BucketVersioning(
-            f"{name}-versions",
-            bucket=self.bucket.name,
-            versioning_configuration={"status": "Enabled"},
-            opts=opts,
-        )
-
     def _expire(self, name: str, version_days: int, opts: pulumi.ResourceOptions) -> None:
         """Lifecycle rules for incomplete uploads and noncurrent versions.
 
@@ -115,7 +113,8 @@ class Storage(pulumi.ComponentResource):
         """
         old = {"noncurrent_days": max(version_days, 1)}
         marker = {"expired_object_delete_marker": True}
-        rules: list[dict[str, Any]] = [
+        everything: Any = {"status": "Enabled", "filter": {"prefix": ""}}
+        rules: list[Any] = [
             {
                 "id": "expire-unfinished-uploads",
                 "abort_incomplete_multipart_upload": {"days_after_initiation": UNFINISHED_UPLOAD_DAYS},
@@ -127,7 +126,6 @@ class Storage(pulumi.ComponentResource):
                 "noncurrent_version_expiration": {"noncurrent_days": 1},
             },
         ]
-        everything = {"status": "Enabled", "filter": {"prefix": ""}}
         aws.s3.BucketLifecycleConfiguration(
             f"{name}-lifecycle",
             bucket=self.bucket.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -89,6 +90,6 @@ def _volumes(args: TaskDefinitionArgs) -> list[aws.ecs.TaskDefinitionVolumeArgsD
     if args.instance_volume:
         volumes.append({"name": args.instance_volume, "host_path": INSTANCE_DIR})
     if args.state_volume:
-        shared = {"scope": "shared", "autoprovision": True, "driver": "local"}
+        shared: Any = {"scope": "shared", "autoprovision": True, "driver": "local"}
         volumes.append({"name": args.state_volume, "docker_volume_configuration": shared})
     return volumes

@@ -83,14 +83,14 @@ class Vpc(pulumi.ComponentResource):
 
     def _lead_to_internet(self, name: str, args: VpcArgs, private: aws.ec2.RouteTable) -> None:
         """One NAT gateway or instance: one for each zone would cost more than the traffic between zones."""
-        gateway = aws.ec2.InternetGateway(f"{name}-internet", vpc_id=self.vpc_id, opts=self._child)
+        internet = aws.ec2.InternetGateway(f"{name}-internet", vpc_id=self.vpc_id, opts=self._child)
         public = self._route_table(f"{name}-public")
         subnet_id = self._subnet(f"{name}-public", args.nat_zone, public_block(args.vpc_cidr), public)
         out = aws.ec2.Route(
             f"{name}-public-route",
             route_table_id=public.id,
             destination_cidr_block="0.0.0.0/0",
-            gateway_id=gateway.id,
+            gateway_id=internet.id,
             opts=self._child,
         )
         opts = self._child
@@ -110,7 +110,11 @@ class Vpc(pulumi.ComponentResource):
             # A change from the NAT gateway keeps it until the instance runs.
             opts = pulumi.ResourceOptions(parent=self, depends_on=[nat])
         else:
-            target = {"nat_gateway_id": self._nat_gateway(name, subnet_id, out).id}
+            # EC2 detaches an internet gateway only from a VPC without public addresses.
+            after = pulumi.ResourceOptions(parent=self, depends_on=[out])
+            address = aws.ec2.Eip(f"{name}-address", domain="vpc", opts=after)
+            gateway = aws.ec2.NatGateway(f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, opts=after)
+            target = {"nat_gateway_id": gateway.id}
         aws.ec2.Route(
             f"{name}-private-route",
             route_table_id=private.id,
@@ -118,12 +122,6 @@ class Vpc(pulumi.ComponentResource):
             **target,
             opts=opts,
         )
-
-    def _nat_gateway(self, name: str, subnet_id: pulumi.Output[str], out: pulumi.Resource) -> aws.ec2.NatGateway:
-        # EC2 detaches an internet gateway only from a VPC without public addresses.
-        after = pulumi.ResourceOptions(parent=self, depends_on=[out])
-        address = aws.ec2.Eip(f"{name}-address", domain="vpc", opts=after)
-        return aws.ec2.NatGateway(f"{name}-nat", subnet_id=subnet_id, allocation_id=address.id, opts=after)
 
     def _s3_endpoint(self, name: str, args: VpcArgs, routes: aws.ec2.RouteTable) -> None:
         """Gateway endpoint for checkpoints and image layers: it is free, while the NAT gateway charges by the byte."""

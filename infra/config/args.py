@@ -186,13 +186,7 @@ class RayClusterArgs:
     @property
     def security(self) -> SecurityOptions:
         """IAM and KMS settings that all components share."""
-        return SecurityOptions(
-            permissions_boundary=self.permissions_boundary,
-            role_path=self.role_path,
-            kms_key_arn=self.kms_key_arn,
-            task_policy_arns=self.task_policy_arns,
-            instance_policy_arns=self.instance_policy_arns,
-        )
+        return SecurityOptions(**{item.name: getattr(self, item.name) for item in fields(SecurityOptions)})
 
 
 class _CamelCase(RayClusterArgs):
@@ -202,13 +196,10 @@ class _CamelCase(RayClusterArgs):
     def as_written(text: str) -> str:
         # A name within a value, such as an image's, belongs to the value.
         before, names = r"(?<![\w/.:@'-])", "|".join([*defaults(), *pool_defaults()])
-        of_pools = re.sub(rf"{before}worker_pools(\.[a-z0-9-]+)(\.\w+)?", _key_of_pool, text)
+        pool = rf"{before}worker_pools(\.[a-z0-9-]+)(\.\w+)?"
+        of_pools = re.sub(pool, lambda path: f"workerPools{path[1]}{key_of(path[2] or '')}", text)
         in_keys = re.sub(rf"{before}({names})(?![\w/@'-]|[.:]\w)", lambda name: key_of(name[0]), of_pools)
         return re.sub(r"(?<![\w'/:])(True|False)(?![\w'])", lambda word: word[0].lower(), in_keys)
-
-
-def _key_of_pool(path: re.Match[str]) -> str:
-    return f"workerPools{path[1]}{key_of(path[2] or '')}"
 
 
 class _Configured(_CamelCase):

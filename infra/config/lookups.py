@@ -62,11 +62,6 @@ class Question:
     denied: str = WARN
 
 
-def ask(question: Question, opts: Options = None) -> Any:
-    """AWS's answer, or None if the plan does without it."""
-    return next(ask_all([question], opts))
-
-
 def ask_all(questions: Sequence[Question], opts: Options = None) -> Iterator[Any]:
     """AWS's answers to questions that are asked together, at the first `next`; each is judged when it is taken."""
     yield from map(judged, questions, _asked(questions, opts))
@@ -214,7 +209,7 @@ def _image(args: RayClusterArgs, caller: Caller, opts: Options) -> pulumi.Input[
         field, disk_gib = min((_disk(args, name) for name in ("", *pools)), key=lambda disk: disk[1])
         conditions = rules.ecr_image(field, disk_gib)
         hint = "push it first, or leave it empty to build docker/"
-        found = ask(Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint), opts)
+        [found] = ask_all([Question("image_uri", uri, "ecr:DescribeImages", call, conditions, hint)], opts)
         if found and not digest:
             return f"{image[0]}@{found.image_digest}"
     if uri and not digest:

@@ -132,15 +132,17 @@ def estimate(*nodes: NodeSpec) -> float | None:
     gateway and traffic are not included.
     """
     total = 0.0
-    for node in nodes:
-        if node.shares or not node.max_count:
-            continue
+    for node in _counted(nodes):
         if node.prices is None:
             return None
         prices = node.prices.values()
         total += node.on_demand_count * max(price.on_demand for price in prices)
         total += node.spot_count * max(price.on_demand if price.spot is None else price.spot for price in prices)
     return round(total, 4)
+
+
+def _counted(nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
+    return [node for node in nodes if node.max_count and not node.shares]
 
 
 def check(limit: float, *nodes: NodeSpec) -> None:
@@ -154,7 +156,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
         raise SettingError("max_hourly_usd", limit, f"can't be checked without the prices of {types}", hint)
     if estimated <= limit:
         return
-    counted = [node for node in nodes if node.max_count and not node.shares]
+    counted = _counted(nodes)
     problem = f"is below the {estimated:g} USD per hour of {' and '.join(map(str, counted))}"
     most_expensive = max(counted, key=lambda node: (bool(node.pool), estimate(node) or 0))
     pool = most_expensive.pool
@@ -165,9 +167,7 @@ def check(limit: float, *nodes: NodeSpec) -> None:
 def lines(*nodes: NodeSpec) -> list[str]:
     """Lines for the head, each pool that can have nodes, and all: instances and the most that they cost."""
     texts = []
-    for node in nodes:
-        if node.shares or not node.max_count:
-            continue
+    for node in _counted(nodes):
         markets = {"on spot": node.spot_count, "on demand": node.on_demand_count}
         market = " and ".join(f"{count} {name}" for name, count in markets.items() if count)
         instances = f"{node.max_count} x {' or '.join(node.instance_types)}"

@@ -24,13 +24,7 @@ NAME = r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?"
 RESERVED = (*SETTINGS, "head", CPU_WORKERS, "ray")
 # Fields of the cluster that one may expect in a pool.
 OF_CLUSTER = (
-    "check_quotas",
-    "environment",
-    "idle_timeout_minutes",
-    "max_hourly_usd",
-    "spread_zones",
-    "subnet_ids",
-    "tags",
+    *("check_quotas", "environment", "idle_timeout_minutes", "max_hourly_usd", "spread_zones", "subnet_ids", "tags"),
     "worker_ami_id",
 )
 
@@ -100,17 +94,15 @@ def check_pools(value: Any) -> Pools:
     if not isinstance(value, Mapping):
         raise SettingError(FIELD, value, "is not an object", "use one with a pool for each name")
     for name in value:
-        _check_name(name)
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            hint = (
+                "use up to 32 lower-case letters, digits and hyphens, first a letter and last not a hyphen, e.g. h100"
+            )
+            raise SettingError(FIELD, name, "is not a name of a pool", hint)
+        if name in RESERVED:
+            hint = f"its key is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
+            raise SettingError(FIELD, name, "is a reserved name", hint)
     return Pools({name: _check_pool(f"{FIELD}.{name}", value[name]) for name in sorted(value)})
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        hint = "use up to 32 lower-case letters, digits and hyphens, first a letter and last not a hyphen, e.g. h100"
-        raise SettingError(FIELD, name, "is not a name of a pool", hint)
-    if name in RESERVED:
-        hint = f"its key is {field_of(name, 'instance_types')}" if name in SETTINGS else "use another name"
-        raise SettingError(FIELD, name, "is a reserved name", hint)
 
 
 def _check_pool(path: str, given: Any) -> WorkerPoolArgs:
