@@ -188,19 +188,10 @@ def training(
 
     The whole bucket, since a cluster is one trust domain and a Ray program may store checkpoints anywhere in it.
 
-    Args:
-        partition: AWS partition of the data buckets.
-        bucket_arn: The stack's bucket.
-        tasks_arn: The cluster's tasks; a task protects itself from scale-in.
-        metrics_namespace: CloudWatch namespace to publish to.
-        parameter_arn: Parameter of ClusterInfo; it comes with read access to Auto Scaling groups and spot prices.
-        cluster_arn: The ECS cluster, whose services, tasks and instances to read.
-        own_group_arn: Auto Scaling group of the task's instance, which the task can have replaced.
-        data_buckets: Buckets to read, each as `bucket` or `bucket/prefix`.
-        secrets_arn: SSM parameters with the secrets of runs.
-        writes_secrets: True to create and delete these parameters as well.
-        job_secrets: Secrets Manager secrets to read.
-        kms_key_arn: Customer managed key, if there is one.
+    A task protects itself from scale-in (`tasks_arn`), and can have its instance replaced (`own_group_arn`). The
+    parameter of ClusterInfo comes with read access to Auto Scaling groups and spot prices, the cluster with that to its
+    services, tasks and instances. `secrets_arn` are SSM parameters with the secrets of runs, and `job_secrets` those of
+    Secrets Manager. Data buckets are `bucket` or `bucket/prefix`.
     """
     statements: list[Statement] = [
         _allow(["s3:ListBucket"], bucket_arn),
