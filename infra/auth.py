@@ -13,7 +13,6 @@ import pulumi_random as random
 class AuthTokenArgs:
     """Inputs of AuthToken; a new value of `rotate` replaces the token."""
 
-    length: int = 64
     rotate: str = ""
     kms_key_arn: pulumi.Input[str] = ""
 
@@ -28,7 +27,7 @@ class AuthToken(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:AuthToken", name, None, opts)
         token = random.RandomPassword(
             f"{name}-token",
-            length=args.length,
+            length=64,
             # The token is used in HTTP headers and shell variables.
             special=False,
             keepers={"rotate": args.rotate} if args.rotate else None,

@@ -52,7 +52,16 @@ class NatInstance(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:NatInstance", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
         group, rules = self._security_group(name, args)
-        interface = self._interface(name, args, group)
+        interface = aws.ec2.NetworkInterface(
+            f"{name}-interface",
+            subnet_id=args.private_subnet_id,
+            security_groups=[group.id],
+            description="Default route of the private subnets",
+            # What it forwards is neither from its address nor to it.
+            source_dest_check=False,
+            # The instance attaches it, which `pulumi refresh` may see.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["attachments"]),
+        )
         self.interface_id = interface.id
         profile, needed = self._profile(name, args, interface)
         user_data = pulumi.Output.all(
@@ -92,18 +101,6 @@ class NatInstance(pulumi.ComponentResource):
         ingress = aws.vpc.SecurityGroupIngressRule(f"{name}-ingress", cidr_ipv4=args.cidr, **common)
         egress = aws.vpc.SecurityGroupEgressRule(f"{name}-egress", cidr_ipv4="0.0.0.0/0", **common)
         return group, [ingress, egress]
-
-    def _interface(self, name: str, args: NatInstanceArgs, group: aws.ec2.SecurityGroup) -> aws.ec2.NetworkInterface:
-        return aws.ec2.NetworkInterface(
-            f"{name}-interface",
-            subnet_id=args.private_subnet_id,
-            security_groups=[group.id],
-            description="Default route of the private subnets",
-            # What it forwards is neither from its address nor to it.
-            source_dest_check=False,
-            # The instance attaches it, which `pulumi refresh` may see.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["attachments"]),
-        )
 
     def _profile(
         self, name: str, args: NatInstanceArgs, interface: aws.ec2.NetworkInterface

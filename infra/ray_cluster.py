@@ -96,7 +96,8 @@ class RayCluster(pulumi.ComponentResource):
         prefix, region, tags = self._prefix, plan.location.region, add_tags(args.tags, plan.default_tags)
         self._opts = opts = pulumi.ResourceOptions(parent=self, transforms=[tags])
 
-        choices = self._choices()
+        zones, fixed = plan.location.candidates, identity.identity_of(args, plan)
+        choices = Choices(f"{prefix}-choices", ChoicesArgs(name=f"{prefix}-ray", zones=zones, identity=fixed), opts)
         cluster = self._cluster(choices)
         network = self._network(choices)
         storage = self._storage()
@@ -198,15 +199,6 @@ class RayCluster(pulumi.ComponentResource):
         namespace = metrics_namespace(cluster.ref.name)
         self.wake_command = namespace.apply(lambda name: commands.wake(region, name) if self._sleeps else "")
         self.register_outputs({output: getattr(self, output) for output in RayCluster.__annotations__})
-
-    def _choices(self) -> Choices:
-        plan = self._plan
-        args = ChoicesArgs(
-            name=f"{self._prefix}-ray",
-            zones=plan.location.candidates,
-            identity=identity.identity_of(self._args, plan),
-        )
-        return Choices(f"{self._prefix}-choices", args, self._opts)
 
     def _cluster(self, choices: Choices) -> Cluster:
         identity.check_new(choices.cluster_name, self._plan, self._prefix, pulumi.InvokeOptions(parent=self))

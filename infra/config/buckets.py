@@ -40,17 +40,13 @@ def get(name: str, opts: pulumi.InvokeOptions | None) -> Any:
         raise
 
 
-def facts(name: str, region: str, account: str, requests: Sequence[str], opts: pulumi.InvokeOptions | None) -> Facts:
-    """Facts about a bucket."""
-    return Facts(name, client("s3", region), account, requests)
-
-
 class Facts:
     """Facts that the AWS provider has no data source for, from requests to S3, which may refuse them."""
 
-    def __init__(self, name: str, client: Any, account: str, requests: Sequence[str]) -> None:
+    def __init__(self, name: str, region: str, account: str, requests: Sequence[str], opts: Any = None) -> None:
         """Start the requests, which are names of a client's methods."""
-        calls = {request: partial(getattr(client, request), Bucket=name) for request in requests}
+        s3 = client("s3", region)
+        calls = {request: partial(getattr(s3, request), Bucket=name) for request in requests}
         if "head_bucket" in calls:
             calls["of_account"] = partial(calls["head_bucket"], ExpectedBucketOwner=account)
         self._asked = dict(zip(calls, in_threads(*calls.values()), strict=True))

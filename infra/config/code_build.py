@@ -64,13 +64,13 @@ async def check(location: Location, project: str, *, needs_rights: bool = True) 
             await call(action, location.region, names=[project])
             return
     except ERRORS as error:
-        if not _may_pass(error):
-            refusal = _refusal(action, error)
-            if needs_rights or action.startswith("sts:") or not _is_denied(action, error):
-                raise refusal from error
+        refusal = _refusal(action, error)
+        if _may_pass(error):
+            warn(f"image: CodeBuild could not be checked ({action}: {error_reason(error)}); continuing")
+        elif needs_rights or action.startswith("sts:") or not _is_denied(action, error):
+            raise refusal from error
+        else:
             warn(f"{refusal} (these credentials could not build a changed image)")
-            return
-        warn(f"image: CodeBuild could not be checked ({action}: {error_reason(error)}); continuing")
         return
     raise Refusal(
         "image",

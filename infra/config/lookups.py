@@ -180,7 +180,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     for name in _known(args.bucket_name):
         conditions = rules.bucket(region, is_warning=False)
         yield Question("bucket_name", name, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
-        facts = partial(buckets.facts, name, region, caller.account, buckets.OF_RUNS)
+        facts = partial(buckets.Facts, name, region, caller.account, buckets.OF_RUNS)
         conditions = rules.BUCKET + rules.encryption("kms_key", key, "set kms_key_arn to that key", is_warning=True)
         yield Question("bucket_name", name, "s3:GetBucketVersioning", facts, conditions, hint, IGNORE, IGNORE)
     # Without a NAT gateway, the stack's VPC leads only to S3 of its region; a VPC of the user may have other ways.
@@ -190,7 +190,7 @@ def _buckets(args: RayClusterArgs, caller: Caller) -> Iterator[Question]:
     for source in _known(*args.data_buckets):
         name, hint = source.partition("/")[0], "use existing buckets"
         yield Question("data_buckets", source, "s3:ListBucket", partial(buckets.get, name), conditions, hint)
-        facts = partial(buckets.facts, name, region, caller.account, buckets.OF_DATA)
+        facts = partial(buckets.Facts, name, region, caller.account, buckets.OF_DATA)
         yield Question("data_buckets", source, "s3:GetEncryptionConfiguration", facts, of_facts, hint, IGNORE, IGNORE)
 
 

@@ -191,14 +191,16 @@ def pools_from_object(value: Any) -> Any:
     """
     if not isinstance(value, Mapping):
         return value
-    return {name: _from_object(name, pool) if isinstance(pool, Mapping) else pool for name, pool in value.items()}
-
-
-def _from_object(name: str, pool: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {key_of(field): (field, default) for field, default in pool_defaults().items()}
-    _check_keys(f"{key_of(FIELD)}.{name}", pool, defaults)
-    read = {}
-    for key, value in pool.items():
-        field, default = defaults[key]
-        read[field] = from_text(field_of(name, field), value, default) if isinstance(value, str) else value
-    return read
+
+    def read(name: str, pool: Any) -> Any:
+        if not isinstance(pool, Mapping):
+            return pool
+        _check_keys(f"{key_of(FIELD)}.{name}", pool, defaults)
+        fields = [(*defaults[key], value) for key, value in pool.items()]
+        return {
+            field: from_text(field_of(name, field), value, default) if isinstance(value, str) else value
+            for field, default, value in fields
+        }
+
+    return {name: read(name, pool) for name, pool in value.items()}

@@ -254,7 +254,8 @@ def open_endpoint() -> Policy:
 
 def endpoint(account: str) -> Policy:
     """Policy of a VPC endpoint for principals of this account, so that no data leaves with other credentials."""
-    return _policy(_own_account(account))
+    own_account = {"StringEquals": {"aws:PrincipalAccount": account}}
+    return _policy({"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*", "Condition": own_account})
 
 
 def s3_endpoint(location: Location) -> Policy:
@@ -264,17 +265,7 @@ def s3_endpoint(location: Location) -> Policy:
     """
     buckets = [f"arn:{location.partition}:s3:::{name.format(region=location.region)}/*" for name in BUCKETS_OF_AWS]
     read: Statement = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": buckets}
-    return _policy(_own_account(location.account), read)
-
-
-def _own_account(account: str) -> Statement:
-    return {
-        "Effect": "Allow",
-        "Principal": "*",
-        "Action": "*",
-        "Resource": "*",
-        "Condition": {"StringEquals": {"aws:PrincipalAccount": account}},
-    }
+    return _policy(*endpoint(location.account)["Statement"], read)
 
 
 def _secrets(parameters_arn: str | None, secret_arns: Sequence[str], key_arn: str, *, writes: bool) -> list[Statement]:
