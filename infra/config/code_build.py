@@ -8,17 +8,7 @@ import time
 from functools import cache
 from typing import Any
 
-from botocore import xform_name
-from botocore.exceptions import (
-    ClientError,
-    ConnectionError,
-    CredentialRetrievalError,
-    EndpointProviderError,
-    HTTPClientError,
-    MissingDependencyException,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
+from botocore import exceptions, xform_name
 from botocore.parsers import ResponseParserError
 
 from infra.config.clients import ERRORS, client
@@ -28,7 +18,7 @@ from infra.types import Location
 POLL_SECONDS = 5
 # For as long a call that fails for a passing reason is repeated: shorter than the 5 minutes of a build's token.
 PATIENCE_SECONDS = 240
-UNREACHABLE = (ConnectionError, HTTPClientError, ResponseParserError)
+UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, ResponseParserError)
 # Parts of error codes: of errors that pass, and of credentials that have ended or that AWS does not know.
 # https://docs.aws.amazon.com/IAM/latest/APIReference/CommonErrors.html
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
@@ -39,7 +29,7 @@ PASSING += ("ConditionalRequestConflict", "PriorRequestNotComplete", "Transactio
 CREDENTIALS = ("Expired", "ClientTokenId", "UnrecognizedClient", "AccessKeyId", "InvalidToken", "AuthenticationToken")
 CREDENTIALS += ("Signature", "TimeTooSkewed", "TokenRefreshRequired", "AuthFailure", "InvalidSecurity")
 # Errors of this machine's configuration, with those whose class is named so: botocore has no base class for them.
-CONFIGURATION = (EndpointProviderError, PartialCredentialsError, OSError, ValueError)
+CONFIGURATION = (exceptions.EndpointProviderError, exceptions.PartialCredentialsError, OSError, ValueError)
 ABSENT = ("RepositoryNotFoundException", "ResourceNotFoundException", "NoSuchBucket")
 ROLE = "sts:AssumeRole"
 RESTORE = "`pulumi up --refresh --run-program` restores"
@@ -116,12 +106,12 @@ def _client(service: str, region: str) -> Any:
 
 
 def _code(error: Exception) -> str:
-    return error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
+    return error.response.get("Error", {}).get("Code", "") if isinstance(error, exceptions.ClientError) else ""
 
 
 def _may_pass(error: Exception) -> bool:
-    if not isinstance(error, ClientError):
-        return isinstance(error, (*UNREACHABLE, CredentialRetrievalError))
+    if not isinstance(error, exceptions.ClientError):
+        return isinstance(error, (*UNREACHABLE, exceptions.CredentialRetrievalError))
     code, text = _code(error), str(error)
     if code == "AccountLimitExceededException":  # other builds occupy the queue, unless the account has none
         return "more than 0 " not in text
@@ -133,7 +123,7 @@ def _may_pass(error: Exception) -> bool:
 
 def _is_own(action: str, error: Exception) -> bool:
     """True unless boto3 had no credentials for the call: it gets them by other operations, e.g. AssumeRole."""
-    return isinstance(error, ClientError) and error.operation_name == action.partition(":")[2]
+    return isinstance(error, exceptions.ClientError) and error.operation_name == action.partition(":")[2]
 
 
 def _is_denied(action: str, error: Exception) -> bool:
@@ -156,7 +146,7 @@ def _refusal(action: str, error: Exception, *, is_under_way: bool = False) -> Re
 
 def _remedy(action: str, error: Exception) -> str:
     """Remedy for an error; empty if it passes by itself, or has none."""
-    if not isinstance(error, ClientError):
+    if not isinstance(error, exceptions.ClientError):
         return _remedy_here(error)
     code, text = _code(error), error_reason(error)
     if ROLE in text and _is_own(action, error):
@@ -180,9 +170,9 @@ def _remedy_here(error: Exception) -> str:
     """Remedy for an error of this machine; empty if AWS can't be reached."""
     if isinstance(error, UNREACHABLE):
         return ""
-    if isinstance(error, MissingDependencyException):
+    if isinstance(error, exceptions.MissingDependencyException):
         return "`pip install 'boto3[crt]'`"
-    if isinstance(error, NoCredentialsError):
+    if isinstance(error, exceptions.NoCredentialsError):
         return f"sign in, as {OF_CALLS}"
     if isinstance(error, CONFIGURATION) or re.search("Config|Invalid", type(error).__name__):
         return "correct ~/.aws/config and the variables AWS_*"

@@ -10,24 +10,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from infra.config import prices
 from infra.config.args import RayClusterArgs
+from infra.config.prices import Product
 from infra.config.together import in_threads
 from infra.definitions import nat
 from infra.errors import error_reason, warn
 from infra.types import Location, NodeSpec, Scale
 from ray_on_ecs.contract import HOURS_OF_MONTH, WORKERS
-
-
-class Product(NamedTuple):
-    """Product of the AWS Price List: service, unit, and the attributes that leave one price per region."""
-
-    service: str
-    unit: str
-    attributes: Mapping[str, str]
-
 
 # https://aws.amazon.com/ebs/pricing/, /vpc/pricing/, /privatelink/pricing/ and /ec2/pricing/on-demand/
 DISK = Product("AmazonEC2", "GB-Mo", {"productFamily": "Storage", "volumeApiName": "gp3"})
@@ -85,10 +76,7 @@ def ask(args: RayClusterArgs, location: Location) -> dict[str, Future[float]]:
         price_list = prices.client("pricing", prices.PRICE_LIST_REGION)
     except prices.UNREADABLE:  # prices.py warns, and the head has no price
         return {}
-    calls = [
-        partial(prices.usd, price_list, location.region, product.unit, product.attributes, product.service)
-        for product in products.values()
-    ]
+    calls = [partial(prices.usd, price_list, location.region, product) for product in products.values()]
     return dict(zip(products, in_threads(*calls), strict=True))
 
 

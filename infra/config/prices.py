@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.config.clients import ERRORS, client
 from infra.config.together import in_threads
@@ -31,13 +31,21 @@ PRODUCT = {
 }  # fmt: skip
 # Throughput of a gp3 volume above what its size includes, for a month.
 # https://aws.amazon.com/ebs/pricing/
-DISK_PRODUCT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
-DISK_UNIT, MIB_OF_UNIT = "GiBps-mo", 1024
+THROUGHPUT = {"productFamily": "Provisioned Throughput", "volumeApiName": "gp3"}
+MIB_OF_UNIT = 1024
 # Requests for nodes at once: the API takes ten, of which idle_cost.py makes two; then five per second.
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-pelong.html
 BURST = 8
 # Refused or absent, or the page of a proxy in place of an answer.
 UNREADABLE = (*ERRORS, LookupError)
+
+
+class Product(NamedTuple):
+    """Product of the AWS Price List: service, unit, and the attributes that leave one price per region."""
+
+    service: str
+    unit: str
+    attributes: Mapping[str, str]
 
 
 def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bool = True) -> list[NodeSpec]:
@@ -54,7 +62,7 @@ def look_up(region: str, *nodes: NodeSpec, zones: Collection[str] = (), spot: bo
         price_list = client("pricing", PRICE_LIST_REGION)
         calls: list[Callable[[], float]] = [partial(hourly_usd, price_list, region, name) for name in names]
         if any(node.disk_throughput != GP3_MIB for node in nodes):
-            calls.append(partial(usd, price_list, region, DISK_UNIT, DISK_PRODUCT))
+            calls.append(partial(usd, price_list, region, Product("AmazonEC2", "GiBps-mo", THROUGHPUT)))
         answers = _usd(calls)
         asked = _ask_spot(region, nodes, zones) if spot else {}
         for name in names:
@@ -196,19 +204,19 @@ def spot_usd(ec2: Any, instance_types: Collection[str], zones: Collection[str]) 
 
 def hourly_usd(prices: Any, region: str, instance_type: str) -> float:
     """On-demand price of an instance type in USD; LookupError unless the list has exactly one."""
-    return usd(prices, region, "Hrs", {**PRODUCT, "instanceType": instance_type})
+    return usd(prices, region, Product("AmazonEC2", "Hrs", {**PRODUCT, "instanceType": instance_type}))
 
 
-def usd(prices: Any, region: str, unit: str, product: Mapping[str, str], service: str = "AmazonEC2") -> float:
+def usd(prices: Any, region: str, product: Product) -> float:
     """Price of a unit of a product in USD; LookupError unless the list has exactly one."""
-    wanted = {**product, "regionCode": region}
+    wanted = {**product.attributes, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    products = prices.get_products(ServiceCode=service, Filters=filters)["PriceList"]
+    products = prices.get_products(ServiceCode=product.service, Filters=filters)["PriceList"]
     offers = [offer for found in products for offer in json.loads(found)["terms"].get("OnDemand", {}).values()]
     dimensions = [dimension for offer in offers for dimension in offer["priceDimensions"].values()]
     # 0 is a product that is not sold on demand.
-    distinct = {float(item["pricePerUnit"]["USD"]) for item in dimensions if item["unit"] == unit} - {0}
+    distinct = {float(item["pricePerUnit"]["USD"]) for item in dimensions if item["unit"] == product.unit} - {0}
     if len(distinct) != 1:
-        what = product.get("instanceType", product.get("productFamily"))
+        what = product.attributes.get("instanceType", product.attributes.get("productFamily"))
         raise LookupError(f"{len(distinct)} prices of {what} in {region}")
     return distinct.pop()
