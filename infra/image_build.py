@@ -36,13 +36,7 @@ ENDS = {"FAULT": "ended by a fault of CodeBuild", "TIMED_OUT": "took too long", 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild:
-    """Build of a context.
-
-    Attributes:
-        context: Files of the image.
-        location: Place of the stack.
-        project: Name by which CodeBuild is asked about the caller's rights while it has no project.
-    """
+    """Build of a context; CodeBuild is asked about the caller's rights by `project` while it has no project."""
 
     context: BuildContext
     location: Location

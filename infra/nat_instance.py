@@ -18,14 +18,9 @@ from infra.types import Location, NatInstanceOptions, ResourceRef
 
 @dataclass(frozen=True, kw_only=True)
 class NatInstanceArgs:
-    """Inputs of NatInstance.
+    """Inputs of NatInstance: `zone` is that of both subnets, and `internet` the route of the public one.
 
-    Attributes:
-        cidr: CIDR block of the VPC.
-        zone: Availability zone of both subnets.
-        public_subnet_id: Subnet of the instance, which has a public address while it runs.
-        private_subnet_id: Subnet of the interface that the route leads to.
-        internet: Route of the public subnet.
+    The instance is in the public subnet, and the interface that the private subnets' route leads to in the private one.
     """
 
     vpc_id: pulumi.Input[str]

@@ -140,15 +140,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityOptions:
-    """IAM and KMS settings that all components share.
-
-    Attributes:
-        permissions_boundary: ARN of the permissions boundary of all roles, or empty.
-        role_path: IAM path of all roles.
-        kms_key_arn: ARN of the customer managed key for stored data, or empty for AWS keys.
-        task_policy_arns: ARNs of managed policies for all task roles.
-        instance_policy_arns: ARNs of managed policies for all instance roles.
-    """
+    """IAM and KMS settings that all components share; infra/config/args.py describes them."""
 
     permissions_boundary: pulumi.Input[str] = ""
     role_path: str = "/"
