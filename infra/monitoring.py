@@ -53,8 +53,8 @@ class Monitoring(pulumi.ComponentResource):
         super().__init__("ray-on-ecs:infra:Monitoring", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
         cluster = args.services["head"].cluster
-        actions = [self._topic(name, args.alert_email).arn] if args.alert_email else []
-        self._alarm_head_silent(f"{name}-head", cluster, args.sleeping_group, actions)
+        self._actions = [self._topic(name, args.alert_email).arn] if args.alert_email else []
+        self._alarm_head_silent(f"{name}-head", cluster, args.sleeping_group)
         # The head publishes no utilization while the cluster has no GPUs, so missing data is not an alarm.
         self._alarm(
             f"{name}-gpus",
@@ -62,7 +62,6 @@ class Monitoring(pulumi.ComponentResource):
             watched=_watched(_own("GPUUtilization", cluster)),
             threshold=IDLE_PERCENT,
             minutes=GPUS_IDLE_MINUTES,
-            alarm_actions=actions,
         )
         if args.alert_email:
             self._budget(name, args)
@@ -100,11 +99,7 @@ class Monitoring(pulumi.ComponentResource):
         )
 
     def _alarm_head_silent(
-        self,
-        name: str,
-        cluster: pulumi.Output[str],
-        sleeping_group: pulumi.Input[str] | None,
-        actions: list[pulumi.Output[str]],
+        self, name: str, cluster: pulumi.Output[str], sleeping_group: pulumi.Input[str] | None
     ) -> None:
         """Alarm for a running head: while it is silent, idle workers are not stopped, since it may have a run."""
         if sleeping_group is None:
@@ -120,15 +115,7 @@ class Monitoring(pulumi.ComponentResource):
             # MAX skips a missing value: -1 if the head publishes nothing while it has, or wants, an instance.
             expression = "IF(wanted > 0, MAX([published, wanted * 0 - 1]), 0)"
             watched = {"metric_queries": queries(expression, description, metrics, period_seconds=PERIOD_SECONDS)}
-        self._alarm(
-            name,
-            description,
-            watched=watched,
-            threshold=0,
-            minutes=minutes,
-            treat_missing_data=missing,
-            alarm_actions=actions,
-        )
+        self._alarm(name, description, watched=watched, threshold=0, minutes=minutes, missing=missing)
 
     def _alarm(
         self,
@@ -136,18 +123,19 @@ class Monitoring(pulumi.ComponentResource):
         description: str,
         *,
         watched: dict[str, Any],
+        threshold: int,
         minutes: int,
-        treat_missing_data: str = "notBreaching",
-        **options: Any,
+        missing: str = "notBreaching",
     ) -> None:
         aws.cloudwatch.MetricAlarm(
             f"{name}-alarm",
             alarm_description=description,
+            **watched,
             evaluation_periods=minutes * 60 // PERIOD_SECONDS,
             comparison_operator="LessThanThreshold",
-            treat_missing_data=treat_missing_data,
-            **watched,
-            **options,
+            threshold=threshold,
+            treat_missing_data=missing,
+            alarm_actions=self._actions,
             opts=self._child,
         )
 

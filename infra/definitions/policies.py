@@ -160,8 +160,12 @@ def execution(
     decrypt through SSM. So kms:Decrypt is required only for a customer managed key.
     """
     secret = [_allow(["secretsmanager:GetSecretValue"], registry_secret_arn)] if registry_secret_arn else []
+    pull = []
+    if image := ECR_IMAGE.match(image_uri):  # other registries need no statement
+        repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['name']}"
+        pull = [_allow(["ecr:GetAuthorizationToken"], "*"), _allow(list(PULL), repository)]
     return _policy(
-        *_pull(partition, image_uri),
+        *pull,
         _allow(["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group_arn}:*"),
         _allow(["ssm:GetParameters"], token_arn),
         *secret,
@@ -313,18 +317,6 @@ def _read(partition: str, sources: Sequence[str]) -> list[Statement]:
     ]
     whole_buckets = [_allow(["s3:ListBucket"], whole)] if whole else []
     return [_allow(["s3:GetObject"], objects), *whole_buckets, *parts] if objects else []
-
-
-def _pull(partition: str, image_uri: str) -> list[Statement]:
-    """Statements to pull an image from a private ECR repository; other registries need none."""
-    image = ECR_IMAGE.match(image_uri)
-    if image is None:
-        return []
-    repository = f"arn:{partition}:ecr:{image['region']}:{image['account']}:repository/{image['name']}"
-    return [
-        _allow(["ecr:GetAuthorizationToken"], "*"),
-        _allow(list(PULL), repository),
-    ]
 
 
 def _allow(actions: list[str], resource: str | list[str]) -> Statement:
