@@ -13,7 +13,7 @@ from infra.definitions import nat, policies
 from infra.definitions.addresses import private_block
 from infra.launch_template import launch_template
 from infra.roles import AUTO_SCALING_ROLE, attach_policies, grant_disk_key, make_role
-from infra.types import Location, NatInstanceOptions, ResourceRef
+from infra.types import Location, ResourceRef, SecurityOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class NatInstanceArgs:
     public_subnet_id: pulumi.Input[str]
     private_subnet_id: pulumi.Input[str]
     internet: pulumi.Resource
-    options: NatInstanceOptions
+    sleeps: bool
+    security: SecurityOptions
 
 
 class NatInstance(pulumi.ComponentResource):
@@ -73,7 +74,7 @@ class NatInstance(pulumi.ComponentResource):
             group_id=group.id,
             user_data=user_data,
             disk_gib=nat.DISK_GIB,
-            kms_key_arn=args.options.security.kms_key_arn,
+            kms_key_arn=args.security.kms_key_arn,
             is_public=True,
             # An account's default may be `standard`, with which a new t4g has no credits, and boots for minutes.
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances-standard-mode-concepts.html
@@ -104,7 +105,7 @@ class NatInstance(pulumi.ComponentResource):
 
         Session Manager is not among it: there is nothing to do on the instance, whose console has the unit's log.
         """
-        security = args.options.security
+        security = args.security
         role_name = f"{name}-role"
         role = make_role(role_name, policies.assumed_by("ec2.amazonaws.com"), security, self)
         profile = aws.iam.InstanceProfile(f"{name}-profile", role=role.name, path=security.role_path, opts=self._child)
@@ -128,7 +129,7 @@ class NatInstance(pulumi.ComponentResource):
 
         `pulumi up` waits for the first one.
         """
-        sleeps = args.options.sleeps
+        sleeps = args.sleeps
         return aws.autoscaling.Group(
             f"{name}-group",
             min_size=0 if sleeps else 1,

@@ -33,7 +33,6 @@ from infra.storage import Storage, StorageArgs
 from infra.tags import add_tags, kind_in_names, metrics_namespace, name_prefix
 from infra.task_definition import TaskDefinition
 from infra.task_factory import TaskFactory
-from infra.types import NatInstanceOptions
 from ray_on_ecs.contract import WORKERS
 
 ROOT = Path(__file__).parents[1]
@@ -212,14 +211,15 @@ class RayCluster(pulumi.ComponentResource):
         args, location = self._args, self._plan.location
         zone: pulumi.Input[str] = next(iter(location.worker_zones), "")
         kept = choices.zone.apply(lambda kept: check_zone(args, location, kept))
-        nat_instance = NatInstanceOptions(security=args.security, sleeps=args.sleep_after_minutes > 0)
         network_args = NetworkArgs(
             vpc_cidr=args.vpc_cidr,
             location=location,
             zone=zone or kept,
             nat_zone=kept,
             nat_gateway=args.nat_gateway,
-            nat_instance=nat_instance if args.nat_instance else None,
+            nat_instance=args.nat_instance,
+            sleeps=self._sleeps,
+            security=args.security,
         )
         return Network(f"{self._prefix}-network", network_args, self._opts)
 

@@ -37,11 +37,23 @@ class ExistingNetwork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Location:
-    """Account, region, availability zones and network.
+class Caller:
+    """Account, region and partition (e.g. aws-us-gov) of the AWS provider."""
+
+    account: str
+    region: str
+    partition: str
+
+    def arn(self, service: str, resource: str) -> str:
+        """ARN of a resource of this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location(Caller):
+    """Availability zones and network of a cluster.
 
     Attributes:
-        partition: AWS partition of ARNs, e.g. aws-us-gov.
         zones: Zones with subnets.
         worker_zones: Zones of the default pool in order of preference, of which the first is the zone of the head and
             of pools without zones; empty if the state keeps the zone.
@@ -52,9 +64,6 @@ class Location:
         endpoints: Names of the endpoint services by AWS service, for a VPC without a NAT gateway.
     """
 
-    partition: str
-    account: str
-    region: str
     zones: tuple[str, ...]
     worker_zones: tuple[str, ...] = ()
     suitable: tuple[str, ...] = ()
@@ -62,10 +71,6 @@ class Location:
     nat_zones: tuple[str, ...] = ()
     existing: ExistingNetwork | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-
-    def arn(self, service: str, resource: str) -> str:
-        """ARN of a resource of this account and region."""
-        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +152,6 @@ class SecurityOptions:
     kms_key_arn: pulumi.Input[str] = ""
     task_policy_arns: Sequence[pulumi.Input[str]] = ()
     instance_policy_arns: Sequence[pulumi.Input[str]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class NatInstanceOptions:
-    """NAT instance in place of the NAT gateway; it `sleeps` if it is started and stopped with the head."""
-
-    security: SecurityOptions
-    sleeps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

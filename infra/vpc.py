@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pulumi
 import pulumi_aws as aws
@@ -12,7 +12,7 @@ import pulumi_aws as aws
 from infra.definitions import policies
 from infra.definitions.addresses import private_block, public_block
 from infra.nat_instance import NatInstance, NatInstanceArgs
-from infra.types import Location, NatInstanceOptions, ResourceRef, in_zone
+from infra.types import Location, ResourceRef, SecurityOptions, in_zone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,17 @@ class VpcArgs:
     Attributes:
         location: All its zones have a subnet, which is free, and lets workers move to another zone.
         nat_zone: Zone of the NAT gateway or instance, which stays where it is when the head moves.
-        nat_instance: Options of a NAT instance in place of the gateway.
+        nat_instance: True for a NAT instance in place of the gateway.
+        sleeps: True if it is started and stopped with the head.
     """
 
     vpc_cidr: str
     location: Location
     nat_zone: pulumi.Input[str] = ""
     nat_gateway: bool = True
-    nat_instance: NatInstanceOptions | None = None
+    nat_instance: bool = False
+    sleeps: bool = False
+    security: SecurityOptions = field(default_factory=SecurityOptions)
 
 
 class Vpc(pulumi.ComponentResource):
@@ -103,7 +106,8 @@ class Vpc(pulumi.ComponentResource):
                 public_subnet_id=subnet_id,
                 private_subnet_id=in_zone(self.subnets, args.nat_zone),
                 internet=out,
-                options=args.nat_instance,
+                sleeps=args.sleeps,
+                security=args.security,
             )
             nat = NatInstance(f"{name}-nat", nat_args, self._child)
             self.nat_group, target = nat.group, {"network_interface_id": nat.interface_id}

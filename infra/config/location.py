@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import pulumi
@@ -17,7 +16,7 @@ from infra.config.lookups import REFUSE, WARN, Question, ask_all
 from infra.definitions.addresses import ZONE_LETTERS
 from infra.definitions.nat import INSTANCE_TYPE as NAT_TYPE
 from infra.errors import Refusal, SettingError, error_reason, warn
-from infra.types import ExistingNetwork, Location
+from infra.types import Caller, ExistingNetwork, Location
 from ray_on_ecs.contract import DEFAULT_POOL, SETTINGS, field_of
 
 # Availability zones by instance type or endpoint service.
@@ -42,15 +41,6 @@ INTERFACE_ENDPOINTS = (
 )
 # Ways out for what a region or its zones do not offer.
 INSTEAD = {"nat_gateway": "keep it at true", "nat_instance": "keep it at false, for a NAT gateway"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caller:
-    """Account, region and partition (e.g. aws-us-gov) of the AWS provider."""
-
-    account: str
-    region: str
-    partition: str
 
 
 def ask_caller(opts: pulumi.InvokeOptions | None = None) -> Caller:

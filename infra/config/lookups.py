@@ -24,12 +24,11 @@ from infra.definitions.policies import ECR_IMAGE
 from infra.definitions.sizing import InstanceType
 from infra.definitions.user_data import RESOLVE
 from infra.errors import SettingError, error_reason, is_absent, warn
-from infra.types import ExistingNetwork, NodeSpec, known
+from infra.types import Caller, ExistingNetwork, NodeSpec, known
 from ray_on_ecs.contract import DEFAULT_POOL, field_of
 
 if TYPE_CHECKING:
     from infra.config.args import RayClusterArgs
-    from infra.config.location import Caller
 
 Options = pulumi.InvokeOptions | None
 # ID that EC2 reports for a VPC without DHCP options.
