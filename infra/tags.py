@@ -87,7 +87,7 @@ def add_tags(
     def add(args: pulumi.ResourceTransformArgs) -> pulumi.ResourceTransformResult | None:
         props: dict[str, Any] = dict(args.props)
         if args.type_ == "aws:autoscaling/group:Group":
-            own = [*of_group(tags(args.name)), *props.get("tags", ())]
+            own = [*of_group(tags(args.name)), *(props.get("tags") or ())]
             present = {tag["key"].lower() for tag in own}
             more = {key: value for key, value in {**defaults, **company}.items() if key.lower() not in present}
             props["tags"] = [*own, *of_group(more)]
@@ -98,7 +98,7 @@ def add_tags(
                 for kind in ("instance", "volume", "network-interface")
             ]
         elif _takes_tags(args.type_):
-            props["tags"] = {**company, **tags(args.name), **props.get("tags", {})}
+            props["tags"] = {**company, **tags(args.name), **(props.get("tags") or {})}
         else:
             return None
         return pulumi.ResourceTransformResult(props, args.opts)
@@ -109,4 +109,4 @@ def add_tags(
 def _takes_tags(resource_type: str) -> bool:
     """True if the AWS provider's class of a type, e.g. aws:iam/role:Role, has tags."""
     package, module, name = resource_type.split(":")
-    return package == "aws" and hasattr(getattr(getattr(aws, module.partition("/")[0]), name), "tags")
+    return package == "aws" and hasattr(getattr(getattr(aws, module.partition("/")[0], None), name, None), "tags")
